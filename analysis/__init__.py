@@ -1,0 +1,1 @@
+"""Before a run: the cost model. After it: trajectory, SHAP and the report page."""

@@ -1,0 +1,237 @@
+"""A run folder as data: the journal is the only truth, everything here is derived from it.
+
+Every line of ``journal.jsonl`` is one JSON object with ``v`` (schema version), ``t`` (seconds
+since the epoch) and ``event``:
+
+========== =====================================================================================
+event      further keys
+========== =====================================================================================
+opened     space (name), fingerprint, seed, launcher, nodes, objective ({maximize|minimize: key})
+proposed   trial, config, by (what chose it), why
+started    trial, attempt, name (of the step or process group), nodes
+ended      trial, attempt, kind, objective (None unless ok), result, message, stderr_tail,
+           elapsed_s, nodes, final (False: the trial will run again)
+closed     reason
+========== =====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+JOURNAL_VERSION = 1
+
+
+class RunError(Exception):
+    """A run folder that cannot be read; the message names the file, the line and the remedy."""
+
+
+@dataclass
+class Attempt:
+    """One start of a trial's processes."""
+
+    number: int
+    name: str
+    nodes: tuple[str, ...]
+    started_t: float
+    ended_t: float | None = None
+    kind: str | None = None
+    message: str = ""
+
+
+@dataclass
+class Trial:
+    """One configuration and all that happened to it."""
+
+    number: int
+    config: dict[str, Any]
+    proposed_t: float
+    by: str = ""
+    why: str = ""
+    attempts: list[Attempt] = field(default_factory=list)
+    kind: str | None = None  # None: not ended for good
+    objective: float | None = None
+    result: Mapping[str, Any] = field(default_factory=dict)
+    message: str = ""
+    stderr_tail: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.kind is not None
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "ok"
+
+    @property
+    def running(self) -> Attempt | None:
+        """The attempt that was started and of which no end is known."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last and last.ended_t is None else None
+
+    @property
+    def elapsed_s(self) -> float:
+        return sum((a.ended_t or a.started_t) - a.started_t for a in self.attempts)
+
+    @property
+    def node_seconds(self) -> float:
+        return sum(((a.ended_t or a.started_t) - a.started_t) * len(a.nodes) for a in self.attempts)
+
+
+@dataclass
+class Run:
+    """All that a journal says, folded."""
+
+    directory: Path
+    space: str = ""
+    fingerprint: str = ""
+    seed: int = 0
+    objective: dict[str, str] = field(default_factory=dict)
+    launcher: str = ""
+    opened_t: list[float] = field(default_factory=list)
+    closed: str | None = None  # why the last session ended; None: it is running, or was killed
+    trials: dict[int, Trial] = field(default_factory=dict)
+    last_t: float = 0.0
+
+    @property
+    def maximize(self) -> bool:
+        return "minimize" not in self.objective
+
+    @property
+    def objective_key(self) -> str:
+        return next(iter(self.objective.values()), "objective")
+
+    @property
+    def best(self) -> Trial | None:
+        """The successful trial with the best objective; the earliest of equals."""
+        done = [t for t in self.trials.values() if t.ok and t.objective is not None]
+        sign = 1 if self.maximize else -1
+        return max(done, key=lambda t: (sign * (t.objective or 0.0), -t.number), default=None)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the journal's events in order.
+
+    A last line without its newline is what a killed driver leaves of a write: it is skipped.
+    Any other unreadable line raises RunError with its number.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}; a run folder holds a journal.jsonl") from error
+    lines = data.split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            event = json.loads(line)
+            version = event["v"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path}:{number}: not a journal line ({error}); restore the file or remove the line"
+            ) from error
+        if version != JOURNAL_VERSION:
+            raise RunError(
+                f"{path}:{number}: journal version {version}, this meshtune reads {JOURNAL_VERSION}"
+            )
+        yield event
+
+
+def fold(directory: Path, events: Iterable[Mapping[str, Any]]) -> Run:
+    """Fold events into a Run; the order of events is the order of the journal."""
+    run = Run(directory)
+    for event in events:
+        apply(run, event)
+    return run
+
+
+def apply(run: Run, event: Mapping[str, Any]) -> None:
+    """Fold one more event into ``run``."""
+    t = run.last_t = float(event["t"])
+    match event["event"]:
+        case "opened":
+            run.space, run.fingerprint = event["space"], event["fingerprint"]
+            run.seed, run.objective = event["seed"], dict(event["objective"])
+            run.launcher, run.closed = event["launcher"], None
+            run.opened_t.append(t)
+        case "proposed":
+            number = event["trial"]
+            run.trials[number] = Trial(
+                number, dict(event["config"]), t, event.get("by", ""), event.get("why", "")
+            )
+        case "started":
+            attempt = Attempt(event["attempt"], event["name"], tuple(event["nodes"]), t)
+            run.trials[event["trial"]].attempts.append(attempt)
+        case "ended":
+            _end(run.trials[event["trial"]], event, t)
+        case "closed":
+            run.closed = event["reason"]
+
+
+def _end(trial: Trial, event: Mapping[str, Any], t: float) -> None:
+    for attempt in trial.attempts:
+        if attempt.number == event["attempt"]:
+            attempt.ended_t, attempt.kind, attempt.message = t, event["kind"], event["message"]
+    trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
+    if event["final"]:
+        trial.kind, trial.objective = event["kind"], event["objective"]
+        trial.result = event.get("result") or {}
+
+
+def read_run(directory: Path | str) -> Run:
+    """Read ``runs/NAME``; raises RunError if it is not a run folder."""
+    directory = Path(directory)
+    return fold(directory, read_events(directory / "journal.jsonl"))
+
+
+def load(directory: Path | str) -> pd.DataFrame:
+    """One row per ended trial, in the order of their numbers.
+
+    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
+    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened),
+    ``elapsed_s``, ``node_hours``, ``nodes``, ``by``, ``message``, and ``m:KEY`` for every number
+    in the trainer's result.
+    """
+    import pandas as pd
+
+    run = read_run(directory)
+    origin = run.opened_t[0] if run.opened_t else 0.0
+    rows = []
+    for trial in sorted(run.trials.values(), key=lambda t: t.number):
+        if not trial.ended:
+            continue
+        first, last = trial.attempts[0], trial.attempts[-1]
+        rows.append(
+            {
+                "trial": trial.number,
+                **{f"p:{name}": value for name, value in trial.config.items()},
+                "objective": float("nan") if trial.objective is None else trial.objective,
+                "kind": trial.kind,
+                "attempts": len(trial.attempts),
+                "proposed_s": trial.proposed_t - origin,
+                "started_s": first.started_t - origin,
+                "ended_s": (last.ended_t or last.started_t) - origin,
+                "elapsed_s": trial.elapsed_s,
+                "node_hours": trial.node_seconds / 3600,
+                "nodes": ",".join(last.nodes),
+                "by": trial.by,
+                "message": trial.message,
+                **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            flat.update(_numbers(value, f"{prefix}{key}."))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            flat[f"{prefix}{key}"] = value
+    return flat

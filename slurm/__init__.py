@@ -1,0 +1,1 @@
+"""Nodes and processes: pool, launchers, step lifecycle, outcomes. Imports neither torch nor deephyper."""

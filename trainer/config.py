@@ -1,0 +1,184 @@
+"""What one training run is told: the model's shape and how it is trained.
+
+Torch-free, so that the search and the cost model can read the same records.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class ConfigError(ValueError):
+    """A training configuration that no run can satisfy; the message names the remedy."""
+
+
+class _Record(BaseModel):
+    """Strict: an unknown key is a mistake, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelConfig(_Record):
+    """Shape of a decoder-only transformer. Sizes are counts, not bytes."""
+
+    num_layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    num_heads: int = Field(ge=1)
+    num_kv_heads: int | None = Field(
+        default=None, ge=1, description="groups of grouped-query attention; default num_heads"
+    )
+    ffn_hidden_size: int | None = Field(default=None, ge=1, description="default 4 * hidden_size")
+    vocab_size: int = Field(ge=2)
+    seq_length: int = Field(ge=1)
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    positions: Literal["learned", "rotary"] = "learned"
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    linear_bias: bool = True
+    tied_embeddings: bool = True
+    rope_theta: float = Field(default=10_000.0, gt=0)
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def ffn_size(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters, counted exactly as ``trainer.model`` builds them."""
+        h, f, kv = self.hidden_size, self.ffn_size, self.kv_heads * self.head_dim
+        bias = int(self.linear_bias)
+        attention = h * h + 2 * h * kv + h * h + bias * (h + 2 * kv + h)
+        up = 2 if self.activation == "swiglu" else 1
+        mlp = up * h * f + f * h + bias * (up * f + h)
+        norm = 2 * h if self.norm == "layernorm" else h
+        embeddings = self.vocab_size * h * (1 if self.tied_embeddings else 2)
+        positions = self.seq_length * h if self.positions == "learned" else 0
+        return self.num_layers * (attention + mlp + 2 * norm) + norm + embeddings + positions
+
+
+class OptimizerConfig(_Record):
+    """AdamW with global gradient-norm clipping."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0, description="0: no clipping")
+
+
+class TrainConfig(_Record):
+    """Everything ``python -m trainer CONFIG.json`` needs; ``dp`` is what the ranks leave."""
+
+    model: ModelConfig
+    data: str = Field(description="prefix of an indexed token file: PREFIX.bin and PREFIX.idx")
+    tp: int = Field(default=1, ge=1)
+    pp: int = Field(default=1, ge=1)
+    vpp: int = Field(default=1, ge=1, description="model chunks per pipeline rank")
+    mbs: int = Field(default=1, ge=1, description="sequences per micro-batch and replica")
+    gas: int = Field(default=1, ge=1, description="micro-batches per step and replica")
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    sequence_parallel: bool = False
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    optimizer: OptimizerConfig = OptimizerConfig()
+    seed: int = Field(default=1234, ge=0)
+    warmup_steps: int = Field(default=2, ge=0)
+    measured_steps: int = Field(default=5, ge=1)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device_memory_bytes: int | None = Field(
+        default=None, ge=1, description="memory limit per rank; default the device's own"
+    )
+    collective_timeout_s: float = Field(default=600.0, gt=0)
+
+    @property
+    def steps(self) -> int:
+        return self.warmup_steps + self.measured_steps
+
+    def data_parallel(self, world_size: int) -> int:
+        """Replicas (dp) that ``world_size`` ranks form; raises ConfigError if they do not divide."""
+        if world_size % (self.tp * self.pp):
+            raise ConfigError(
+                f"{world_size} ranks are not divisible by tp {self.tp} * pp {self.pp}"
+            )
+        return world_size // (self.tp * self.pp)
+
+    def check(self, world_size: int) -> None:
+        """Raise ConfigError for a configuration that this trainer cannot run on so many ranks."""
+        model = self.model
+        self.data_parallel(world_size)
+        rules = (
+            (model.num_heads % self.tp == 0, f"num_heads {model.num_heads} by tp {self.tp}"),
+            (model.kv_heads % self.tp == 0, f"num_kv_heads {model.kv_heads} by tp {self.tp}"),
+            (model.ffn_size % self.tp == 0, f"ffn_hidden_size {model.ffn_size} by tp {self.tp}"),
+            (model.vocab_size % self.tp == 0, f"vocab_size {model.vocab_size} by tp {self.tp}"),
+            (
+                model.num_layers % (self.pp * self.vpp) == 0,
+                f"num_layers {model.num_layers} by pp {self.pp} * vpp {self.vpp}",
+            ),
+            (
+                not self.sequence_parallel or model.seq_length % self.tp == 0,
+                f"seq_length {model.seq_length} by tp {self.tp} (sequence_parallel)",
+            ),
+            (
+                self.vpp == 1 or self.gas % self.pp == 0,
+                f"gas {self.gas} by pp {self.pp} (interleaved schedule, vpp {self.vpp})",
+            ),
+        )
+        for holds, what in rules:
+            if not holds:
+                raise ConfigError(f"not divisible: {what}")
+        if self.vpp > 1 and self.pp == 1:
+            raise ConfigError(f"vpp {self.vpp} needs a pipeline: pp is 1")
+
+    @classmethod
+    def load(cls, path: Path) -> TrainConfig:
+        """Read a JSON file; raises ConfigError that names the file, the key and the value."""
+        try:
+            return cls.parse(json.loads(path.read_text()))
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
+    def parse(cls, values: Any) -> TrainConfig:
+        """Validate a mapping; raises ConfigError with one line per mistake."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            lines = [
+                f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']} (found {e['input']!r})"
+                for e in error.errors()
+            ]
+            raise ConfigError("; ".join(lines)) from error

@@ -1,0 +1,1 @@
+"""The search itself: space, proposer, driver, journal, budget and the command line."""
