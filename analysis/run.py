@@ -133,7 +133,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             version = event["v"]
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{path}:{number}: not a journal line ({error}); restore the file or remove the line"
+                f"{path}:{number}: not a journal line ({error}); restore or remove it"
             ) from error
         if version != JOURNAL_VERSION:
             raise RunError(

@@ -1,1 +1,4 @@
-"""Nodes and processes: pool, launchers, step lifecycle, outcomes. Imports neither torch nor deephyper."""
+"""Nodes and processes: pool, launchers, step lifecycle, outcomes.
+
+Imports neither torch nor deephyper.
+"""

@@ -124,7 +124,7 @@ class TrainConfig(_Record):
         return self.warmup_steps + self.measured_steps
 
     def data_parallel(self, world_size: int) -> int:
-        """Replicas (dp) that ``world_size`` ranks form; raises ConfigError if they do not divide."""
+        """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""
         if world_size % (self.tp * self.pp):
             raise ConfigError(
                 f"{world_size} ranks are not divisible by tp {self.tp} * pp {self.pp}"
