@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 JOURNAL_VERSION = 1
 
+_COLUMNS = (
+    "trial", "objective", "kind", "attempts", "proposed_s", "started_s", "ended_s",
+    "elapsed_s", "node_hours", "nodes", "by", "message",
+)  # fmt: skip
+
 
 class RunError(Exception):
     """A run folder that cannot be read; the message names the file, the line and the remedy."""
@@ -61,6 +66,7 @@ class Trial:
     result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     stderr_tail: str = ""
+    ended_t: float | None = None  # of the final end, also of a trial that was never started
 
     @property
     def ended(self) -> bool:
@@ -96,6 +102,7 @@ class Run:
     objective: dict[str, str] = field(default_factory=dict)
     launcher: str = ""
     opened_t: list[float] = field(default_factory=list)
+    past_sessions_s: float = 0.0  # time that earlier drivers were alive
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
@@ -143,18 +150,30 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def fold(directory: Path, events: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold events into a Run; the order of events is the order of the journal."""
+    """Fold events into a Run; the order of events is the order of the journal.
+
+    Raises:
+        RunError: an event lacks a key, or speaks of a trial that was never proposed.
+    """
     run = Run(directory)
-    for event in events:
-        apply(run, event)
+    for number, event in enumerate(events, start=1):
+        try:
+            apply(run, event)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RunError(
+                f"{directory / 'journal.jsonl'}:{number}: event {event.get('event')!r} does not "
+                f"fit what precedes it ({type(error).__name__}: {error}); restore or remove it"
+            ) from error
     return run
 
 
 def apply(run: Run, event: Mapping[str, Any]) -> None:
     """Fold one more event into ``run``."""
-    t = run.last_t = float(event["t"])
+    t = float(event["t"])
     match event["event"]:
         case "opened":
+            if run.opened_t:
+                run.past_sessions_s += run.last_t - run.opened_t[-1]
             run.space, run.fingerprint = event["space"], event["fingerprint"]
             run.seed, run.objective = event["seed"], dict(event["objective"])
             run.launcher, run.closed = event["launcher"], None
@@ -171,6 +190,7 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
             _end(run.trials[event["trial"]], event, t)
         case "closed":
             run.closed = event["reason"]
+    run.last_t = t
 
 
 def _end(trial: Trial, event: Mapping[str, Any], t: float) -> None:
@@ -179,7 +199,7 @@ def _end(trial: Trial, event: Mapping[str, Any], t: float) -> None:
             attempt.ended_t, attempt.kind, attempt.message = t, event["kind"], event["message"]
     trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
     if event["final"]:
-        trial.kind, trial.objective = event["kind"], event["objective"]
+        trial.kind, trial.objective, trial.ended_t = event["kind"], event["objective"], t
         trial.result = event.get("result") or {}
 
 
@@ -193,9 +213,9 @@ def load(directory: Path | str) -> pd.DataFrame:
     """One row per ended trial, in the order of their numbers.
 
     Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
-    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened),
-    ``elapsed_s``, ``node_hours``, ``nodes``, ``by``, ``message``, and ``m:KEY`` for every number
-    in the trainer's result.
+    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
+    ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
+    ``by``, ``message``, and ``m:KEY`` for every number in the trainer's result.
     """
     import pandas as pd
 
@@ -205,7 +225,7 @@ def load(directory: Path | str) -> pd.DataFrame:
     for trial in sorted(run.trials.values(), key=lambda t: t.number):
         if not trial.ended:
             continue
-        first, last = trial.attempts[0], trial.attempts[-1]
+        started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
         rows.append(
             {
                 "trial": trial.number,
@@ -214,17 +234,17 @@ def load(directory: Path | str) -> pd.DataFrame:
                 "kind": trial.kind,
                 "attempts": len(trial.attempts),
                 "proposed_s": trial.proposed_t - origin,
-                "started_s": first.started_t - origin,
-                "ended_s": (last.ended_t or last.started_t) - origin,
+                "started_s": started_t - origin,
+                "ended_s": (trial.ended_t or trial.proposed_t) - origin,
                 "elapsed_s": trial.elapsed_s,
                 "node_hours": trial.node_seconds / 3600,
-                "nodes": ",".join(last.nodes),
+                "nodes": ",".join(trial.attempts[-1].nodes) if trial.attempts else "",
                 "by": trial.by,
                 "message": trial.message,
                 **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
 
 
 def _numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
