@@ -1,0 +1,126 @@
+"""``meshtune``: the command line. Thin: every command is a call into the library.
+
+Imports are inside the commands, so that ``--help`` answers at once (torch, DeepHyper and shap
+take seconds). Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped with work
+left (the same command goes on), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    from workflows import commands  # imports what is needed by all commands, and it is little
+
+    try:
+        code: int = getattr(commands, arguments.handler)(arguments)
+    except commands.input_errors() as error:
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 2
+    except commands.run_errors() as error:
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="meshtune",
+        description="Find the parallel training configuration that trains fastest, and show why.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(handler=name.replace("-", "_"))
+        return sub
+
+    sub = command("search", "Start a search, or go on with it.")
+    _space(sub)
+    _run_dir(sub)
+    sub.add_argument(
+        "--launcher", choices=("local", "srun"), help="default: srun inside a Slurm allocation"
+    )
+    _site(sub)
+    sub.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")
+    sub.add_argument("--seed", type=int, metavar="N", help="default: 0, or the run's own")
+    sub.add_argument(
+        "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
+    )
+
+    sub = command("submit", "Submit a search as a batch job that continues until it is done.")
+    _space(sub)
+    _site(sub)
+    sub.add_argument("--nodes", type=_positive, required=True, metavar="N")
+    sub.add_argument("--time", required=True, metavar="T", help="as sbatch takes it: 02:00:00")
+    sub.add_argument("--account", metavar="A")
+    sub.add_argument("--partition", metavar="P")
+    sub.add_argument("--qos", metavar="Q")
+    _run_dir(sub)
+    sub.add_argument("--dry-run", action="store_true", help="print the batch script only")
+
+    sub = command("check", "Count a space's configurations, and what each rule removes.")
+    _space(sub)
+
+    command("schema", "Print the JSON Schema of a space file, for editors.")
+
+    sub = command("status", "Show how a run stands.")
+    sub.add_argument("run", type=Path, metavar="RUN")
+
+    sub = command("report", "Write RUN/report/index.html.")
+    sub.add_argument("run", type=Path, metavar="RUN")
+
+    sub = command("train", "Train with the configuration that a search found best.")
+    sub.add_argument("best", type=Path, metavar="BEST.yaml")
+    sub.add_argument("--launcher", choices=("local", "srun"))
+    _site(sub)
+    sub.add_argument("--steps", type=_positive, metavar="N", help="measured steps")
+    sub.add_argument("--out", type=Path, default=Path("train"), metavar="DIR")
+
+    sub = command("prepare-data", "Tokenize text into PREFIX.bin and PREFIX.idx.")
+    sub.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    sub.add_argument("--out", type=Path, required=True, metavar="PREFIX")
+
+    sub = command("minicluster", "A real Slurm on this one machine, to try things on.")
+    sub.add_argument("action", choices=("up", "down", "status"))
+    sub.add_argument("--nodes", type=_positive, default=8, metavar="N")
+    sub.add_argument("--gpus-per-node", type=_positive, default=2, metavar="N")
+    sub.add_argument("--mem-per-node", default="2G", metavar="SIZE")
+    sub.add_argument("--dir", type=Path, metavar="DIR", help="where it lives")
+    return parser
+
+
+def _space(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "space", metavar="SPACE", help="a space file, or the name of a shipped one (tiny_cpu)"
+    )
+
+
+def _run_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="default: runs/NAME after the space"
+    )
+
+
+def _site(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--site", default="generic", metavar="S", help="generic, frontier, perlmutter, or a file"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+# make demo   a real search over real distributed training on this machine, ending in a report
+# make test   the quick tests, on a real Slurm of this machine's own where it may be installed
+# Both set up what they need in .venv and can be run again at any time.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+# Where to find PyTorch without CUDA, if the configured package index does not have it
+# (pytorch.org, "Get Started", names the index): make demo TORCH_INDEX=URL
+TORCH_INDEX ?=
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all lint slurm clean
+
+demo: $(VENV)/.installed
+	$(BIN)/meshtune search tiny_cpu
+
+test: $(VENV)/.installed-dev slurm
+	$(BIN)/python -m pytest -m "not heavy" $(PYTEST)
+
+test-all: $(VENV)/.installed-dev slurm
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict -p workflows -p slurm -p analysis
+	$(BIN)/mypy --strict $(wildcard trainer/placement.py) trainer/config.py trainer/flops.py
+
+# ---- setting up ----
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "meshtune needs Python 3.11 or later: make PYTHON=python3.12 ..."; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "installing python3-venv"; $(AS_ROOT) apt-get install -qq -y python3-venv >/dev/null; }
+	$(PYTHON) -m venv $(VENV)
+
+# A machine without a GPU gets PyTorch's CPU build, which spares gigabytes of CUDA packages.
+$(VENV)/.torch: $(BIN)/python constraints.txt
+	@echo "installing PyTorch $(TORCH)"
+	@if [ -e /dev/nvidiactl ] || [ -e /dev/kfd ] || [ "$$(uname -m)" != x86_64 ]; then \
+	  $(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH); \
+	elif [ -n "$(TORCH_INDEX)" ]; then \
+	  $(PIP) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; \
+	elif ! $(PIP) torch==$(TORCH)+cpu 2>/dev/null; then \
+	  echo "no CPU build of PyTorch in the package index: installing the one with CUDA, which is"; \
+	  echo "gigabytes. To avoid it: make $(MAKECMDGOALS) TORCH_INDEX=<the CPU index of pytorch.org>"; \
+	  $(PIP) torch==$(TORCH); \
+	fi
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "installing meshtune"
+	@$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the test tools"
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Slurm's daemons come from the distribution; without the right to install them the tests that
+# need them are skipped, and say so (in CI they fail instead).
+AS_ROOT := $(shell if [ "$$(id -u)" = 0 ]; then echo env; else echo sudo -n; fi)
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+
+slurm:
+	@if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null; \
+	then :; \
+	elif command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+	  echo "installing Slurm's daemons from the distribution: $(SLURM_PACKAGES)"; \
+	  $(AS_ROOT) apt-get update -qq && \
+	  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $(SLURM_PACKAGES) >/dev/null \
+	    || echo "could not install them: the Slurm tests will be skipped"; \
+	else \
+	  echo "no right to install Slurm's daemons: the Slurm tests will be skipped"; \
+	fi
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

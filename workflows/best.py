@@ -1,0 +1,103 @@
+"""``meshtune train best.yaml``: train with what a search found."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from slurm.core import Kind, Launcher, Lease, TrialSpec
+from trainer.config import ConfigError, TrainConfig
+from workflows.folder import write_atomically
+
+NO_LIMIT_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True)
+class Best:
+    """The content of a report's ``best.yaml``: a training configuration or a command."""
+
+    path: Path
+    num_nodes: int
+    ranks_per_node: int
+    train: dict[str, Any] | None
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+def load_best(path: Path) -> Best:
+    """Read ``best.yaml``; raises ConfigError that names the file and what is missing."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("meshtune_best") != 1:
+        raise ConfigError(
+            f"{path}: not a best.yaml (no `meshtune_best: 1`); `meshtune report RUN` writes one"
+        )
+    train, command = content.get("train"), content.get("command")
+    try:
+        if train is not None:
+            TrainConfig.parse(train)
+        elif not command:
+            raise ConfigError("has neither `train` nor `command`")
+        return Best(
+            path=path,
+            num_nodes=int(content["num_nodes"]),
+            ranks_per_node=int(content["ranks_per_node"]),
+            train=train,
+            command=tuple(command or ()),
+            env={str(k): str(v) for k, v in (content.get("env") or {}).items()},
+        )
+    except KeyError as error:
+        raise ConfigError(f"{path}: has no key {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
+    """Train in ``out`` and print the figures; returns the exit code.
+
+    Args:
+        best: what to train.
+        launcher: gives it its processes.
+        out: a folder for the configuration, the logs and ``result.json``.
+        steps: measured steps instead of the search's few.
+    """
+    out = out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    argv = best.command
+    if best.train is not None:
+        config = {**best.train, **({"measured_steps": steps} if steps else {})}
+        write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
+        argv = (sys.executable, "-m", "trainer", str(out / "config.json"))
+    spec = TrialSpec(
+        name=f"meshtune-train-{out.name}",
+        directory=out,
+        argv=argv,
+        num_nodes=best.num_nodes,
+        ranks_per_node=best.ranks_per_node,
+        timeout_s=NO_LIMIT_S,
+        env=best.env,
+    )
+    nodes = tuple(launcher.nodes()[: best.num_nodes])
+    if len(nodes) < best.num_nodes:
+        raise ConfigError(f"{best.path} needs {best.num_nodes} nodes; there are {len(nodes)}")
+    stop = threading.Event()
+    try:
+        print(f"training on {', '.join(nodes)}; logs in {out}")
+        outcome = launcher.run(spec, Lease("train", nodes), stop)
+    finally:
+        launcher.close()
+    if outcome.kind is not Kind.OK:
+        print(f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}", file=sys.stderr)
+        return 1
+    for key, value in (outcome.result or {}).items():
+        if isinstance(value, (int, float)):
+            print(f"{key:28s}{value:.6g}")
+    return 0

@@ -1,0 +1,47 @@
+"""When to stop starting trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.run import Run
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a whole run, over all its sessions; None: no limit."""
+
+    trials: int | None = None
+    wall_time_s: float | None = None
+    node_hours: float | None = None
+
+    def spent(self, run: Run, now: float) -> str | None:
+        """Why no further trial may start, or None while one may.
+
+        A trial counts once however often its nodes failed; a trial that never gave an answer
+        about its configuration (its nodes failed to the end) does not count.
+        """
+        if self.trials is not None:
+            counted = sum(1 for t in run.trials.values() if t.kind not in _NO_ANSWER)
+            if counted >= self.trials:
+                return f"budget: {self.trials} trials"
+        if self.wall_time_s is not None and wall_time_s(run, now) >= self.wall_time_s:
+            return f"budget: {self.wall_time_s:.0f} s of wall time"
+        if self.node_hours is not None and node_hours(run, now) >= self.node_hours:
+            return f"budget: {self.node_hours:g} node-hours"
+        return None
+
+
+_NO_ANSWER = {"node_failure", "launch_failure", "preempted"}
+
+
+def wall_time_s(run: Run, now: float) -> float:
+    """Seconds that drivers of this run have been alive, up to ``now`` if one is."""
+    return run.past_sessions_s + (now - run.opened_t[-1] if run.opened_t else 0.0)
+
+
+def node_hours(run: Run, now: float) -> float:
+    """Node-hours that trials held, the running ones up to ``now``."""
+    done = sum(t.node_seconds for t in run.trials.values())
+    running = [(t.running, t) for t in run.trials.values()]
+    return (done + sum((now - a.started_t) * len(a.nodes) for a, _ in running if a)) / 3600

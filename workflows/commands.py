@@ -1,0 +1,200 @@
+"""What each command of ``meshtune`` does; every function returns the process's exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis.run import RunError, read_run
+from slurm.core import Launcher, LauncherError
+from trainer.config import ConfigError
+from workflows.budget import Budget
+from workflows.folder import FingerprintError, RunFolder
+from workflows.journal import RunBusyError, driver_of
+from workflows.space import SearchSpace, SpaceError, load_space
+
+if TYPE_CHECKING:
+    from workflows.driver import Driver
+
+
+class UsageError(Exception):
+    """Arguments that do not fit together; the message names the remedy."""
+
+
+def input_errors() -> tuple[type[Exception], ...]:
+    """Mistakes of the caller's: exit code 2."""
+    return (SpaceError, FingerprintError, RunError, RunBusyError, ConfigError, UsageError)
+
+
+def run_errors() -> tuple[type[Exception], ...]:
+    """What can go wrong outside: exit code 1."""
+    return (LauncherError, OSError)
+
+
+def search(arguments: Namespace) -> int:
+    """Start a search or go on with it, then write its report."""
+    from workflows.session import run_session
+
+    space = _searchable(arguments.space)
+    folder = RunFolder(_run_directory(arguments, space))
+    launcher = _launcher(arguments, space)
+    if arguments.dry_run:
+        from workflows.session import dry_run
+
+        for line in dry_run(space, folder, launcher, arguments.seed or 0):
+            print(line)
+        return 0
+    code = run_session(space, folder, launcher, arguments.seed, _budget(space, arguments))
+    return code
+
+
+def submit(arguments: Namespace) -> int:
+    """Write the batch script of a search and hand it to sbatch."""
+    from slurm import batch, site
+
+    space = _searchable(arguments.space)
+    folder = RunFolder(_run_directory(arguments, space))
+    script = batch.batch_script(
+        space=str(Path(arguments.space).absolute())
+        if Path(arguments.space).exists()
+        else arguments.space,
+        run_dir=folder.path,
+        site=site.load_site(arguments.site),
+        nodes=arguments.nodes,
+        time=arguments.time,
+        account=arguments.account,
+        partition=arguments.partition,
+        qos=arguments.qos,
+    )
+    if arguments.dry_run:
+        print(script, end="")
+        return 0
+    folder.create(space)
+    job = batch.submit(script, folder.path)
+    print(f"submitted job {job}; `meshtune status {folder.path}` shows how it stands")
+    return 0
+
+
+def check(arguments: Namespace) -> int:
+    """Print how many configurations a space has and what removes the others."""
+    from workflows.space import check as count
+
+    print(count(load_space(arguments.space)).text())
+    return 0
+
+
+def schema(_: Namespace) -> int:
+    """Print the JSON Schema of a space file."""
+    from workflows.space import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+def status(arguments: Namespace) -> int:
+    """Print how a run stands; works while it runs, and after."""
+    from workflows.progress import summary
+
+    run = read_run(arguments.run)
+    space = load_space(arguments.run / "space.yaml")
+    driver = driver_of(arguments.run)
+    state = f"running ({driver})" if driver else run.closed or "stopped without a word (killed?)"
+    now = time.time() if driver else run.last_t
+    for label, text in [("run", run.space), ("state", state), *summary(run, _budget(space), now)]:
+        print(f"{label:12s}{text}")
+    return 0
+
+
+def report(arguments: Namespace) -> int:
+    """Write a run's report and print its path."""
+    from analysis.report import write_report
+
+    read_run(arguments.run)  # a clear error before slow imports have any effect
+    print(write_report(arguments.run))
+    return 0
+
+
+def train(arguments: Namespace) -> int:
+    """Train with a report's best.yaml and print the figures."""
+    from workflows.best import load_best, train_best
+
+    best = load_best(arguments.best)
+    launcher = make_launcher(_launcher_name(arguments.launcher), best.num_nodes, arguments.site)
+    return train_best(best, launcher, arguments.out, arguments.steps)
+
+
+def prepare_data(arguments: Namespace) -> int:
+    """Tokenize files for the built-in trainer."""
+    from trainer.prepare import prepare_data as tokenize
+
+    tokens = tokenize(arguments.files, arguments.out)
+    print(f"{tokens} tokens in {arguments.out}.bin and {arguments.out}.idx")
+    return 0
+
+
+def minicluster(arguments: Namespace) -> int:
+    """Start, stop or show the Slurm on this machine."""
+    from slurm import minicluster as cluster
+
+    if arguments.action == "up":
+        print(
+            cluster.up(
+                arguments.dir, arguments.nodes, arguments.gpus_per_node, arguments.mem_per_node
+            )
+        )
+    elif arguments.action == "down":
+        print(cluster.down(arguments.dir))
+    else:
+        print(cluster.status(arguments.dir))
+    return 0
+
+
+def make_launcher(name: str, num_nodes: int, site_name: str) -> Launcher:
+    """The launcher of that name; ``num_nodes`` is what ``local`` pretends to have."""
+    if name == "srun":
+        from slurm.site import load_site
+        from slurm.srun import SrunLauncher
+
+        return SrunLauncher(load_site(site_name))
+    from slurm.local import LocalLauncher
+
+    return LocalLauncher(num_nodes)
+
+
+def _launcher_name(asked: str | None) -> str:
+    return asked or ("srun" if "SLURM_JOB_ID" in os.environ else "local")
+
+
+def _launcher(arguments: Namespace, space: SearchSpace) -> Launcher:
+    return make_launcher(_launcher_name(arguments.launcher), space.max_num_nodes, arguments.site)
+
+
+def _searchable(reference: str) -> SearchSpace:
+    space = load_space(reference)
+    unknown = space.unsupported()
+    if unknown:
+        raise UsageError(
+            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
+            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
+        )
+    return space
+
+
+def _run_directory(arguments: Namespace, space: SearchSpace) -> Path:
+    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``."""
+    if arguments.run_dir:
+        return Path(arguments.run_dir)
+    here = Path(arguments.space).parent
+    if Path(arguments.space).is_file() and (here / "journal.jsonl").exists():
+        return here
+    return Path("runs") / space.name
+
+
+def _budget(space: SearchSpace, arguments: Namespace | None = None) -> Budget:
+    trials = getattr(arguments, "trials", None) or space.budget.trials
+    return Budget(trials, space.budget.wall_time_s, space.budget.node_hours)

@@ -1,0 +1,333 @@
+"""The search loop: one thread that decides, and one per running trial that waits.
+
+Everything the loop does is in the journal before it is done, so a driver that is killed at any
+moment can be started again: :meth:`Driver.run` first settles what its predecessor left running.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.run import Run, Trial
+from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm.outcome import read_result
+from slurm.pool import NodePool
+from workflows.budget import Budget
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.proposer import Proposer
+from workflows.space import SearchSpace
+from workflows.trials import TrialFactory, judge
+
+MAX_RETRIES = 2  # of a trial whose nodes or launch failed
+LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
+HOPELESS_STREAK = 8  # attempts in a row that crash or cannot start, with no success ever
+END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
+TICK_S = 1.0
+NODE_CHECK_S = 30.0
+
+DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the driver stopped, and the process's exit code."""
+
+    reason: str
+    code: int
+
+
+@dataclass
+class _Running:
+    trial: int
+    attempt: int
+    lease: Lease
+    stop: threading.Event
+
+
+class Driver:
+    """Runs a search on a launcher's nodes until its budget is spent.
+
+    Args:
+        space: what is searched.
+        folder: the run's folder, created.
+        journal: the run's journal, locked by this process.
+        launcher: gives trials their processes.
+        proposer: chooses configurations.
+        factory: turns them into processes.
+        budget: when to stop.
+        seed: written to the journal.
+        listen: called with (event, driver, trial's number or None) after each change, and about
+            once a second; events are opened, started, ended and tick.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        folder: RunFolder,
+        journal: Journal,
+        launcher: Launcher,
+        proposer: Proposer,
+        factory: TrialFactory,
+        budget: Budget,
+        seed: int,
+        listen: Callable[[str, Driver, int | None], None],
+    ) -> None:
+        self.space = space
+        self.folder = folder
+        self.journal = journal
+        self.launcher = launcher
+        self.proposer = proposer
+        self.factory = factory
+        self.budget = budget
+        self.seed = seed
+        self.listen = listen
+        self.pool = NodePool(launcher.nodes())
+        self.running: dict[int, _Running] = {}
+        self._waiting: set[int] = set()  # asked the pool for nodes
+        self._again: deque[int] = deque()  # to be started (again)
+        self._too_wide: set[int] = set()  # for what is left of this allocation
+        self._done: queue.SimpleQueue[tuple[_Running, Outcome] | None] = queue.SimpleQueue()
+        self._ending: Ending | None = None  # nothing more is started
+        self._streak = 0
+        self._nodes_checked = time.monotonic()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether running trials are being ended."""
+        return any(r.stop.is_set() for r in self.running.values())
+
+    @property
+    def state(self) -> Run:
+        """All that the journal says."""
+        return self.journal.run
+
+    # ---- from signal handlers and other threads ----
+
+    def drain(self, ending: Ending) -> None:
+        """Start nothing more; what runs may end by itself."""
+        self._ending = self._ending or ending
+        self._done.put(None)
+
+    def stop(self, ending: Ending) -> None:
+        """Start nothing more and end what runs; its trials run again when the run goes on."""
+        self._ending = ending
+        for running in list(self.running.values()):
+            running.stop.set()
+        self._done.put(None)
+
+    # ---- the loop ----
+
+    def run(self) -> Ending:
+        """Search until the budget is spent, the space is exhausted, or somebody stops it.
+
+        Raises:
+            LauncherError: if the launcher cannot work at all.
+        """
+        self._open()
+        try:
+            why_no_more = self._fill()
+            while self.running or self._waiting or not (why_no_more or self._ending):
+                self._wait()
+                self._check_allocation()
+                why_no_more = self._fill()
+        except BaseException:
+            self._abandon()
+            raise
+        ending = self._ending or Ending(why_no_more or "", DONE)
+        if ending.code == DONE and self._too_wide:
+            ending = Ending(f"{len(self._too_wide)} trials need more nodes than are left", CONTINUE)
+        if ending.code == DONE and self.state.best is None:
+            ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
+        self.journal.write("closed", reason=ending.reason)
+        self.folder.write_results(self.state)
+        return ending
+
+    def _open(self) -> None:
+        objective = "maximize" if self.space.objective.maximize else "minimize"
+        left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
+        self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
+        self.journal.write(
+            "opened",
+            space=self.space.name,
+            fingerprint=self.space.fingerprint,
+            seed=self.seed,
+            launcher=self.launcher.name,
+            nodes=list(self.pool.nodes),
+            objective={objective: self.space.objective.key},
+        )
+        for trial, attempt in left_running:
+            if attempt:
+                self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
+        self._again.extend(t.number for t in self.state.trials.values() if not t.ended)
+        self._again = deque(dict.fromkeys(self._again))
+        self.listen("opened", self, None)
+
+    def _left_behind(self, trial: Trial) -> Outcome:
+        """How an attempt ended whose driver was killed: by its result if it has one."""
+        spec = self.factory.spec(trial.number, len(trial.attempts), trial.config)
+        outcome = read_result(spec.directory, spec.result)
+        return outcome or Outcome(Kind.CANCELLED, message="its driver was killed")
+
+    def _fill(self) -> str | None:
+        """Start what the pool, the budget and the allocation allow.
+
+        Returns:
+            Why no trial will ever be started any more, or None.
+        """
+        why_no_more = None
+        while not self._ending:
+            self._grant()
+            if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:
+                return None
+            if self.pool.size == 0:
+                self._ending = Ending("no usable node is left", FAILED)
+                break
+            if not self.pool.free or len(self._waiting) >= LOOKAHEAD:
+                return None
+            number, why_no_more = self._next()
+            if number is None:
+                break
+            self._waiting.add(number)
+            self.pool.request(str(number), self.space.num_nodes(self.state.trials[number].config))
+        if self._ending:
+            for number in self._waiting:
+                self.pool.withdraw(str(number))
+            self._waiting.clear()
+        return why_no_more
+
+    def _next(self) -> tuple[int | None, str | None]:
+        """The number of the next trial to start, or why there is none."""
+        while self._again:
+            number = self._again.popleft()
+            if self.space.num_nodes(self.state.trials[number].config) <= self.pool.size:
+                return number, None
+            self._too_wide.add(number)
+        why_no_more = self.budget.spent(self.state, self.journal.clock())
+        if why_no_more:
+            return None, why_no_more
+        proposal = self.proposer.propose(self.state, self.pool.size)
+        if proposal is None:
+            return None, "every valid configuration has been tried"
+        number = max(self.state.trials, default=0) + 1
+        self.journal.write(
+            "proposed", trial=number, config=proposal.config, by=proposal.by, why=proposal.why
+        )
+        return number, None
+
+    def _grant(self) -> None:
+        for lease in self.pool.grants():
+            number = int(lease.trial)
+            self._waiting.discard(number)
+            self._start(number, lease)
+
+    def _start(self, number: int, lease: Lease) -> None:
+        trial = self.state.trials[number]
+        attempt = len(trial.attempts) + 1
+        spec = self.factory.write(number, attempt, trial.config)
+        self.journal.write(
+            "started", trial=number, attempt=attempt, name=spec.name, nodes=list(lease.nodes)
+        )
+        running = _Running(number, attempt, lease, threading.Event())
+        self.running[number] = running
+        thread = threading.Thread(target=self._watch, args=(running, spec), daemon=True)
+        thread.start()
+        self.listen("started", self, number)
+
+    def _watch(self, running: _Running, spec: TrialSpec) -> None:
+        """In a thread of its own: wait for a trial's end and report it, whatever happens."""
+        try:
+            outcome = self.launcher.run(spec, running.lease, running.stop)
+        except Exception as error:  # the loop must hear of it, or the lease is lost for good
+            message = f"{type(error).__name__}: {error}"
+            outcome = Outcome(Kind.LAUNCH_FAILURE, message=message)
+        self._done.put((running, outcome))
+
+    def _wait(self) -> None:
+        try:
+            ended = self._done.get(timeout=TICK_S)
+        except queue.Empty:
+            ended = None
+        if ended:
+            running, outcome = ended
+            del self.running[running.trial]
+            self._end(running.trial, running.attempt, running.lease.nodes, outcome)
+            for node in outcome.lost_nodes:
+                self.pool.remove(node)
+            for node in outcome.suspect_nodes:
+                self.pool.quarantine(node)
+            self.pool.release(running.lease)
+        self.listen("tick", self, None)
+
+    def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
+        kind, objective, message = judge(self.space, outcome)
+        trial = self.state.trials[number]
+        retries = sum(a.kind in _BLAMELESS for a in trial.attempts) + (kind in _BLAMELESS)
+        final = not kind.retried or (kind in _BLAMELESS and retries > MAX_RETRIES)
+        self.journal.write(
+            "ended",
+            trial=number,
+            attempt=attempt,
+            kind=str(kind),
+            objective=objective,
+            result=_finite(outcome.result),
+            message=message,
+            stderr_tail=outcome.stderr_tail,
+            elapsed_s=outcome.elapsed_s,
+            nodes=list(nodes),
+            final=final,
+        )
+        self.folder.write_results(self.state)
+        if not final:
+            self._again.append(number)
+        self.listen("ended", self, number)
+        self._notice_hopeless(kind, message)
+
+    def _notice_hopeless(self, kind: Kind, message: str) -> None:
+        """End a search whose every trial fails the same way before it has cost the allocation."""
+        if kind is Kind.CANCELLED:
+            return
+        self._streak = self._streak + 1 if kind in (Kind.CRASH, Kind.LAUNCH_FAILURE) else 0
+        if self._streak >= HOPELESS_STREAK and self.state.best is None:
+            reason = f"the last {self._streak} trials failed alike ({kind}): {message}"
+            self.stop(Ending(reason, FAILED))
+
+    def _check_allocation(self) -> None:
+        left_s = self.launcher.time_left_s()
+        trial = self.space.trial
+        if left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
+            self.drain(Ending("a further trial could not end before the allocation", CONTINUE))
+        if time.monotonic() - self._nodes_checked >= NODE_CHECK_S:
+            self._nodes_checked = time.monotonic()
+            for node in self.launcher.down_nodes():
+                self.pool.remove(node)
+
+    def _abandon(self) -> None:
+        """Something went wrong in the loop itself: leave no process behind."""
+        for running in self.running.values():
+            running.stop.set()
+        while self.running:
+            ended = self._done.get()
+            if ended:
+                del self.running[ended[0].trial]
+
+
+_BLAMELESS = (Kind.NODE_FAILURE, Kind.LAUNCH_FAILURE, Kind.PREEMPTED)
+
+
+def _finite(value: Any) -> Any:
+    """Replace what JSON cannot hold by None."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
+    return value
+

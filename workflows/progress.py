@@ -1,0 +1,134 @@
+"""What a person sees of a running search: a live panel on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from analysis.run import Run, Trial
+from workflows.budget import Budget, node_hours, wall_time_s
+
+if TYPE_CHECKING:
+    from workflows.driver import Driver
+
+SHOWN_RUNNING = 8
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """``tp=2 pp=1 mbs=4``, inactive parameters left out."""
+    return " ".join(f"{k}={_value(v)}" for k, v in config.items() if v is not None)
+
+
+def duration_text(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
+    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share."""
+    ended = [t for t in run.trials.values() if t.ended]
+    failed = Counter(t.kind for t in ended if not t.ok)
+    kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
+    running = sum(t.running is not None for t in run.trials.values())
+    of = f" of {budget.trials}" if budget.trials else ""
+    rows = [
+        ("trials", f"{len(ended)}{of} done, {running} running"),
+        ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
+    ]
+    best = run.best
+    if best:
+        rows.append(("best", f"{best.objective:.5g} {run.objective_key}, trial {best.number}"))
+        rows.append(("", config_text(best.config)))
+    else:
+        rows.append(("best", "no success yet"))
+    rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, duration_text)))
+    rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
+    return rows
+
+
+def _spent(used: float, limit: float | None, text: Any) -> str:
+    return text(used) + (f" of {text(limit)}" if limit is not None else "")
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Progress:
+    """Listens to a driver; use as a context manager around its run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: str, driver: Driver, number: int | None) -> None:
+        trial = driver.state.trials[number] if number is not None else None
+        if trial and (event == "ended" or not self._live):
+            self._line(event, driver.state, trial)
+        if self._live:
+            self._live.update(_panel(driver))
+        elif event == "opened":
+            self.say(f"searching {driver.space.name} on {driver.pool.size} nodes")
+
+    def say(self, text: str) -> None:
+        """Print one line above the panel, as it is."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _line(self, event: str, run: Run, trial: Trial) -> None:
+        attempt = trial.attempts[-1]
+        what = f"trial {trial.number:4d}"
+        if len(trial.attempts) > 1:
+            what += f" (attempt {attempt.number})"
+        if event == "started":
+            self.say(f"{what} started  {config_text(trial.config)}  on {','.join(attempt.nodes)}")
+            return
+        spent = duration_text((attempt.ended_t or attempt.started_t) - attempt.started_t)
+        if trial.ok:
+            new = "  <- best" if run.best is trial else ""
+            self.say(f"{what} ok       {trial.objective:.5g} {run.objective_key}  {spent}{new}")
+        else:
+            again = "" if trial.ended else "  (will run again)"
+            self.say(f"{what} {attempt.kind:8s} {attempt.message}  {spent}{again}")
+
+
+def _panel(driver: Driver) -> Group:
+    now = driver.journal.clock()
+    rows = summary(driver.state, driver.budget, now)
+    busy = driver.pool.size - driver.pool.free
+    rows.append(("nodes", f"{busy} of {driver.pool.size} busy"))
+    table = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        table.add_row(Text(label, style="bold"), Text(text))
+    running = Table.grid(padding=(0, 2))
+    shown = sorted(driver.running.values(), key=lambda r: r.trial)
+    for r in shown[:SHOWN_RUNNING]:
+        trial = driver.state.trials[r.trial]
+        since = duration_text(now - trial.attempts[-1].started_t)
+        running.add_row(
+            Text(f"running {r.trial}", style="cyan"),
+            Text(since),
+            Text(",".join(r.lease.nodes)),
+            Text(config_text(trial.config)),
+        )
+    if len(shown) > SHOWN_RUNNING:
+        running.add_row(Text(f"and {len(shown) - SHOWN_RUNNING} more"))
+    return Group(table, running)
+
+

@@ -1,0 +1,148 @@
+"""One session of a run: from a space and a launcher to an ending and a report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.text import Text
+
+from analysis.run import Run, Trial, read_run
+from slurm.core import Launcher, Lease
+from slurm.pool import NodePool
+from workflows.budget import Budget
+from workflows.driver import CONTINUE, INTERRUPTED, Driver, Ending
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.progress import Progress, config_text
+from workflows.proposer import Proposer
+from workflows.space import SearchSpace
+from workflows.trials import TrialFactory, prepare_data
+
+DRY_RUN_TRIALS = 3
+
+
+def run_session(
+    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int | None, budget: Budget
+) -> int:
+    """Search until an ending, write the report, and return the process's exit code.
+
+    Args:
+        space: what is searched.
+        folder: where; a run that is there already goes on.
+        launcher: gives trials their processes; closed at the end.
+        seed: None: the run's own, or 0.
+        budget: of the whole run.
+    """
+    console = Console()
+    folder.create(space)
+    journal = Journal(folder.path)
+    try:
+        if seed is None:
+            seed = journal.run.seed
+        factory = TrialFactory(space, folder, _run_id(folder), prepare_data(space, folder.path))
+        with Progress(console) as progress:
+            driver = Driver(
+                space=space,
+                folder=folder,
+                journal=journal,
+                launcher=launcher,
+                proposer=Proposer(space, seed),
+                factory=factory,
+                budget=budget,
+                seed=seed,
+                listen=progress,
+            )
+            with _signals(driver, progress):
+                ending = driver.run()
+        console.print(Text(_last_words(driver, ending)), soft_wrap=True)
+        report = _report(folder)
+        if report:
+            console.print(Text(report), soft_wrap=True)
+    finally:
+        journal.close()
+        launcher.close()
+    return ending.code
+
+
+def dry_run(
+    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int
+) -> Iterator[str]:
+    """The exact commands of the next trials; starts and writes nothing."""
+    run = read_run(folder.path) if folder.started else Run(folder.path)
+    factory = TrialFactory(space, folder, _run_id(folder), data="DATA")
+    proposer = Proposer(space, seed)
+    pool = NodePool(launcher.nodes())
+    yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
+    for _ in range(DRY_RUN_TRIALS):
+        proposal = proposer.propose(run, pool.size)
+        if proposal is None:
+            break
+        number = max(run.trials, default=0) + 1
+        run.trials[number] = Trial(number, proposal.config, time.time())
+        spec = factory.spec(number, 1, proposal.config)
+        lease = Lease(str(number), tuple(pool.nodes[: spec.num_nodes]))
+        yield f"# trial {number}: {config_text(proposal.config)}"
+        yield shlex.join(launcher.command(spec, lease))
+    launcher.close()
+
+
+def _run_id(folder: RunFolder) -> str:
+    """Names the run's steps and processes; unique per folder, the same after a restart."""
+    where = f"{socket.gethostname() if not _in_slurm() else ''}{folder.path}"
+    return "meshtune-" + hashlib.sha256(where.encode()).hexdigest()[:8]
+
+
+def _in_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+@contextmanager
+def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
+    """Ctrl-C or TERM: stop cleanly, a second one: at once. USR1 (the allocation ends): drain."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        if driver.stopping:
+            os._exit(128 + number)
+        progress.say("stopping: ending the running trials (once more: at once)")
+        code = INTERRUPTED if number == signal.SIGINT else CONTINUE
+        driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
+
+    def drain(_: int, __: FrameType | None) -> None:
+        progress.say("the allocation ends soon: no further trial is started")
+        driver.drain(Ending("the allocation ends", CONTINUE))
+
+    handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _last_words(driver: Driver, ending: Ending) -> str:
+    best = driver.state.best
+    words = f"ended: {ending.reason}"
+    if best:
+        words += (
+            f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
+            f"{config_text(best.config)}"
+        )
+    if ending.code in (CONTINUE, INTERRUPTED):
+        words += f"\ngo on with: meshtune search {driver.folder.space_file}"
+    return words
+
+
+def _report(folder: RunFolder) -> str:
+    from analysis.report import write_report
+
+    return f"report: {write_report(folder.path)}"

@@ -1,0 +1,109 @@
+"""From a configuration to something that a launcher can start, and back to an objective."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm.core import Kind, Outcome, ResultSource, TrialSpec
+from workflows.folder import RunFolder
+from workflows.space import SearchSpace
+
+
+class TrialFactory:
+    """Makes the processes' specification of a space's trials.
+
+    Args:
+        space: what is searched.
+        folder: where the trials' folders are.
+        run_id: a name that no other run on this cluster has.
+        data: the token file's prefix for the built-in trainer; None for a command of the user's.
+    """
+
+    def __init__(
+        self, space: SearchSpace, folder: RunFolder, run_id: str, data: str | None
+    ) -> None:
+        self.space = space
+        self.folder = folder
+        self.run_id = run_id
+        self.data = data
+
+    def name(self, number: int, attempt: int) -> str:
+        return f"{self.run_id}-{number:04d}-{attempt}"
+
+    def write(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
+        """Write the trial's ``config.json`` and ``trial.json``; return what to start."""
+        spec = self.spec(number, attempt, config)
+        files: dict[str, Any] = {
+            "trial.json": {
+                "name": spec.name,
+                "argv": list(spec.argv),
+                "num_nodes": spec.num_nodes,
+                "ranks_per_node": spec.ranks_per_node,
+                "env": dict(spec.env),
+            }
+        }
+        files["config.json"] = (
+            dict(config) if self.data is None else self.space.train_config(config, self.data)
+        )
+        self.folder.write_trial(number, files)
+        return spec
+
+    def spec(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
+        """What to start for ``config``; writes nothing."""
+        directory = self.folder.trial(number)
+        trainer, trial = self.space.trainer, self.space.trial
+        if trainer.command:
+            argv = self.space.command(config, directory)
+        else:
+            argv = [sys.executable, "-m", "trainer", str(directory / "config.json")]
+        return TrialSpec(
+            name=self.name(number, attempt),
+            directory=directory,
+            argv=tuple(argv),
+            num_nodes=self.space.num_nodes(config),
+            ranks_per_node=self.space.cluster.gpus_per_node,
+            timeout_s=trial.timeout_s,
+            no_progress_timeout_s=trial.no_progress_timeout_s,
+            env=dict(trainer.env),
+            result=ResultSource(dict(trainer.result.patterns)),
+        )
+
+
+def judge(space: SearchSpace, outcome: Outcome) -> tuple[Kind, float | None, str]:
+    """The kind, objective and message of an ended attempt, in the space's own terms.
+
+    An ``ok`` whose figure is missing is a crash (the trainer broke its contract), one whose
+    figure is not finite has diverged: neither may pass for a fast result.
+    """
+    if outcome.kind is not Kind.OK:
+        return outcome.kind, None, outcome.message
+    key, result = space.objective.key, outcome.result or {}
+    value: Any = result
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        found = ", ".join(sorted(result)) or "nothing"
+        return Kind.CRASH, None, f"the result has no number {key!r}; it has {found}"
+    if not math.isfinite(value):
+        return Kind.DIVERGED, None, f"{key} is {value}"
+    return Kind.OK, float(value), outcome.message
+
+
+def prepare_data(space: SearchSpace, folder: Path) -> str | None:
+    """The token file's prefix for the built-in trainer, made here if the space says so."""
+    from trainer.prepare import prepare_data as tokenize
+    from trainer.prepare import python_source_files
+
+    if space.trainer.command:
+        return None
+    if space.trainer.data != "python-source":
+        return space.trainer.data
+    prefix = folder / "data" / "python-source"
+    if not prefix.with_suffix(".idx").exists():
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        tokenize(python_source_files(), prefix)
+    return str(prefix)
