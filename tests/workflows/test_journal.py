@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.run import RunError, fold, read_events, read_run
+from workflows.budget import Budget, node_hours, wall_time_s
+from workflows.journal import Journal, RunBusyError, driver_of
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(journal: Journal) -> None:
+    journal.write(
+        "opened",
+        space="s",
+        fingerprint="f",
+        seed=1,
+        launcher="local",
+        nodes=["a"],
+        objective={"maximize": "speed"},
+    )
+
+
+def end(journal: Journal, trial: int, kind: str, final: bool = True, attempt: int = 1) -> None:
+    journal.write(
+        "ended",
+        trial=trial,
+        attempt=attempt,
+        kind=kind,
+        objective=1.0 if kind == "ok" else None,
+        result={},
+        message="",
+        nodes=["a"],
+        final=final,
+    )
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    opened(journal)
+    journal.write("proposed", trial=1, config={"tp": 2}, by="random", why="")
+    journal.write("started", trial=1, attempt=1, name="r-1", nodes=["a", "b"])
+    end(journal, 1, "ok")
+    journal.close()
+    run = read_run(tmp_path)
+    assert run.trials[1].config == {"tp": 2}
+    assert run.trials[1].ok
+    assert run.best is run.trials[1]
+    assert run.trials[1].attempts[0].nodes == ("a", "b")
+
+
+@settings(max_examples=25, deadline=None)
+@given(cut=st.integers(min_value=1, max_value=60))
+def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
+    cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    journal = Journal(path)
+    opened(journal)
+    journal.write("proposed", trial=1, config={"tp": 2}, by="random", why="")
+    journal.close()
+    file = path / "journal.jsonl"
+    whole = file.read_bytes()
+    torn = whole[: -min(cut, len(whole) - whole.index(b"\n") - 2)]
+    file.write_bytes(torn)
+    assert len(list(read_events(file))) == 1
+    journal = Journal(path)
+    journal.write("proposed", trial=1, config={"tp": 4}, by="random", why="")
+    journal.close()
+    assert read_run(path).trials[1].config == {"tp": 4}
+
+
+def test_a_damaged_line_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"v": 1, "t": 0, "event": "x"}\ngarbage\n')
+    with pytest.raises(RunError, match=r"journal\.jsonl:2: not a journal line"):
+        read_run(tmp_path)
+
+
+def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text('{"v": 99, "t": 0, "event": "x"}\n')
+    with pytest.raises(RunError, match="journal version 99"):
+        read_run(tmp_path)
+
+
+def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        journal.write("proposed", trial=1, config={"x": float("nan")}, by="", why="")
+    journal.close()
+    assert (tmp_path / "journal.jsonl").read_bytes() == b""
+
+
+def test_two_drivers_cannot_hold_one_run(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    opened(journal)
+    code = (
+        "import sys; from pathlib import Path; from workflows.journal import Journal\n"
+        "Journal(Path(sys.argv[1]))"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert other.returncode != 0
+    assert "another meshtune" in other.stderr
+    assert "pid" in (driver_of(tmp_path) or "")
+    # Reading a run, as `meshtune status` in the driver's own process would, keeps the lock.
+    read_run(tmp_path)
+    with pytest.raises(RunBusyError):
+        Journal(tmp_path)
+    journal.close()
+    assert driver_of(tmp_path) is None
+    Journal(tmp_path).close()
+
+
+def test_time_between_sessions_is_not_spent(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = Journal(tmp_path, clock)
+    opened(journal)
+    clock.now += 10
+    journal.write("closed", reason="stopped")
+    clock.now += 500
+    opened(journal)
+    clock.now += 7
+    assert wall_time_s(journal.run, clock.now) == 17
+    journal.close()
+
+
+def test_node_hours_count_width_retries_and_what_runs_now(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = Journal(tmp_path, clock)
+    opened(journal)
+    for attempt, kind in ((1, "node_failure"), (2, None)):
+        if attempt == 1:
+            journal.write("proposed", trial=1, config={}, by="", why="")
+        journal.write("started", trial=1, attempt=attempt, name=f"r{attempt}", nodes=["a", "b"])
+        clock.now += 1800
+        if kind:
+            end(journal, 1, kind, final=False)
+    assert node_hours(journal.run, clock.now) == pytest.approx(2.0)
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        (Budget(), None),
+        (Budget(trials=2), "budget: 2 trials"),
+        (Budget(trials=3), None),
+        (Budget(wall_time_s=9), "budget: 9 s of wall time"),
+        (Budget(node_hours=1.0), None),
+        (Budget(node_hours=0.001), "budget: 0.001 node-hours"),
+    ],
+)
+def test_a_spent_budget_says_which(tmp_path: Path, budget: Budget, expected: str | None) -> None:
+    clock = Clock()
+    journal = Journal(tmp_path, clock)
+    opened(journal)
+    for trial, kind in ((1, "ok"), (2, "oom"), (3, "node_failure")):
+        journal.write("proposed", trial=trial, config={}, by="", why="")
+        journal.write("started", trial=trial, attempt=1, name=f"r{trial}", nodes=["a"])
+        clock.now += 3
+        end(journal, trial, kind)
+    assert budget.spent(journal.run, clock.now) == expected
+    journal.close()
+
+
+def test_a_result_that_comes_last_does_not_displace_an_equal_best(tmp_path: Path) -> None:
+    lines = []
+    for trial in (1, 2):
+        lines.append({"event": "proposed", "trial": trial, "config": {}})
+        lines.append(
+            {"event": "started", "trial": trial, "attempt": 1, "name": "n", "nodes": ["a"]}
+        )
+        lines.append(
+            {
+                "event": "ended",
+                "trial": trial,
+                "attempt": 1,
+                "kind": "ok",
+                "objective": 5.0,
+                "message": "",
+                "final": True,
+            }
+        )
+    events = [json.loads(json.dumps({"v": 1, "t": i, **line})) for i, line in enumerate(lines)]
+    best = fold(tmp_path, events).best
+    assert best is not None
+    assert best.number == 1
