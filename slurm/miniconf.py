@@ -1,0 +1,129 @@
+"""The configuration text of a minicluster: pure functions from a layout to Slurm's files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Fake: nothing is bound to them. Enough for eight ranks with seven cores each, as on Frontier.
+CPUS_PER_NODE = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a minicluster consists of, and where; kept in its folder as ``cluster.json``."""
+
+    directory: str
+    hostname: str
+    user: str
+    node_prefix: str  # differs between miniclusters of a machine: cgroups are named after nodes
+    num_nodes: int
+    gpus_per_node: int
+    mem_per_node_mib: int
+    base_port: int  # the controller's; the nodes' follow
+    cgroup: str | None  # "v1", "v2", or None: no memory limits
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node names, in Slurm's order."""
+        return tuple(f"{self.node_prefix}{i}" for i in range(1, self.num_nodes + 1))
+
+    @property
+    def conf(self) -> Path:
+        """What ``SLURM_CONF`` has to name."""
+        return Path(self.directory) / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        """The socket of the cluster's own munge daemon."""
+        return Path(self.directory) / "munge.sock"
+
+    def ports(self) -> range:
+        """Every port that a daemon of the cluster listens on."""
+        return range(self.base_port, self.base_port + self.num_nodes + 1)
+
+
+def slurm_conf(layout: Layout) -> str:
+    """Text of ``slurm.conf``.
+
+    The times are short, so that a lost node and a requeued job are seen in seconds.
+    ``cred_expire`` is the one that matters for a requeue: Slurm lets a requeued job wait
+    until the credentials of its earlier start have expired, 120 s by default.
+    """
+    fields = {**asdict(layout), "conf_directory": layout.directory, "cpus": CPUS_PER_NODE}
+    fields |= _TRACKING if layout.cgroup else _NO_TRACKING
+    fields["ports"] = f"{layout.base_port + 1}-{layout.base_port + layout.num_nodes}"
+    fields["gres"] = f" Gres=gpu:{layout.gpus_per_node}" if layout.gpus_per_node else ""
+    return _SLURM_CONF.format(**fields)
+
+
+def cgroup_conf(layout: Layout) -> str:
+    """Text of ``cgroup.conf``: memory is limited, swap no way around it, cores stay free."""
+    if layout.cgroup is None:
+        return "CgroupAutomount=no\n"
+    # IgnoreSystemd: a machine for experiments (a container, say) has no systemd to ask.
+    extra = "IgnoreSystemd=yes\n" if layout.cgroup == "v2" else "CgroupAutomount=yes\n"
+    return (
+        f"CgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/{layout.cgroup}\n{extra}"
+        "ConstrainCores=no\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
+        "ConstrainDevices=no\n"
+    )
+
+
+def gres_conf(layout: Layout) -> str:
+    """Text of ``gres.conf``: GPUs that are empty files, so that requests are honoured."""
+    if layout.gpus_per_node == 0:
+        return ""
+    last = layout.gpus_per_node - 1
+    files = f"{layout.directory}/nvidia[0-{last}]" if last else f"{layout.directory}/nvidia0"
+    return f"NodeName={layout.node_prefix}[1-{layout.num_nodes}] Name=gpu File={files}\n"
+
+
+_TRACKING = {
+    "proctrack": "proctrack/cgroup",
+    "task": "task/cgroup",
+    "gather": "jobacct_gather/cgroup",
+}
+_NO_TRACKING = {
+    "proctrack": "proctrack/linuxproc",
+    "task": "task/none",
+    "gather": "jobacct_gather/none",
+}
+_SLURM_CONF = """\
+# A Slurm for experiments on one machine, written by `meshtune minicluster up`.
+ClusterName=mini
+SlurmctldHost={hostname}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.sock,cred_expire=10
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool/%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/log/slurmctld.log
+SlurmdLogFile={directory}/log/%n.log
+SlurmctldPort={base_port}
+ProctrackType={proctrack}
+TaskPlugin={task}
+JobAcctGatherType={gather}
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,bf_continue
+MpiDefault=none
+GresTypes=gpu
+JobRequeue=1
+ReturnToService=2
+SlurmdTimeout=5
+TCPTimeout=2
+KillWait=2
+UnkillableStepTimeout=30
+BatchStartTimeout=10
+SlurmdParameters=config_overrides
+NodeName={node_prefix}[1-{num_nodes}] NodeHostname={hostname} NodeAddr=127.0.0.1 Port=[{ports}] \
+CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 \
+RealMemory={mem_per_node_mib}{gres}
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""

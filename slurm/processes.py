@@ -1,0 +1,103 @@
+"""Finding processes of this machine by what is written on them, and ending them for sure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def all_pids() -> list[int]:
+    """Ids of every process that this one can see."""
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+
+
+def environ(pid: int) -> dict[str, str]:
+    """Environment that a process was started with; empty if it is gone or another user's."""
+    try:
+        raw = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return {}
+    items = raw.decode(errors="surrogateescape").split("\0")
+    return dict(item.split("=", 1) for item in items if "=" in item)
+
+
+def name(pid: int) -> str:
+    """Name of the program, at most 15 characters; empty if it is gone."""
+    try:
+        return (_PROC / str(pid) / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def open_files(pid: int) -> set[str]:
+    """Paths that a process holds open; empty if it is gone or another user's."""
+    folder = _PROC / str(pid) / "fd"
+    paths = set()
+    try:
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                paths.add(str(entry.readlink()))
+    except OSError:
+        return set()
+    return paths
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"  # the name before it may hold anything
+
+
+def with_environ(wanted: Callable[[dict[str, str]], bool]) -> set[int]:
+    """Running processes, this one apart, whose initial environment satisfies ``wanted``."""
+    return {
+        pid for pid in all_pids() if pid != os.getpid() and wanted(environ(pid)) and is_running(pid)
+    }
+
+
+def send(pids: Iterable[int], signum: signal.Signals) -> None:
+    """Signal each process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            continue
+
+
+def end_all(
+    find: Callable[[], set[int]], *, grace_s: float = 0.0, deadline_s: float = 10.0
+) -> set[int]:
+    """End everything that ``find`` returns, asking again until it returns nothing.
+
+    Looking again each time also gets what was being forked while we signalled.
+
+    Args:
+        find: what has to go; called repeatedly.
+        grace_s: time between SIGTERM and SIGKILL; 0 sends SIGKILL at once.
+        deadline_s: how long to go on after SIGKILL.
+
+    Returns:
+        What is left after the deadline (processes stuck in the kernel); normally empty.
+    """
+    started = time.monotonic()
+    asked: set[int] = set()
+    while left := find():
+        elapsed = time.monotonic() - started
+        if elapsed > grace_s + deadline_s:
+            return left
+        if elapsed < grace_s:
+            send(left - asked, signal.SIGTERM)
+            asked |= left
+        else:
+            send(left, signal.SIGKILL)
+        time.sleep(0.02)
+    return set()
