@@ -1,0 +1,119 @@
+"""The result file: its figures, its truth, and that it is whole or absent."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.config import TrainConfig
+from trainer.flops import hardware_flops, model_flops
+from trainer.result import clear_result, completed, failure, write_result
+
+CONFIG = TrainConfig.parse(
+    {
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 32,
+            "num_heads": 4,
+            "vocab_size": 257,
+            "seq_length": 16,
+        },
+        "data": "x",
+        "tp": 2,
+        "mbs": 3,
+        "gas": 5,
+        "recompute": "full",
+        "warmup_steps": 1,
+        "measured_steps": 3,
+    }
+)
+
+
+def training(**changes: Any) -> dict[str, Any]:
+    return {
+        "step_times_s": [9.0, 0.5, 0.25, 1.0],
+        "losses": [5.0, 4.0, 3.0, 2.0],
+        "grad_norms": [1.0, 1.0, 1.0, 1.0],
+        "skipped_steps": 0,
+        "peak_memory_bytes": 1,
+    } | changes
+
+
+def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
+    result = completed(CONFIG, 8, training(), [10, 30, 20, 30, 5, 5, 5, 5])
+    batch = 3 * 5 * 4
+    assert result["status"] == "ok"
+    assert result["step_time_s"] == {"median": 0.5, "all": [0.5, 0.25, 1.0]}
+    assert (result["dp"], result["world_size"], result["global_batch_size"]) == (4, 8, batch)
+    assert result["samples_per_second"] == batch / 0.5
+    assert result["tokens_per_second"] == batch * 16 / 0.5
+    assert result["tokens_per_second_per_gpu"] == batch * 16 / 0.5 / 8
+    assert result["tflops_per_gpu"] == pytest.approx(
+        model_flops(CONFIG.model, batch) / 0.5 / 8 / 1e12
+    )
+    assert result["hardware_tflops_per_gpu"] == pytest.approx(
+        hardware_flops(CONFIG.model, batch, "full") / 0.5 / 8 / 1e12
+    )
+    assert result["loss"] == [5.0, 4.0, 3.0, 2.0]
+    assert result["parameters"] == CONFIG.model.num_parameters
+
+
+def test_the_peak_names_the_first_rank_that_reached_it() -> None:
+    result = completed(CONFIG, 8, training(), [10, 30, 20, 30, 5, 5, 5, 5])
+    assert (result["peak_memory_bytes"], result["peak_memory_rank"]) == (30, 1)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_diverged_and_never_a_fast_result(bad: float) -> None:
+    result = completed(CONFIG, 8, training(losses=[5.0, bad, 3.0, 2.0]), [1] * 8)
+    assert (result["status"], result["where"]) == ("diverged", "step 1")
+    assert "tokens_per_second" not in result
+
+
+def test_a_run_whose_every_step_was_skipped_is_diverged() -> None:
+    assert completed(CONFIG, 8, training(skipped_steps=4), [1] * 8)["status"] == "diverged"
+    assert completed(CONFIG, 8, training(skipped_steps=3), [1] * 8)["status"] == "ok"
+
+
+def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
+    losses = [5.0, float("nan"), float("inf"), float("-inf")]
+    write_result(tmp_path, completed(CONFIG, 8, training(losses=losses), [1] * 8))
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is not JSON")
+
+    written = json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    assert written["loss"] == [5.0, None, None, None]
+
+
+def test_the_first_writer_wins(tmp_path: Path) -> None:
+    assert write_result(tmp_path, failure("oom", "build", "no memory", rank=2))
+    assert not write_result(tmp_path, failure("error", "forward", "connection closed", rank=0))
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert (written["status"], written["rank"]) == ("oom", 2)
+
+
+def test_of_many_writers_at_once_exactly_one_wins_and_nothing_else_is_left(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        results = [failure("oom", "build", "x" * 10_000, rank=rank) for rank in range(16)]
+        wins = list(pool.map(lambda result: write_result(tmp_path, result), results))
+    assert wins.count(True) == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["result.json"]
+    assert json.loads((tmp_path / "result.json").read_text())["rank"] == wins.index(True)
+
+
+def test_an_earlier_attempts_result_is_cleared(tmp_path: Path) -> None:
+    write_result(tmp_path, failure("oom", "build", "no memory", rank=2))
+    clear_result(tmp_path)
+    clear_result(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_result_that_cannot_be_serialized_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_result(tmp_path, {"status": object()})
+    assert list(tmp_path.iterdir()) == []

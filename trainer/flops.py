@@ -1,0 +1,69 @@
+"""Floating-point operations of one training step, counted as the field does.
+
+Narayanan et al. 2021 (arXiv 2104.04473), section 5.1 and appendix: matrix products only, two
+operations per multiply-add, the attention matrix counted whole although half of it is masked, and
+the backward pass as twice the forward pass. Their equation 3 includes the forward pass that full
+recomputation repeats. *Model* FLOPs leave every repeated operation out, so that recomputing more
+never looks faster; *hardware* FLOPs are what the device really executes.
+
+Two extensions, which vanish for the plain GPT of the paper:
+
+* grouped-query attention: keys and values are projected to ``num_kv_heads * head_dim`` channels
+  instead of ``h``; scores and their product with the values keep all ``num_heads`` heads;
+* SwiGLU: two projections up instead of one; the feed-forward size is ``f`` instead of ``4 h``.
+"""
+
+from __future__ import annotations
+
+from trainer.config import ModelConfig, Recompute
+
+
+def _attention_core(model: ModelConfig) -> int:
+    """Forward FLOPs of Q K^T and of the scores times V: one layer, one sequence (4 s^2 h)."""
+    return 4 * model.seq_length**2 * model.hidden_size
+
+
+def _layer(model: ModelConfig) -> int:
+    """Forward FLOPs of one transformer layer on one sequence (plain GPT: 24 s h^2 + 4 s^2 h)."""
+    s, h, f = model.seq_length, model.hidden_size, model.ffn_size
+    projections = 2 * s * h * (2 * h + 2 * model.kv_heads * model.head_dim)
+    ffn_matrices = 3 if model.activation == "swiglu" else 2
+    return projections + ffn_matrices * 2 * s * h * f + _attention_core(model)
+
+
+def _logits(model: ModelConfig) -> int:
+    """Forward FLOPs of the output layer on one sequence (2 s h V)."""
+    return 2 * model.seq_length * model.hidden_size * model.vocab_size
+
+
+def model_flops(model: ModelConfig, global_batch: int) -> int:
+    """FLOPs that one step needs, whatever is recomputed.
+
+    Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
+    without its recomputed forward pass.
+
+    Args:
+        model: shape; its ``seq_length`` is s and its ``vocab_size`` V.
+        global_batch: B, sequences per step over all replicas.
+
+    Returns:
+        FLOPs of forward and backward pass, exactly (an integer).
+    """
+    return 3 * global_batch * (model.num_layers * _layer(model) + _logits(model))
+
+
+def hardware_flops(model: ModelConfig, global_batch: int, recompute: Recompute) -> int:
+    """FLOPs that one step executes.
+
+    ``full`` repeats every layer's forward pass, for a plain GPT
+    ``96 B s l h^2 (1 + s/(6h) + V/(16 l h))`` (Narayanan et al. 2021, equation 3); ``selective``
+    repeats the attention core only, ``4 B l s^2 h`` (Korthikanti et al. 2022, arXiv 2205.05198,
+    section 5); ``none`` repeats nothing.
+
+    Args:
+        model: shape.
+        global_batch: B, sequences per step over all replicas.
+        recompute: what the backward pass computes again.
+    """
+    repeated = {"none": 0, "selective": _attention_core(model), "full": _layer(model)}[recompute]
+    return model_flops(model, global_batch) + global_batch * model.num_layers * repeated

@@ -1,0 +1,95 @@
+"""Megatron's indexed dataset on disk: a file of tokens and its index. Torch-free.
+
+``PREFIX.bin`` holds the tokens of all documents, one after the other, in one number type.
+``PREFIX.idx`` says which type and where each sequence begins (little-endian; Megatron-LM,
+``megatron/core/datasets/indexed_dataset.py``)::
+
+    9 bytes  b"MMIDIDX\\0\\0"
+    uint64   version, 1
+    uint8    code of the tokens' number type, see DTYPES
+    uint64   S, number of sequences
+    uint64   D, number of document indices (documents + 1)
+    int32[S] tokens per sequence
+    int64[S] byte offset of each sequence in PREFIX.bin
+    int64[D] the sequence at which each document begins, then S
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainer.config import ConfigError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+VERSION = 1
+DTYPES: dict[int, np.dtype] = {
+    code: np.dtype(name).newbyteorder("<")
+    for code, name in enumerate(
+        ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1
+    )
+}
+UINT16 = 8
+_REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"
+
+
+@dataclass(frozen=True)
+class Index:
+    """What ``PREFIX.idx`` says about ``PREFIX.bin``."""
+
+    dtype: np.dtype
+    num_sequences: int
+    num_documents: int
+    num_tokens: int
+
+
+def read_index(prefix: str | Path) -> Index:
+    """Read and check ``PREFIX.idx`` against the sizes of both files, in constant time.
+
+    Raises:
+        ConfigError: if a file is missing, truncated or of another kind; names it and the remedy.
+    """
+    idx, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+    remedy = _REMEDY.format(prefix=prefix)
+    try:
+        with idx.open("rb") as file:
+            header = file.read(HEADER.size)
+        idx_bytes, bin_bytes = idx.stat().st_size, data.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from error
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
+        raise ConfigError(f"{idx}: not the index of a Megatron indexed dataset; {remedy}")
+    _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
+    if version != VERSION or code not in DTYPES:
+        raise ConfigError(
+            f"{idx}: version {version}, number type {code}; only version {VERSION} with types "
+            f"1 to {len(DTYPES)} is known; {remedy}"
+        )
+    if idx_bytes < HEADER.size + 12 * num_sequences + 8 * num_boundaries:
+        raise ConfigError(f"{idx}: truncated at {idx_bytes} bytes; {remedy}")
+    expected_bytes = _data_bytes(idx, num_sequences, DTYPES[code].itemsize)
+    if bin_bytes != expected_bytes:
+        raise ConfigError(
+            f"{data}: {bin_bytes} bytes, but {idx.name} describes {expected_bytes}: truncated, or "
+            f"of another dataset; {remedy}"
+        )
+    return Index(
+        DTYPES[code], num_sequences, max(0, num_boundaries - 1), bin_bytes // DTYPES[code].itemsize
+    )
+
+
+def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:
+    """Where the last sequence ends; sequences lie one after the other."""
+    if num_sequences == 0:
+        return 0
+    sizes_end = HEADER.size + 4 * num_sequences
+    with idx.open("rb") as file:
+        file.seek(sizes_end - 4)
+        last_tokens: int = struct.unpack("<i", file.read(4))[0]
+        file.seek(sizes_end + 8 * (num_sequences - 1))
+        last_offset: int = struct.unpack("<q", file.read(8))[0]
+    return last_offset + last_tokens * itemsize

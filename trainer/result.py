@@ -1,0 +1,185 @@
+"""The figures of a training run and the one file that carries them, ``result.json``.
+
+Whoever knows the outcome first writes it: rank 0 when training ended, else the rank that failed.
+The file appears whole or not at all and is never replaced within a run, so that the root cause
+stands even if the other ranks fail after it. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from trainer.config import TrainConfig
+from trainer.flops import hardware_flops, model_flops
+
+RESULT_NAME = "result.json"
+
+
+def completed(
+    config: TrainConfig,
+    world_size: int,
+    training: Mapping[str, Any],
+    peak_memory_bytes: Sequence[int],
+) -> dict[str, Any]:
+    """The result of a run whose steps all ended: ``ok``, or ``diverged``.
+
+    Args:
+        config: what was trained.
+        world_size: ranks.
+        training: what ``trainer.train.train`` returned on one rank.
+        peak_memory_bytes: of every rank, in rank order.
+
+    Returns:
+        For ``ok`` the figures that DESIGN names, from the measured steps only; ``loss`` and
+        ``step_time_s`` keep their order, ``loss`` with the warm-up steps. For ``diverged`` the
+        first step that went wrong as ``where``.
+    """
+    losses = list(training["losses"])
+    peak = max(peak_memory_bytes)
+    common = {
+        "loss": losses,
+        "skipped_steps": training["skipped_steps"],
+        "grad_norm": list(training["grad_norms"]),
+        "peak_memory_bytes": peak,
+        "peak_memory_rank": list(peak_memory_bytes).index(peak),
+        "world_size": world_size,
+        "versions": versions(),
+    }
+    trouble = _divergence(losses, training["skipped_steps"])
+    if trouble:
+        where, message = trouble
+        return {"status": "diverged", "where": where, "message": message, **common}
+    return {"status": "ok", **_speed(config, world_size, training["step_times_s"]), **common}
+
+
+def _speed(config: TrainConfig, world_size: int, step_times_s: Sequence[float]) -> dict[str, Any]:
+    """Rates per second, each from the median of the measured steps."""
+    dp = config.data_parallel(world_size)
+    batch = config.mbs * config.gas * dp
+    measured = list(step_times_s)[config.warmup_steps :]
+    median = statistics.median(measured)
+    tera_per_gpu = 1e12 * median * world_size
+    tokens_per_second = batch * config.model.seq_length / median
+    return {
+        "tflops_per_gpu": model_flops(config.model, batch) / tera_per_gpu,
+        "hardware_tflops_per_gpu": hardware_flops(config.model, batch, config.recompute)
+        / tera_per_gpu,
+        "tokens_per_second": tokens_per_second,
+        "tokens_per_second_per_gpu": tokens_per_second / world_size,
+        "samples_per_second": batch / median,
+        "step_time_s": {"median": median, "all": measured},
+        "dp": dp,
+        "global_batch_size": batch,
+        "parameters": config.model.num_parameters,
+    }
+
+
+def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:
+    for step, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            return f"step {step}", f"the loss of step {step} is {loss}"
+    if losses and skipped_steps >= len(losses):
+        return (
+            f"step {len(losses) - 1}",
+            f"all {len(losses)} optimizer steps were skipped: the gradients overflowed",
+        )
+    return None
+
+
+def failure(
+    status: Literal["oom", "invalid", "error"],
+    where: str,
+    message: str,
+    rank: int,
+    peak_memory_bytes: int | None = None,
+) -> dict[str, Any]:
+    """The result of a run that ended early.
+
+    Args:
+        status: ``oom``, ``invalid`` (the input cannot be trained) or ``error``.
+        where: the phase it happened in, such as ``forward``.
+        message: one line.
+        rank: the rank that saw it first.
+        peak_memory_bytes: of that rank; None where nothing was measured.
+    """
+    return {
+        "status": status,
+        "where": where,
+        "message": message,
+        "rank": rank,
+        "peak_memory_bytes": peak_memory_bytes,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("meshtune", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
+    """Write ``result.json`` unless it is there already.
+
+    A hard link is the one operation that is atomic and exclusive on local disks, NFS and Lustre
+    alike; the file is complete and on disk before it gets its name.
+
+    Args:
+        directory: the trial's folder.
+        result: JSON-like; NaN and infinities are written as null, which JSON can carry.
+
+    Returns:
+        Whether this call wrote it; False if another rank had been first.
+    """
+    path = directory / RESULT_NAME
+    draft = directory / f".{RESULT_NAME}.{uuid.uuid4().hex}"
+    try:
+        with draft.open("w") as file:
+            json.dump(_finite(result), file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync(directory)
+    return True
+
+
+def clear_result(directory: Path) -> None:
+    """Remove the result of an earlier attempt, so that it cannot pass for this one's."""
+    (directory / RESULT_NAME).unlink(missing_ok=True)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
