@@ -62,7 +62,7 @@ def trajectory_figure(
 
 
 def _draw_objective(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, objective: str) -> None:
-    axes.set_ylabel(objective)
+    axes.set_ylabel(objective, parse_math=False)
     if frame["objective"].isna().all():
         axes.set_yticks([])
         _note(axes, "no successful trial")
@@ -136,8 +136,8 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
     left.barh(rows, means, height=0.62, color=BLUE)
     left.hlines(rows, bounds["low"], bounds["high"], color=DARK, linewidth=1.4)
     left.set_xlim(0, 1.05 * max(means.max(), bounds["high"].max()) or 1.0)
-    left.set_xlabel(f"mean |SHAP|, {effect}", fontsize=9)
-    left.set_yticks(rows, means.index)
+    left.set_xlabel(f"mean |SHAP|, {effect}", fontsize=9, parse_math=False)
+    left.set_yticks(rows, means.index, parse_math=False)
     left.set_ylim(len(means) - 0.5, -0.5)
     columns = sensitivity.encoded.values.columns
     for row, name in enumerate(means.index):
@@ -149,10 +149,10 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
         left.annotate(
             _clip(sensitivity.encoded.legend[name]), (0, row), xytext=(-4, -11),
             textcoords="offset points", ha="right", va="center", fontsize=6.5, color=GRAY,
-            annotation_clip=False,
+            annotation_clip=False, parse_math=False,
         )  # fmt: skip
     right.axvline(0, color=GRAY, linewidth=0.8, zorder=0)
-    right.set_xlabel(f"SHAP value, {effect}", fontsize=9)
+    right.set_xlabel(f"SHAP value, {effect}", fontsize=9, parse_math=False)
     _color_key(figure, right)
     for axes in (left, right):
         _plain(axes)
