@@ -1,0 +1,135 @@
+"""Turns pydantic's findings into messages with file, line, key, value, what is accepted."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from .source import Document, SpaceError, nearest, shown
+
+Record = TypeVar("Record", bound=BaseModel)
+
+_ACCEPTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list, such as [1, 2, 4]",
+    "dict_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "finite_number": "a finite number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} or less",
+    "too_short": "at least {min_length}",
+    "too_long": "at most {max_length}",
+    "string_too_short": "text that is not empty",
+    "string_too_long": "at most {max_length} characters",
+}
+_MAX_REPORTED = 10
+
+
+def validate(record: type[Record], document: Document) -> Record:
+    """The document as a record; raises SpaceError with one line per mistake."""
+    if not isinstance(document.root.value, dict):
+        raise document.error(
+            (), f"found {shown(document.root.plain())}, accepted a mapping of keys"
+        )
+    try:
+        return record.model_validate(document.root.plain(), strict=True)
+    except ValidationError as error:
+        mistakes = error.errors(include_url=False)
+    messages = list(dict.fromkeys(_message(record, document, mistake) for mistake in mistakes))
+    messages.sort(key=_line)
+    if len(messages) > _MAX_REPORTED:
+        messages[_MAX_REPORTED:] = [f"and {len(messages) - _MAX_REPORTED} more"]
+    raise SpaceError("\n".join(messages))
+
+
+def _line(message: str) -> tuple[int, int]:
+    parts = message.split(": ", 1)[0].rsplit(":", 2)
+    return int(parts[-2]), int(parts[-1])
+
+
+def _message(record: type[BaseModel], document: Document, mistake: Mapping[str, Any]) -> str:
+    # Steps such as "<range>" are our names for the members of a union, not keys.
+    path = [step for step in mistake["loc"] if not str(step).startswith("<")]
+    if path and path[-1] == "[key]":
+        path.pop()
+        return str(document.error(path, "not a name, accepted letters, digits and '_'"))
+    kind = mistake["type"]
+    fields = _fields(record, [str(step) for step in mistake["loc"][:-1]])
+    if kind == "extra_forbidden":
+        name = str(path[-1])
+        return str(
+            document.error(
+                path, f"unknown key, accepted: {', '.join(fields)}{nearest(name, fields)}"
+            )
+        )
+    if kind == "missing":
+        parent = path[:-1]
+        return str(document.error(parent, f"key '{path[-1]}' is missing")).replace("key '': ", "")
+    return str(document.error(path, found(mistake), at_value=True))
+
+
+def found(mistake: Mapping[str, Any]) -> str:
+    """``found X, accepted Y`` for a value that is wrong in itself."""
+    kind, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
+    if kind == "value_error":
+        return f"found {shown(value)}: {context['error']}"
+    if kind == "literal_error":
+        expected = context["expected"]
+        known = expected.replace(" or ", ", ").replace("'", "").split(", ")
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        return f"found {shown(value)}, accepted {expected}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"found {shown(value)}, accepted letters, digits, '.', '_' and '-'"
+    accepted = _ACCEPTED.get(kind)
+    if accepted is None:
+        return f"found {shown(value)}: {mistake['msg']}"
+    accepted = accepted.format(**context)
+    if kind in ("too_short", "too_long"):
+        accepted += " item" if accepted.endswith(" 1") else " items"
+    hint = "; put text in quotes" if kind == "string_type" and _is_scalar(value) else ""
+    return f"found {shown(value)}, accepted {accepted}{hint}"
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _fields(record: type[BaseModel], steps: list[str]) -> list[str]:
+    """The keys that the record at ``steps`` accepts."""
+    current: Any = record
+    for step in steps:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            by_key = {(f.alias or n): f.annotation for n, f in current.model_fields.items()}
+            current = by_key.get(step)
+        elif get_origin(current) is dict:
+            current = get_args(current)[1]
+        current = _member(current, step)
+    if isinstance(current, type) and issubclass(current, BaseModel):
+        return [field.alias or name for name, field in current.model_fields.items()]
+    return []
+
+
+def _member(annotation: Any, step: str) -> Any:
+    """The part of a union or annotation that ``step`` goes on in: its tag, or its record."""
+    while hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [m for m in get_args(annotation) if m is not type(None)]
+        for member in members:
+            tags = [getattr(m, "tag", None) for m in getattr(member, "__metadata__", ())]
+            if step in tags:
+                return _member(member, step)
+        if len(members) == 1:
+            return _member(members[0], step)
+    return annotation
