@@ -89,7 +89,7 @@ class Minicluster:
     def kill_node(self, name: str) -> None:
         """Let a node die as in a power cut: its slurmd, its steps and all their processes.
 
-        The controller notices after ``SlurmdTimeout`` (10 s) or so.
+        The controller notices after some 16 s; ``node_states`` then says ``down*``.
         """
         self._check(name)
         left = processes.end_all(lambda: _node_processes(self.layout, name))

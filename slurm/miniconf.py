@@ -48,7 +48,8 @@ def slurm_conf(layout: Layout) -> str:
 
     The times are short, so that a lost node and a requeued job are seen in seconds.
     ``cred_expire`` is the one that matters for a requeue: Slurm lets a requeued job wait
-    until the credentials of its earlier start have expired, 120 s by default.
+    until the credentials of its earlier start have expired, 120 s by default. A node's death
+    is seen after about ``3 MessageTimeout``, which counts for more than ``SlurmdTimeout``.
     """
     fields = {**asdict(layout), "conf_directory": layout.directory, "cpus": CPUS_PER_NODE}
     fields |= _TRACKING if layout.cgroup else _NO_TRACKING
@@ -116,7 +117,8 @@ MpiDefault=none
 GresTypes=gpu
 JobRequeue=1
 ReturnToService=2
-SlurmdTimeout=5
+MessageTimeout=5
+SlurmdTimeout=10
 TCPTimeout=2
 KillWait=2
 UnkillableStepTimeout=30

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm import minicluster as mini
+from slurm import miniconf, processes
+
+needs_slurm = pytest.mark.slurm
+
+
+def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
+        time.sleep(0.1)
+
+
+def layout(**changes: object) -> miniconf.Layout:
+    fields: dict[str, object] = {
+        "directory": "/d", "hostname": "host", "user": "root", "node_prefix": "n",
+        "num_nodes": 3, "gpus_per_node": 2, "mem_per_node_mib": 500, "base_port": 17000,
+        "cgroup": "v1",
+    }  # fmt: skip
+    return miniconf.Layout(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_every_daemon_has_a_port_of_its_own() -> None:
+    text = miniconf.slurm_conf(layout())
+    assert "SlurmctldPort=17000\n" in text
+    assert "NodeName=n[1-3]" in text
+    assert "Port=[17001-17003]" in text
+    assert list(layout().ports()) == [17000, 17001, 17002, 17003]
+
+
+def test_without_cgroups_nothing_refers_to_them() -> None:
+    bare = layout(cgroup=None)
+    assert "cgroup" not in miniconf.slurm_conf(bare)
+    assert "Constrain" not in miniconf.cgroup_conf(bare)
+
+
+def test_cgroup_v2_does_not_ask_systemd() -> None:
+    text = miniconf.cgroup_conf(layout(cgroup="v2"))
+    assert "CgroupPlugin=cgroup/v2" in text
+    assert "IgnoreSystemd=yes" in text
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0, ""),
+        (1, "NodeName=n[1-3] Name=gpu File=/d/nvidia0\n"),
+        (8, "NodeName=n[1-3] Name=gpu File=/d/nvidia[0-7]\n"),
+    ],
+)
+def test_gres_conf_lists_the_fake_gpus(gpus: int, expected: str) -> None:
+    assert miniconf.gres_conf(layout(gpus_per_node=gpus)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "2", "2T", "0G", "-1G", "two"])
+def test_a_strange_memory_size_is_refused(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mini, "missing", lambda: None)
+    with pytest.raises(mini.MiniclusterError, match="2G or 1500M"):
+        mini.up(tmp_path / "new", mem_per_node=text)
+    assert not (tmp_path / "new").exists()
+
+
+def test_missing_programs_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini, "_PROGRAMS", ("sh", "no-such-daemon"))
+    reason = mini.missing()
+    assert reason is not None
+    assert reason.startswith("no-such-daemon not found")
+    assert "apt-get install" in reason
+
+
+def test_a_folder_with_other_things_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mini, "missing", lambda: None)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(mini.MiniclusterError, match="not empty"):
+        mini.up(tmp_path)
+    assert not mini.down(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+@needs_slurm
+def test_a_step_sees_its_fake_gpus(minicluster: mini.Minicluster) -> None:
+    out = minicluster.run("srun", "-N1", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
+    assert out.strip() == "0,1"
+    with pytest.raises(mini.MiniclusterError, match=r"[Rr]equested node configuration"):
+        minicluster.run("srun", "-N1", "--gpus-per-node=3", "true")
+
+
+@needs_slurm
+def test_a_rank_over_its_memory_dies_as_out_of_memory(minicluster: mini.Minicluster) -> None:
+    if not minicluster.limits_memory:
+        pytest.skip("cgroups do not work on this machine")
+    hog = "x = bytearray(300 << 20); import time; time.sleep(60)"
+    with pytest.raises(mini.MiniclusterError, match=r"Out Of Memory|oom.kill"):
+        minicluster.run("srun", "-N1", "--mem=100M", "python3", "-c", hog)
+
+
+@needs_slurm
+def test_up_finds_a_cluster_that_is_up(minicluster: mini.Minicluster) -> None:
+    again = mini.up(minicluster.conf.parent)
+    assert not again.started
+    assert again.layout == minicluster.layout
+
+
+@needs_slurm
+def test_status_shows_nodes_and_jobs(minicluster: mini.Minicluster) -> None:
+    job = minicluster.run("sbatch", "--parsable", "-N2", "-Jwaiter", "-o/dev/null",
+                          "--wrap=sleep 100").strip()  # fmt: skip
+    wait_for(lambda: "RUNNING" in str(mini.status(minicluster.conf.parent)), "the job runs")
+    state = mini.status(minicluster.conf.parent)
+    assert state is not None
+    assert list(state.node_states) == list(minicluster.nodes)
+    assert "waiter" in str(state)
+    minicluster.run("scancel", job)
+    wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")
+
+
+@needs_slurm
+def test_two_clusters_live_side_by_side_and_down_leaves_nothing(
+    minicluster: mini.Minicluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("mini") / "second"
+    second = mini.up(directory, num_nodes=2, gpus_per_node=0)
+    assert not set(second.nodes) & set(minicluster.nodes)
+    second.run("sbatch", "-N2", "-o/dev/null", "--wrap=srun sleep 1000")
+    wait_for(lambda: "mixed" in second.node_states().values(), "the job runs")
+
+    assert mini.down(directory)
+
+    assert not directory.exists()
+    assert mini.status(directory) is None
+    conf = str(second.conf)
+    assert processes.with_environ(lambda env: env.get("SLURM_CONF") == conf) == set()
+    assert set(minicluster.node_states().values()) == {"idle"}
+    assert minicluster.run("srun", "-N8", "hostname").count("\n") == 8
+
+
+@needs_slurm
+def test_a_controller_that_was_killed_is_replaced(tmp_path_factory: pytest.TempPathFactory) -> None:
+    directory = tmp_path_factory.mktemp("mini") / "m"
+    first = mini.up(directory, num_nodes=1)
+    os.kill(int((directory / "slurmctld.pid").read_text()), 9)
+    wait_for(lambda: mini.status(directory) is None, "the controller is gone")
+    second = mini.up(directory, num_nodes=2)
+    try:
+        assert second.started
+        assert len(second.node_states()) == 2 > len(first.nodes)
+    finally:
+        mini.down(directory)
+
+
+@needs_slurm
+def test_a_killed_node_goes_down_and_comes_back(minicluster: mini.Minicluster) -> None:
+    victim, witness = minicluster.nodes[2], minicluster.nodes[3]
+    step = subprocess.Popen(
+        ["srun", "-N2", f"-w{victim},{witness}", "sleep", "1000"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_for(lambda: minicluster.node_states()[victim] == "mixed", "the step runs")
+    minicluster.kill_node(victim)
+    stderr = step.communicate(timeout=60)[1]
+    assert f"Node failure on {victim}" in stderr
+    assert minicluster.node_states()[victim].startswith("down")
+    minicluster.revive_node(victim)
+    wait_for(lambda: set(minicluster.node_states().values()) == {"idle"}, "all nodes are idle")
+    assert minicluster.run("srun", "-N1", f"-w{victim}", "hostname")
+
+
+@needs_slurm
+def test_a_requeued_job_starts_again_soon(minicluster: mini.Minicluster, tmp_path: Path) -> None:
+    script, log = tmp_path / "job.sh", tmp_path / "log"
+    script.write_text(
+        f"#!/bin/sh\n#SBATCH -N1 -o {log} --open-mode=append\n"
+        'echo "start ${SLURM_RESTART_COUNT:-0}"\nexec sleep 1000\n'
+    )
+    job = minicluster.run("sbatch", "--parsable", str(script)).strip()
+    wait_for(lambda: log.exists() and "start 0" in log.read_text(), "the job runs")
+    minicluster.run("scontrol", "requeue", job)
+    # With Slurm's defaults it takes more than two minutes.
+    wait_for(lambda: "start 1" in log.read_text(), "the job runs again")
+    minicluster.run("scancel", job)
+    wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")
