@@ -18,7 +18,14 @@ from analysis.trajectory import TOLD, failure_window
 DPI = 150
 MAX_PARAMETERS = 15
 EDGE = 1.03  # where the time axis ends, relative to the last trial
-BLUE, DARK, RED, GRAY, LIGHT = "#3b82c4", "#1f3a5f", "#c8322b", "#8a8f98", "#d7dade"
+BLUE, DARK, RED, GRAY, PALE, LIGHT = (
+    "#3b82c4",
+    "#1f3a5f",
+    "#c8322b",
+    "#8a8f98",
+    "#b9bec7",
+    "#d7dade",
+)
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
 
@@ -171,7 +178,7 @@ def _draw_swarm(
     y = row + _spread(shap)
     active = ~inactive
     ranks = pd.Series(values[active]).rank(method="dense").to_numpy() - 1
-    axes.scatter(shap[inactive], y[inactive], s=11, color=LIGHT, linewidth=0)
+    axes.scatter(shap[inactive], y[inactive], s=11, color=PALE, linewidth=0)
     axes.scatter(
         shap[active], y[active], s=11, c=ranks, cmap="viridis", vmin=0,
         vmax=max(ranks.max(initial=0.0), 1.0), linewidth=0,

@@ -43,7 +43,7 @@ KEY_METRICS = (
     "step_time_s.median",
     "peak_memory_bytes",
 )
-LOGS = ("stdout.log", "stderr.log", "command.txt", "config.json", "result.json")
+LINKS = {"stdout": "stdout.log", "stderr": "stderr.log", "folder": ""}  # of a trial's folder
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,10 @@ def _row(run: Run, trial: Trial) -> dict[str, Any]:
         "nodes": last.nodes if last else (),
         "message": trial.message,
         "tail": _tail(trial.stderr_tail),
-        "logs": [
-            (log, f"../trials/{folder.name}/{log}") for log in LOGS if (folder / log).exists()
+        "links": [
+            (name, f"../trials/{folder.name}/{file}")
+            for name, file in LINKS.items()
+            if (folder / file).exists()
         ],
     }
 

@@ -102,10 +102,15 @@ class Run:
     objective: dict[str, str] = field(default_factory=dict)
     launcher: str = ""
     opened_t: list[float] = field(default_factory=list)
-    past_sessions_s: float = 0.0  # time that earlier drivers were alive
+    left_t: list[float] = field(default_factory=list)  # last events of all sessions but the last
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
+
+    @property
+    def past_sessions_s(self) -> float:
+        """Time that earlier drivers were alive, up to their last word."""
+        return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
 
     @property
     def maximize(self) -> bool:
@@ -173,7 +178,7 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
     match event["event"]:
         case "opened":
             if run.opened_t:
-                run.past_sessions_s += run.last_t - run.opened_t[-1]
+                run.left_t.append(run.last_t)
             run.space, run.fingerprint = event["space"], event["fingerprint"]
             run.seed, run.objective = event["seed"], dict(event["objective"])
             run.launcher, run.closed = event["launcher"], None
@@ -187,16 +192,20 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
             attempt = Attempt(event["attempt"], event["name"], tuple(event["nodes"]), t)
             run.trials[event["trial"]].attempts.append(attempt)
         case "ended":
-            _end(run.trials[event["trial"]], event, t)
+            _end(run, run.trials[event["trial"]], event, t)
         case "closed":
             run.closed = event["reason"]
     run.last_t = t
 
 
-def _end(trial: Trial, event: Mapping[str, Any], t: float) -> None:
+def _end(run: Run, trial: Trial, event: Mapping[str, Any], t: float) -> None:
     for attempt in trial.attempts:
         if attempt.number == event["attempt"]:
-            attempt.ended_t, attempt.kind, attempt.message = t, event["kind"], event["message"]
+            # What a killed driver left running is settled by the next one, maybe hours later: its
+            # nodes were held up to the last word of its own session, as far as anybody knows.
+            orphan = run.left_t and attempt.started_t <= run.left_t[-1]
+            attempt.ended_t = run.left_t[-1] if orphan else t
+            attempt.kind, attempt.message = event["kind"], event["message"]
     trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
     if event["final"]:
         trial.kind, trial.objective, trial.ended_t = event["kind"], event["objective"], t

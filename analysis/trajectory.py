@@ -33,21 +33,7 @@ def idle_spans(run: Run) -> list[tuple[float, float]]:
     Returns:
         (from, to) in seconds since the epoch, in order.
     """
-    events = sorted(
-        t
-        for trial in run.trials.values()
-        for t in (
-            trial.proposed_t,
-            ended_t(trial),
-            *(a.started_t for a in trial.attempts),
-            *(a.ended_t for a in trial.attempts if a.ended_t is not None),
-        )
-    )
-    spans = []
-    for earlier, opened in zip(run.opened_t, run.opened_t[1:], strict=False):
-        last = max((t for t in events if earlier <= t <= opened), default=earlier)
-        spans.append((last, opened))
-    return spans
+    return list(zip(run.left_t, run.opened_t[1:], strict=True))
 
 
 def search_time_s(t: float, origin_t: float, idle: Sequence[tuple[float, float]]) -> float:
