@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,9 @@ from workflows.space import SearchSpace
 
 ENUMERATED = 2_000_000  # raw configurations up to which all valid ones are listed once
 CHUNK = 262_144
+MAX_CHUNKS = 64  # tried in a space too large to list, before it counts as exhausted
+
+Indices = NDArray[np.int64]
 
 
 class Candidates:
@@ -26,12 +28,11 @@ class Candidates:
         self._names = list(space.parameters)
         self._values = [space.parameters[name].values for name in self._names]
         self._radix = [len(values) for values in self._values]
-        self._raw = math.prod(self._radix)
-        self._valid: NDArray[np.int64] | None = None
-        if self._raw <= ENUMERATED:
-            starts = range(0, self._raw, CHUNK)
-            chunks = [np.arange(s, min(s + CHUNK, self._raw)) for s in starts]
-            self._valid = np.concatenate([self._keep_valid(chunk) for chunk in chunks])
+        self._listed: Indices | None = None
+        if space.raw_size <= ENUMERATED:
+            starts = range(0, space.raw_size, CHUNK)
+            chunks = (np.arange(s, min(s + CHUNK, space.raw_size)) for s in starts)
+            self._listed = np.concatenate([self._keep_valid(chunk) for chunk in chunks])
 
     def draw(
         self,
@@ -40,7 +41,7 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> list[dict[str, Any]]:
-        """At most ``size`` distinct valid configurations in random order.
+        """At most ``size`` distinct valid raw configurations in random order.
 
         Args:
             size: how many at most; fewer come only where there are no more (exactly so in a space
@@ -49,39 +50,38 @@ class Candidates:
             exclude: configurations that may not come again.
             max_nodes: the widest trial that may come, in nodes.
         """
-        known = np.array(sorted(self._index(config) for config in exclude), dtype=np.int64)
-        pool = self._valid if self._valid is not None else self._sample(2 * size, rng)
-        pool = pool[~np.isin(pool, known)]
-        pool = rng.permutation(pool)
-        configs = (self._config(index) for index in pool)
-        fitting = (c for c in configs if self._space.num_nodes(c) <= max_nodes)
-        return [c for _, c in zip(range(size), fitting, strict=False)]
+        known = np.array([self._index(config) for config in exclude], dtype=np.int64)
+        pool = self._listed if self._listed is not None else self._sample(2 * size, rng)
+        pool = rng.permutation(pool[~np.isin(pool, known)])
+        facts = self._space.columns(self._columns(pool)).columns
+        fits = np.broadcast_to(facts["num_nodes"] <= max_nodes, pool.shape)
+        return self._configs(pool[fits][:size])
 
-    def _sample(self, size: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _sample(self, size: int, rng: np.random.Generator) -> Indices:
         """About ``size`` valid indices by rejection; fewer where few are valid."""
-        found: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        for _ in range(64):
-            chunk = rng.integers(0, self._raw, size=CHUNK)
-            found = np.union1d(found, self._keep_valid(chunk))
+        found: Indices = np.empty(0, dtype=np.int64)
+        for _ in range(MAX_CHUNKS):
+            found = np.union1d(
+                found, self._keep_valid(rng.integers(self._space.raw_size, size=CHUNK))
+            )
             if len(found) >= size:
                 break
         return found
 
-    def _keep_valid(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _keep_valid(self, indices: Indices) -> Indices:
+        valid: NDArray[np.bool_] = self._space.valid(self._columns(indices))
+        return indices[valid]
+
+    def _columns(self, indices: Indices) -> dict[str, NDArray[Any]]:
         digits = np.unravel_index(indices, self._radix)
-        columns = {
+        return {
             name: np.array(values)[digit]
             for name, values, digit in zip(self._names, self._values, digits, strict=True)
         }
-        return indices[self._space.valid(columns)]
 
-    def _config(self, index: int) -> dict[str, Any]:
-        digits = np.unravel_index(index, self._radix)
-        raw = {
-            name: values[int(digit)]
-            for name, values, digit in zip(self._names, self._values, digits, strict=True)
-        }
-        return self._space.canonical(raw)
+    def _configs(self, indices: Indices) -> list[dict[str, Any]]:
+        columns = [column.tolist() for column in self._columns(indices).values()]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _index(self, config: Mapping[str, Any]) -> int:
         raw = self._space.raw(config)

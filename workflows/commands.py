@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from analysis.run import RunError, read_run
 from slurm.core import Launcher, LauncherError
@@ -17,9 +15,6 @@ from workflows.budget import Budget
 from workflows.folder import FingerprintError, RunFolder
 from workflows.journal import RunBusyError, driver_of
 from workflows.space import SearchSpace, SpaceError, load_space
-
-if TYPE_CHECKING:
-    from workflows.driver import Driver
 
 
 class UsageError(Exception):
@@ -49,8 +44,7 @@ def search(arguments: Namespace) -> int:
         for line in dry_run(space, folder, launcher, arguments.seed or 0):
             print(line)
         return 0
-    code = run_session(space, folder, launcher, arguments.seed, _budget(space, arguments))
-    return code
+    return run_session(space, folder, launcher, arguments.seed, _budget(space, arguments))
 
 
 def submit(arguments: Namespace) -> int:
@@ -171,7 +165,13 @@ def _launcher_name(asked: str | None) -> str:
 
 
 def _launcher(arguments: Namespace, space: SearchSpace) -> Launcher:
-    return make_launcher(_launcher_name(arguments.launcher), space.max_num_nodes, arguments.site)
+    return make_launcher(_launcher_name(arguments.launcher), _widest(space), arguments.site)
+
+
+def _widest(space: SearchSpace) -> int:
+    """Nodes of the widest trial: what the local launcher pretends to have."""
+    nodes = space.parameters.get("num_nodes")
+    return max(int(value) for value in nodes.values) if nodes else 1
 
 
 def _searchable(reference: str) -> SearchSpace:

@@ -150,7 +150,6 @@ class Driver:
         return ending
 
     def _open(self) -> None:
-        objective = "maximize" if self.space.objective.maximize else "minimize"
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
         self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
         self.journal.write(
@@ -160,7 +159,7 @@ class Driver:
             seed=self.seed,
             launcher=self.launcher.name,
             nodes=list(self.pool.nodes),
-            objective={objective: self.space.objective.key},
+            objective=self.space.objective.as_dict(),
         )
         for trial, attempt in left_running:
             if attempt:
@@ -263,6 +262,7 @@ class Driver:
             for node in outcome.suspect_nodes:
                 self.pool.quarantine(node)
             self.pool.release(running.lease)
+            self._give_up_impossible()
         self.listen("tick", self, None)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
@@ -307,6 +307,13 @@ class Driver:
             self._nodes_checked = time.monotonic()
             for node in self.launcher.down_nodes():
                 self.pool.remove(node)
+            self._give_up_impossible()
+
+    def _give_up_impossible(self) -> None:
+        """Trials wider than what is left of the allocation wait for another one."""
+        for name in self.pool.impossible():
+            self._waiting.discard(int(name))
+            self._too_wide.add(int(name))
 
     def _abandon(self) -> None:
         """Something went wrong in the loop itself: leave no process behind."""
@@ -330,4 +337,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(v) for v in value]
     return value
-

@@ -91,4 +91,4 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` in one step, so that a reader or a crash never sees half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
-    os.replace(part, path)
+    part.replace(path)

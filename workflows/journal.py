@@ -41,7 +41,7 @@ class Journal:
         self.clock = clock
         self._lock = _lock(directory)
         path = directory / "journal.jsonl"
-        self._file = open(path, "ab")  # noqa: SIM115 - lives as long as the driver
+        self._file = path.open("ab")
         _cut_torn_line(path)
         self.run: Run = read_run(directory)
 
@@ -66,7 +66,7 @@ def driver_of(directory: Path) -> str | None:
     path = directory / LOCK_NAME
     if not path.exists():
         return None
-    with open(path, "r+") as file:
+    with path.open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -81,7 +81,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 def _lock(directory: Path) -> IO[str]:
     # A file of its own: closing any other handle of a locked file may drop the lock (POSIX locks,
     # and so flock over NFS), and the journal is opened by every reader.
-    file = open(directory / LOCK_NAME, "a+")  # noqa: SIM115
+    file = (directory / LOCK_NAME).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

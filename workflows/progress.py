@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -54,7 +54,7 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
     return rows
 
 
-def _spent(used: float, limit: float | None, text: Any) -> str:
+def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
     return text(used) + (f" of {text(limit)}" if limit is not None else "")
 
 
@@ -111,7 +111,7 @@ class Progress:
 def _panel(driver: Driver) -> Group:
     now = driver.journal.clock()
     rows = summary(driver.state, driver.budget, now)
-    busy = driver.pool.size - driver.pool.free
+    busy = sum(len(r.lease.nodes) for r in driver.running.values())
     rows.append(("nodes", f"{busy} of {driver.pool.size} busy"))
     table = Table.grid(padding=(0, 2))
     for label, text in rows:
@@ -130,5 +130,3 @@ def _panel(driver: Driver) -> Group:
     if len(shown) > SHOWN_RUNNING:
         running.add_row(Text(f"and {len(shown) - SHOWN_RUNNING} more"))
     return Group(table, running)
-
-

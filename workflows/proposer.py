@@ -64,15 +64,14 @@ class Proposer:
         results = [(t, self._objective(t)) for t in run.trials.values() if self._told(t)]
         successes = [value for _, value in results if not isinstance(value, str)]
         if len(successes) < self.num_initial:
-            config = candidates[0]
             why = f"{len(successes)} of {self.num_initial} successes before the surrogate"
-            return Proposal(config, "random", why)
+            return Proposal(self.space.canonical(candidates[0]), "random", why)
         # Pending trials are told as the best so far, as DeepHyper's own cl_max does in a batch.
         pending = [(t, max(successes)) for t in run.trials.values() if not t.ended]
         history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
-        config = self._ask(candidates, history, seed=int(rng.integers(2**31)))
+        raw = self._ask(candidates, history, seed=int(rng.integers(2**31)))
         why = f"forest on {len(successes)} successes and {len(results) - len(successes)} failures"
-        return Proposal(config, "bayesian", why)
+        return Proposal(self.space.canonical(raw), "bayesian", why)
 
     @staticmethod
     def _told(trial: Trial) -> bool:
@@ -117,4 +116,4 @@ class Proposer:
             )
             search.tell(history)
             asked: dict[str, Any] = search.ask(1)[0]
-        return self.space.canonical({name: asked[name] for name in self.space.parameters})
+        return asked

@@ -73,9 +73,7 @@ def run_session(
     return ending.code
 
 
-def dry_run(
-    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int
-) -> Iterator[str]:
+def dry_run(space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
     factory = TrialFactory(space, folder, _run_id(folder), data="DATA")

@@ -56,20 +56,19 @@ class TrialFactory:
         """What to start for ``config``; writes nothing."""
         directory = self.folder.trial(number)
         trainer, trial = self.space.trainer, self.space.trial
+        argv: tuple[str, ...] = (sys.executable, "-m", "trainer", str(directory / "config.json"))
         if trainer.command:
             argv = self.space.command(config, directory)
-        else:
-            argv = [sys.executable, "-m", "trainer", str(directory / "config.json")]
         return TrialSpec(
             name=self.name(number, attempt),
             directory=directory,
-            argv=tuple(argv),
+            argv=argv,
             num_nodes=self.space.num_nodes(config),
             ranks_per_node=self.space.cluster.gpus_per_node,
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=dict(trainer.env),
-            result=ResultSource(dict(trainer.result.patterns)),
+            result=ResultSource(trainer.result.patterns if trainer.result else {}),
         )
 
 
@@ -98,10 +97,11 @@ def prepare_data(space: SearchSpace, folder: Path) -> str | None:
     from trainer.prepare import prepare_data as tokenize
     from trainer.prepare import python_source_files
 
-    if space.trainer.command:
+    builtin = space.trainer.builtin
+    if builtin is None:
         return None
-    if space.trainer.data != "python-source":
-        return space.trainer.data
+    if builtin.data != "python-source":
+        return builtin.data
     prefix = folder / "data" / "python-source"
     if not prefix.with_suffix(".idx").exists():
         prefix.parent.mkdir(parents=True, exist_ok=True)
