@@ -5,7 +5,7 @@
 (3264, 2788)
 """
 
-from .check import CheckReport, RuleCount, check
+from .counting import CheckReport, RuleCount, check
 from .load import load_space, shipped_spaces
 from .parameters import Parameter
 from .rules import Rule

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from .source import Document, SpaceError, nearest, shown
+from .schema import UNION_TAGS
+from .source import Document, Mark, SpaceError, closest, nearest, shown
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -46,37 +47,46 @@ def validate(record: type[Record], document: Document) -> Record:
         return record.model_validate(document.root.plain(), strict=True)
     except ValidationError as error:
         mistakes = error.errors(include_url=False)
-    messages = list(dict.fromkeys(_message(record, document, mistake) for mistake in mistakes))
-    messages.sort(key=_line)
+    placed = [_placed(record, document, mistake) for mistake in _without_echoes(record, mistakes)]
+    messages = [str(error) for _, error in sorted(placed, key=lambda p: (p[0].line, p[0].column))]
     if len(messages) > _MAX_REPORTED:
         messages[_MAX_REPORTED:] = [f"and {len(messages) - _MAX_REPORTED} more"]
     raise SpaceError("\n".join(messages))
 
 
-def _line(message: str) -> tuple[int, int]:
-    parts = message.split(": ", 1)[0].rsplit(":", 2)
-    return int(parts[-2]), int(parts[-1])
+def _without_echoes(
+    record: type[BaseModel], mistakes: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Leave out the missing key where a misspelt one next to it is reported anyway."""
+    misspelt = set()
+    for mistake in mistakes:
+        if mistake["type"] == "extra_forbidden":
+            *above, name = mistake["loc"]
+            close = closest(str(name), _fields(record, above))
+            misspelt.add((*above, close))
+    return [m for m in mistakes if m["type"] != "missing" or m["loc"] not in misspelt]
 
 
-def _message(record: type[BaseModel], document: Document, mistake: Mapping[str, Any]) -> str:
-    # Steps such as "<range>" are our names for the members of a union, not keys.
-    path = [step for step in mistake["loc"] if not str(step).startswith("<")]
+def _placed(
+    record: type[BaseModel], document: Document, mistake: Mapping[str, Any]
+) -> tuple[Mark, SpaceError]:
+    # "<range>" and the like are our names for the members of a union, not keys.
+    path = [step for step in mistake["loc"] if step not in UNION_TAGS]
+    if mistake["type"] in ("extra_forbidden", "missing") and path[-1:] != [mistake["loc"][-1]]:
+        path.append(mistake["loc"][-1])
+    at_value = False
     if path and path[-1] == "[key]":
         path.pop()
-        return str(document.error(path, "not a name, accepted letters, digits and '_'"))
-    kind = mistake["type"]
-    fields = _fields(record, [str(step) for step in mistake["loc"][:-1]])
-    if kind == "extra_forbidden":
-        name = str(path[-1])
-        return str(
-            document.error(
-                path, f"unknown key, accepted: {', '.join(fields)}{nearest(name, fields)}"
-            )
-        )
-    if kind == "missing":
-        parent = path[:-1]
-        return str(document.error(parent, f"key '{path[-1]}' is missing")).replace("key '': ", "")
-    return str(document.error(path, found(mistake), at_value=True))
+        what = "not a name, accepted letters, digits and '_'"
+    elif mistake["type"] == "extra_forbidden":
+        fields = _fields(record, mistake["loc"][:-1])
+        what = f"unknown key, accepted: {', '.join(fields)}{nearest(str(path[-1]), fields)}"
+    elif mistake["type"] == "missing":
+        what = f"key '{path.pop()}' is missing"
+    else:
+        what, at_value = found(mistake), True
+    mark, node = document.locate(path)
+    return node.mark if at_value else mark, document.error(path, what, at_value=at_value)
 
 
 def found(mistake: Mapping[str, Any]) -> str:
@@ -105,13 +115,13 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def _fields(record: type[BaseModel], steps: list[str]) -> list[str]:
+def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
     """The keys that the record at ``steps`` accepts."""
     current: Any = record
     for step in steps:
         if isinstance(current, type) and issubclass(current, BaseModel):
             by_key = {(f.alias or n): f.annotation for n, f in current.model_fields.items()}
-            current = by_key.get(step)
+            current = by_key.get(str(step))
         elif get_origin(current) is dict:
             current = get_args(current)[1]
         current = _member(current, step)
@@ -120,7 +130,7 @@ def _fields(record: type[BaseModel], steps: list[str]) -> list[str]:
     return []
 
 
-def _member(annotation: Any, step: str) -> Any:
+def _member(annotation: Any, step: str | int) -> Any:
     """The part of a union or annotation that ``step`` goes on in: its tag, or its record."""
     while hasattr(annotation, "__metadata__"):
         annotation = annotation.__origin__

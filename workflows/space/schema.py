@@ -54,6 +54,7 @@ Duration = Annotated[
 ]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 Scalar = bool | int | float | str
+UNION_TAGS = ("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>")
 Number = int | float
 
 

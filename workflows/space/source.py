@@ -109,10 +109,16 @@ def dotted(path: Iterable[str | int]) -> str:
     return text
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``word``, if any is."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` where something like ``word`` is known, else nothing."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    close = closest(word, known)
+    return f"; did you mean '{close}'?" if close else ""
 
 
 def shown(value: Any, limit: int = 60) -> str:
