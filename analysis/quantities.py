@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Value = TypeVar("Value", float, "pd.Series[float]")
 
 _KNOWN = {
     "tflops_per_gpu": ("throughput", "TFLOPS per GPU"),
@@ -49,8 +55,8 @@ def label(key: str) -> str:
     return f"{name(key)} ({unit(key)})" if unit(key) else name(key)
 
 
-def scaled(key: str, value: float) -> float:
-    """The value in the unit in which it is shown: bytes become GiB."""
+def scaled(key: str, value: Value) -> Value:
+    """A value, or a column of values, in the unit in which it is shown: bytes become GiB."""
     return value / GIB if unit(key) == "GiB" else value
 
 

@@ -73,6 +73,7 @@ def write_report(run_dir: Path) -> Path:
     folder = Path(run_dir) / "report"
     folder.mkdir(exist_ok=True)
     frame = load(run_dir)
+    frame["objective"] = quantities.scaled(run.objective_key, frame["objective"])
     what, unit = quantities.label(run.objective_key), quantities.unit(run.objective_key)
     effect = unit or run.objective_key
     best_problem = _write_best(run, folder / "best.yaml")
@@ -139,7 +140,7 @@ def _trajectory_figure(run: Run, what: str) -> Figure:
     frame = trajectory(run)
     key = run.objective_key
     for column in ("objective", "best"):
-        frame[column] = frame[column].map(lambda value: quantities.scaled(key, value))
+        frame[column] = quantities.scaled(key, frame[column])
     return figures.trajectory_figure(frame, what, restarts_s)
 
 

@@ -7,6 +7,7 @@ a regression over successes alone says nothing of what it takes to succeed.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -143,9 +144,9 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     forest.fit(x, target)
     shap, base = _explain(forest, x)
     r2 = float(forest.oob_score_)
-    warnings = _few(len(frame), encoded, "successes")
+    cautions = _few(len(frame), encoded, "successes")
     if r2 < LOW_R2:
-        warnings.append(
+        cautions.append(
             f"The forest predicts unseen trials poorly (out-of-bag R² = {r2:.2f}, below {LOW_R2}): "
             "the ranking may not hold."
         )
@@ -160,7 +161,7 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
         None,
         _bootstrap(refit, encoded.values, target, seed),
         seed,
-        tuple(warnings),
+        tuple(cautions),
     )
 
 
@@ -195,9 +196,9 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     forest.fit(x, failed)
     shap, base = _explain(forest, x)
     accuracy, base_rate = float(forest.oob_score_), 1 - rarer / len(frame)
-    warnings = _few(len(frame), encoded, "trials")
+    cautions = _few(len(frame), encoded, "trials")
     if accuracy <= base_rate:
-        warnings.append(
+        cautions.append(
             f"The forest is no better than always guessing the more frequent end (out-of-bag "
             f"accuracy {accuracy:.0%}, base rate {base_rate:.0%}): the ranking may not hold."
         )
@@ -212,7 +213,7 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
         base_rate,
         _bootstrap(refit, encoded.values, failed, seed, stratify=failed),
         seed,
-        tuple(warnings),
+        tuple(cautions),
     )
 
 
@@ -240,7 +241,9 @@ def _few(n: int, encoded: Encoded, what: str) -> list[str]:
 
 def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """SHAP values (n, parameters) and base value; of the class True for a classifier."""
-    import shap  # seconds: it brings numba
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, in notebooks
+        import shap  # seconds: it brings numba
 
     explainer = shap.TreeExplainer(forest)
     values, base = np.asarray(explainer.shap_values(x)), np.atleast_1d(explainer.expected_value)

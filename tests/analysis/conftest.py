@@ -12,8 +12,6 @@ import pytest
 
 T0 = 1_700_000_000.0
 
-Build = Callable[..., Path]
-
 
 def landscape(config: Mapping[str, Any]) -> tuple[str, float | None]:
     """A 175B model on Frontier in the spirit of Table IV: kind, and TFLOPS per GPU if ok.
@@ -28,6 +26,16 @@ def landscape(config: Mapping[str, Any]) -> tuple[str, float | None]:
     bubble = (config["pp"] - 1) / config["gas"]
     tflops = 12.0 + 1.2 * config["mbs"] - 1.2 * config["tp"] - 1.5 * bubble
     return "ok", tflops + 0.1 * config["zero_stage"]
+
+
+def train_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the built-in trainer is told for ``config``: the paper's 175B model."""
+    model = {
+        "num_layers": 96, "hidden_size": 12288, "num_heads": 96, "vocab_size": 51200,
+        "seq_length": 2048,
+    }  # fmt: skip
+    known = {"tp", "pp", "mbs", "gas", "zero_stage"} & config.keys()
+    return {"model": model, "data": "/data/tokens", **{name: config[name] for name in known}}
 
 
 def sample(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -100,9 +108,10 @@ class Journal:
         folder.mkdir(parents=True)
         (folder / "stdout.log").write_text("step 1\n")
         (folder / "stderr.log").write_text(stderr_tail)
-        (folder / "config.json").write_text(json.dumps({"model": {"num_layers": 96}, **config}))
+        (folder / "config.json").write_text(json.dumps(train_config(config)))
+        argv = ["/usr/bin/python", "-m", "trainer", str(folder / "config.json")]
         spec = {
-            "name": f"t{trial:04d}", "argv": ["python", "-m", "trainer", "config.json"],
+            "name": f"t{trial:04d}", "argv": argv,
             "num_nodes": config.get("num_nodes", 1), "ranks_per_node": 8, "env": {},
         }  # fmt: skip
         (folder / "trial.json").write_text(json.dumps(spec))
@@ -118,21 +127,27 @@ def journal(tmp_path: Path) -> Callable[..., Journal]:
     return make
 
 
-@pytest.fixture
-def build(journal: Callable[..., Journal]) -> Build:
+def write_run(directory: Path, count: int, *, minimize: str | None = None, seed: int = 0) -> Path:
     """A run folder of ``count`` trials over the landscape, closed."""
+    objective = {"minimize": minimize} if minimize else {"maximize": "tflops_per_gpu"}
+    book = Journal(directory, objective)
+    for trial, config in enumerate(sample(count, seed)):
+        kind, value = landscape(config)
+        if minimize and value is not None:
+            value = 100.0 / value
+        message = "" if kind == "ok" else "CUDA out of memory in forward"
+        book.run_one(trial, config, kind, value, message)
+    book.write("closed", reason="budget: all trials are done")
+    return directory
 
-    def make(
-        count: int = 100, name: str = "run", *, minimize: str | None = None, seed: int = 0
-    ) -> Path:
-        book = journal(name, {"minimize": minimize} if minimize else None)
-        for trial, config in enumerate(sample(count, seed)):
-            kind, value = landscape(config)
-            if minimize and value is not None:
-                value = 100.0 / value
-            message = "" if kind == "ok" else "CUDA out of memory in forward"
-            book.run_one(trial, config, kind, value, message)
-        book.write("closed", reason="budget: all trials are done")
-        return book.directory
 
-    return make
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., Path]:
+    """``write_run`` in a folder of the test's own."""
+    return lambda count=100, **how: write_run(tmp_path / "runs" / "run", count, **how)
+
+
+@pytest.fixture(scope="module")
+def big_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 100 trials, for the tests of a module that share one report on it."""
+    return write_run(tmp_path_factory.mktemp("runs") / "run", 100)

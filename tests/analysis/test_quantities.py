@@ -1,0 +1,47 @@
+"""Labels and numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis import quantities
+
+
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("tokens_per_second", "throughput (tokens/s)"),
+        ("step_time_s.median", "median step time (s)"),
+        ("tflops_per_gpu", "throughput (TFLOPS per GPU)"),
+        ("checkpoint_s", "checkpoint (s)"),
+        ("all_gather_bytes", "all gather (GiB)"),
+        ("score", "score"),
+    ],
+)
+def test_a_key_becomes_a_name_with_its_unit(key, label):
+    assert quantities.label(key) == label
+
+
+def test_bytes_are_shown_in_gib():
+    assert quantities.scaled("peak_memory_bytes", 3 * 2**30) == 3
+    assert quantities.scaled("tokens_per_second", 3.0) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (12345.678, "12,346"), (24.4, "24.4"), (0.051114, "0.05111"), (-3.0, "-3"),
+        (1200.0, "1,200"), (1e15, "1.000e+15"), (float("nan"), "–"),
+    ],
+)  # fmt: skip
+def test_numbers_have_four_digits(value, text):
+    assert quantities.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(4.21, "4.2 s"), (200, "3 min 20 s"), (3599.8, "1 h 0 min"), (7500, "2 h 5 min"),
+     (90000, "1 d 1 h")],
+)  # fmt: skip
+def test_durations_are_in_two_units(seconds, text):
+    assert quantities.duration(seconds) == text

@@ -1,0 +1,208 @@
+"""The page: complete, self-contained, escaped; and it says so when there is little to show."""
+
+from __future__ import annotations
+
+import base64
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from analysis.report import write_report
+from analysis.run import RunError, read_run
+from workflows.best import load_best
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \ud800"
+
+
+class Page(HTMLParser):
+    """What a browser would see: text, tags with attributes, rows of tables."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+    def handle_data(self, data):
+        if "style" not in self.open and "script" not in self.open:
+            self.text += data
+
+    def all(self, tag: str, attribute: str) -> list[str]:
+        found = [attrs for name, attrs in self.tags if name == tag and attribute in attrs]
+        return [attrs[attribute] or "" for attrs in found]
+
+
+@pytest.fixture(scope="module")
+def big(big_run) -> Path:
+    """A run of 100 trials with its report written, shared by the tests that only read it."""
+    write_report(big_run)
+    return big_run
+
+
+@pytest.fixture(scope="module")
+def page(big) -> Page:
+    return Page(big / "report" / "index.html")
+
+
+def test_the_page_needs_nothing_but_itself(page):
+    assert page.open == []
+    assert all(source.startswith("data:image/png;base64,") for source in page.all("img", "src"))
+    assert all(link.startswith("../trials/") for link in page.all("a", "href"))
+    assert not page.all("script", "src") and not page.all("link", "href")
+    for word in ("http://", "https://", "url(", "@import", "//cdn"):
+        assert word not in page.source
+
+
+def test_every_trial_is_in_the_table_with_links_to_its_logs(big, page):
+    rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
+    assert rows == [f"trial-{number}" for number in range(100)]
+    links = set(page.all("a", "href"))
+    for number in range(100):
+        assert f"../trials/{number:04d}/stderr.log" in links
+    assert all((big / "report" / link).exists() for link in links)
+
+
+def test_the_figures_lie_beside_the_page_and_are_the_ones_in_it(big, page):
+    inlined = {base64.b64decode(s.split(",", 1)[1]) for s in page.all("img", "src")}
+    files = {p.name: p.read_bytes() for p in (big / "report").glob("*.png")}
+    assert set(files) == {"trajectory.png", "objective_shap.png", "failure_shap.png"}
+    assert inlined == set(files.values())
+    assert all(data.startswith(b"\x89PNG") for data in files.values())
+    assert not list((big / "report").glob("*.part"))
+
+
+def test_the_page_shows_scores_and_units(page):
+    text = " ".join(page.text.split())
+    assert "out-of-bag R² = 0." in text and "out-of-bag accuracy" in text
+    assert "throughput (TFLOPS per GPU)" in text and "peak memory (GiB)" in text
+    assert "seed 0" in text
+
+
+def test_the_best_configuration_trains_again(big):
+    best = load_best(big / "report" / "best.yaml")
+    trial = read_run(big).best
+    assert best.train == json.loads((big / f"trials/{trial.number:04d}/config.json").read_text())
+    assert (best.num_nodes, best.ranks_per_node) == (trial.config["num_nodes"], 8)
+    content = yaml.safe_load((big / "report" / "best.yaml").read_text())
+    assert content["parameters"] == trial.config
+    assert content["objective"] == {"maximize": "tflops_per_gpu", "value": trial.objective}
+
+
+def test_the_best_of_the_users_own_trainer_is_its_command(journal):
+    book = journal()
+    book.run_one(0, {"tp": 4}, "ok", 10.0)
+    argv = ["./train.sh", "--tp=4", "a: b # c"]
+    spec = {"name": "x", "argv": argv, "num_nodes": 2, "ranks_per_node": 4, "env": {"A": "1"}}
+    (book.directory / "trials/0000/trial.json").write_text(json.dumps(spec))
+    write_report(book.directory)
+    best = load_best(book.directory / "report" / "best.yaml")
+    assert (best.train, best.command, best.env) == (None, tuple(argv), {"A": "1"})
+
+
+def test_a_missing_trial_folder_costs_best_yaml_but_not_the_report(journal):
+    book = journal()
+    book.run_one(0, {"tp": 4}, "ok", 10.0)
+    write_report(book.directory)
+    (book.directory / "trials/0000/trial.json").unlink()
+    path = write_report(book.directory)
+    assert not (path.parent / "best.yaml").exists()
+    assert "cannot be read" in Page(path).text
+
+
+def test_text_from_logs_and_spaces_is_escaped_and_never_breaks_a_figure(journal):
+    book = journal(name="hostile", objective={"maximize": "$x_{<b>"})
+    for trial in range(24):
+        kind = "crash" if trial % 3 == 0 else "ok"
+        config = {"mode$": HOSTILE if trial % 2 else "plain", "<i>tp</i>": trial}
+        book.run_one(
+            trial, config, kind, None if kind == "crash" else float(trial + 1), HOSTILE,
+            HOSTILE.replace("\ud800", ""),
+        )  # fmt: skip
+    page = Page(write_report(book.directory))
+    assert [name for name, _ in page.tags].count("script") == 1
+    assert "<script>alert" not in page.source and "<i>tp" not in page.source
+    assert "<script>alert(1)</script>" in page.text and "{{ 7*7 }}" in page.text
+    assert not any("onload" in attrs for _, attrs in page.tags)
+
+
+def test_a_minimized_objective_is_named_and_ranked_as_such(build):
+    folder = build(40, minimize="step_time_s.median")
+    text = " ".join(Page(write_report(folder)).text.split())
+    assert "Minimizes median step time (s)" in text
+    assert "which is worse here" in text
+    values = [t.objective for t in read_run(folder).trials.values() if t.ok]
+    content = yaml.safe_load((folder / "report" / "best.yaml").read_text())
+    assert content["objective"] == {"minimize": "step_time_s.median", "value": min(values)}
+
+
+def test_a_run_without_trials_has_a_page_that_says_so(journal):
+    path = write_report(journal().directory)
+    assert "No trial has been proposed yet" in Page(path).text
+    assert not (path.parent / "best.yaml").exists()
+
+
+def test_a_run_of_failures_alone_says_that_nothing_succeeded(journal):
+    book = journal()
+    for trial in range(10):
+        book.run_one(trial, {"tp": trial}, "oom", None, "out of memory")
+    text = Page(write_report(book.directory)).text
+    assert "No trial has succeeded" in text
+    assert "No successful trials so far" in text
+    assert "10 of 10 trials failed" in text
+
+
+def test_a_run_of_successes_alone_with_one_parameter_has_its_sensitivity(journal):
+    book = journal()
+    for trial in range(10):
+        book.run_one(trial, {"tp": trial}, "ok", 5.0 + trial)
+    path = write_report(book.directory)
+    assert "No trial has failed." in Page(path).text
+    assert (path.parent / "objective_shap.png").exists()
+    assert not (path.parent / "failure_shap.png").exists()
+
+
+def test_a_few_trials_show_what_there_is_and_what_is_missing(build):
+    path = write_report(build(5))
+    page = Page(path)
+    assert "a sensitivity analysis needs at least 8" in page.text
+    assert len(page.all("img", "src")) == 1
+
+
+def test_trials_that_have_not_ended_are_in_the_table(journal):
+    book = journal()
+    book.run_one(0, {"tp": 1}, "ok", 1.0)
+    book.propose(1, {"tp": 2})
+    book.start(1)
+    book.propose(2, {"tp": 4})
+    page = Page(write_report(book.directory))
+    assert {"trial-0", "trial-1", "trial-2"} <= set(page.all("tr", "id"))
+    assert "running" in page.text and "waiting" in page.text and "2 not ended" in page.text
+
+
+def test_parameters_that_never_varied_are_named(journal):
+    book = journal()
+    for trial in range(10):
+        book.run_one(trial, {"tp": trial, "precision": "bf16"}, "ok", 5.0 + trial)
+    text = " ".join(Page(write_report(book.directory)).text.split())
+    assert "Left out, since it never varied: precision = bf16." in text
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    with pytest.raises(RunError):
+        write_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []

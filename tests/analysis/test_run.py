@@ -1,0 +1,146 @@
+"""The journal, folded: what a killed driver leaves behind, and trials that ran more than once."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis import load
+from analysis.run import RunError, read_run
+
+
+def test_importing_analysis_does_not_import_pandas():
+    code = "import sys, analysis; sys.exit('pandas' in sys.modules or 'shap' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_torn_last_line_is_skipped(build):
+    folder = build(5)
+    whole = read_run(folder)
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"v": 1, "t": 17000000')
+    assert read_run(folder) == whole
+
+
+def test_a_whole_last_line_without_its_newline_counts_as_torn(build):
+    folder = build(5)
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"v": 1, "t": 1700009999, "event": "closed", "reason": "later"}')
+    assert read_run(folder).closed == "budget: all trials are done"
+
+
+@pytest.mark.parametrize("damage", ["{torn", "", "[1]", '"text"', '{"t": 1}', "\udcff"])
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(build, damage):
+    path = build(5) / "journal.jsonl"
+    lines = path.read_text().splitlines()
+    lines[3] = damage
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+    with pytest.raises(RunError, match=r"journal\.jsonl:4: "):
+        read_run(path.parent)
+
+
+def test_an_unknown_version_is_an_error_that_names_both_versions(build):
+    path = build(2) / "journal.jsonl"
+    path.write_text(path.read_text().replace('"v": 1', '"v": 9', 1))
+    with pytest.raises(RunError, match=r":1: journal version 9, this meshtune reads 1"):
+        read_run(path.parent)
+
+
+def test_an_event_of_a_trial_that_was_never_proposed_is_an_error_with_its_line(journal):
+    book = journal()
+    book.start(3)
+    with pytest.raises(RunError, match=r"journal\.jsonl:2: event 'started' .*KeyError: 3"):
+        read_run(book.directory)
+
+
+def test_a_folder_without_a_journal_is_an_error_that_says_what_is_missing(tmp_path):
+    with pytest.raises(RunError, match=r"holds a journal\.jsonl"):
+        read_run(tmp_path)
+
+
+def test_a_requeued_trial_has_one_row_with_all_its_attempts(journal):
+    book = journal()
+    book.propose(0, {"tp": 2})
+    book.start(0, nodes=("n000", "n001"))
+    book.t += 100
+    book.end(0, "node_failure", message="n001 went down", final=False)
+    assert not read_run(book.directory).trials[0].ended
+    assert load(book.directory).empty
+    book.t += 1000
+    book.start(0, attempt=2, nodes=("n002", "n003"))
+    book.t += 60
+    book.end(
+        0, "ok", 20.5, attempt=2, result={"tflops_per_gpu": 20.5, "step_time_s": {"median": 1}}
+    )
+
+    row = load(book.directory).iloc[0]
+    assert (row["attempts"], row["kind"], row["objective"]) == (2, "ok", 20.5)
+    assert row["elapsed_s"] == 160
+    assert row["node_hours"] == pytest.approx(320 / 3600)
+    assert (row["started_s"], row["ended_s"], row["nodes"]) == (0, 1160, "n002,n003")
+    assert row["m:step_time_s.median"] == 1
+    kinds = [a.kind for a in read_run(book.directory).trials[0].attempts]
+    assert kinds == ["node_failure", "ok"]
+
+
+def test_time_between_a_killed_session_and_the_next_is_held_by_nobody(journal):
+    book = journal()
+    book.propose(0, {"tp": 2})
+    book.start(0)
+    book.t += 30
+    book.propose(1, {"tp": 4})  # the last word of a driver that was killed
+    book.t += 7200
+    book.open()
+    book.t += 1
+    book.end(0, "cancelled", final=False)
+    run = read_run(book.directory)
+    assert run.trials[0].node_seconds == 30
+    assert run.past_sessions_s == 30
+
+
+def test_a_trial_that_ended_before_it_started_is_loaded(journal):
+    book = journal()
+    book.propose(0, {"tp": 2})
+    book.t += 5
+    book.end(0, "invalid", message="tp over num_heads")
+    row = load(book.directory).iloc[0]
+    assert (row["attempts"], row["nodes"], row["ended_s"]) == (0, "", 5)
+    assert math.isnan(row["started_s"]) and math.isnan(row["objective"])
+
+
+def test_an_empty_run_loads_as_no_rows_with_the_usual_columns(journal):
+    frame = load(journal().directory)
+    assert len(frame) == 0
+    assert {"trial", "kind", "objective", "elapsed_s"} <= set(frame.columns)
+
+
+@pytest.mark.parametrize(("goal", "best"), [("maximize", 2), ("minimize", 0)])
+def test_the_best_trial_follows_the_goal_and_the_earlier_of_equals_wins(journal, goal, best):
+    book = journal(objective={goal: "step_time_s.median"})
+    for trial, value in enumerate([1.0, 1.0, 3.0, 3.0]):
+        book.run_one(trial, {"tp": trial}, "ok", value)
+    run = read_run(book.directory)
+    assert run.best is not None and run.best.number == best
+
+
+def test_the_journal_that_the_tests_write_is_the_documented_schema(build):
+    keys: dict[str, set[str]] = {}
+    for line in Path(build(8) / "journal.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        keys.setdefault(event.pop("event"), set()).update(event)
+    common = {"v", "t"}
+    assert keys["opened"] == common | {
+        "space", "fingerprint", "seed", "launcher", "nodes", "objective",
+    }  # fmt: skip
+    assert keys["proposed"] == common | {"trial", "config", "by", "why"}
+    assert keys["started"] == common | {"trial", "attempt", "name", "nodes"}
+    assert keys["ended"] == common | {
+        "trial", "attempt", "kind", "objective", "result", "message", "stderr_tail",
+        "elapsed_s", "nodes", "final",
+    }  # fmt: skip
+    assert keys["closed"] == common | {"reason"}

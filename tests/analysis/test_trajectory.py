@@ -1,0 +1,72 @@
+"""Best so far, failures over time, and time without the gaps between sessions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from analysis.run import read_run
+from analysis.trajectory import failure_window, failures, ranking, trajectory
+
+
+def test_trials_are_in_the_order_of_their_ends_and_the_best_never_gets_worse(build):
+    run = read_run(build(60))
+    frame = trajectory(run)
+    assert frame["search_s"].is_monotonic_increasing
+    best = frame["best"].dropna()
+    assert best.is_monotonic_increasing
+    assert best.iloc[-1] == run.best.objective == frame["objective"].max()
+
+
+def test_the_best_of_a_minimized_objective_goes_down(build):
+    run = read_run(build(60, minimize="step_time_s.median"))
+    best = trajectory(run)["best"].dropna()
+    assert best.is_monotonic_decreasing and best.nunique() > 1
+    assert best.iloc[-1] == run.best.objective == ranking(run)[0].objective
+
+
+def test_the_failure_share_is_of_the_last_window_and_ignores_lost_nodes(journal):
+    book = journal()
+    kinds = ["oom", "ok", "node_failure", "crash", "ok", "ok", "ok"]
+    for trial, kind in enumerate(kinds):
+        book.run_one(trial, {"tp": trial}, kind, 1.0 if kind == "ok" else None)
+    share = trajectory(read_run(book.directory))["failure_share"]
+    assert failure_window(6) == 5
+    assert share.tolist() == pytest.approx([1, 1 / 2, 1 / 2, 2 / 3, 2 / 4, 2 / 5, 1 / 5])
+
+
+def test_time_between_sessions_is_left_out(journal):
+    book = journal()
+    book.run_one(0, {"tp": 1}, "ok", 1.0)
+    book.write("closed", reason="the allocation ends")
+    book.t += 86400
+    book.open()
+    book.run_one(1, {"tp": 2}, "ok", 2.0)
+    assert trajectory(read_run(book.directory))["search_s"].tolist() == [62, 62 + 63]
+
+
+def test_failures_are_counted_by_kind_with_the_first_message(journal):
+    book = journal()
+    for trial, kind in enumerate(["oom", "ok", "oom", "node_failure"]):
+        book.run_one(trial, {"tp": trial}, kind, 1.0 if kind == "ok" else None, f"{kind} {trial}")
+    table = failures(read_run(book.directory)).set_index("kind")
+    assert table["trials"].to_dict() == {"oom": 2, "node_failure": 1}
+    assert table.loc["oom", "share"] == 0.5
+    assert table.loc["oom", "node_hours"] == pytest.approx(40 / 3600)
+    assert table["told"].to_dict() == {"oom": True, "node_failure": False}
+    assert table.loc["oom", "example"] == "oom 0"
+
+
+def test_an_ok_trial_without_a_finite_objective_never_leads(journal):
+    book = journal()
+    book.propose(0, {"tp": 1})
+    book.end(0, "ok", math.inf)
+    book.run_one(1, {"tp": 2}, "ok", 3.0)
+    run = read_run(book.directory)
+    assert [t.number for t in ranking(run)] == [1]
+    assert trajectory(run)["best"].iloc[-1] == 3.0
+
+
+def test_a_run_without_trials_has_an_empty_trajectory(journal):
+    assert trajectory(read_run(journal().directory)).empty
