@@ -1,0 +1,33 @@
+"""``python -m trainer CONFIG.json``: train on the ranks it was started with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.run import EXIT_INVALID, run
+
+USAGE = "usage: python -m trainer CONFIG.json (writes result.json beside it)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the named file says; returns the exit code.
+
+    Also what a process calls that was forked with torch imported: the environment is read now,
+    and importing this module does nothing else.
+
+    Args:
+        argv: arguments without the program's name; default ``sys.argv[1:]``.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+        asked = arguments in (["-h"], ["--help"])
+        print(USAGE, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else EXIT_INVALID
+    return run(Path(arguments[0]), os.environ)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

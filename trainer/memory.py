@@ -1,0 +1,144 @@
+"""Memory of this rank on a CPU: a limit that makes running out real, the peak, and its signs.
+
+A GPU has a memory of its own with an end; a CPU rank shares the machine's. ``limit_memory`` gives
+it an end too: the kernel refuses private memory (RLIMIT_DATA) beyond what the process held after
+start-up plus the limit, and torch's allocator then raises as on a GPU. Interpreter, libraries and
+process group are not charged, as a GPU's figures leave out the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+_THREAD_STACK_BYTES = 1 << 20
+_start_bytes = 0  # anonymous resident memory when start-up was over
+
+
+def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
+    """Declare start-up over: from here on memory is counted and limited.
+
+    Call it when the process group exists.
+
+    Args:
+        limit_bytes: on a CPU, private memory that this process may add; on an accelerator, what
+            torch's allocator may reserve of it. None for no limit.
+        device: of this rank.
+    """
+    if device.type == "cuda":
+        if limit_bytes is not None:
+            total_bytes = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+        return
+    global _start_bytes
+    lift_limit()
+    _start_threads()
+    with contextlib.suppress(OSError):  # needs a kernel option; the peak then includes start-up's
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again (man 5 proc)
+    status = _status()
+    _start_bytes = status["RssAnon"]
+    if limit_bytes is not None:
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        resource.setrlimit(resource.RLIMIT_DATA, (status["VmData"] + limit_bytes, hard))
+
+
+def lift_limit() -> None:
+    """Allow this process any memory again, so that a failure can be handled and reported."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def peak_memory_bytes() -> int:
+    """Most private memory that was in use at once since ``limit_memory``, in bytes.
+
+    The kernel keeps the peak of all resident pages (VmHWM); pages of files (libraries loaded on
+    demand, the token file) are taken off as they are now. Memory that was allocated but never
+    touched is not in it, so a limit may be hit slightly above the last peak.
+    """
+    status = _status()
+    return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
+
+
+def small_thread_stacks() -> None:
+    """Give threads that are started from now on 1 MiB of stack instead of 8 (glibc's default).
+
+    Stacks count as private memory. Each gloo group starts three threads, and 24 MiB for groups
+    that need none of it would make a small limit meaningless.
+    """
+    libc = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes on 64-bit Linux
+    if libc.pthread_attr_init(attributes) == 0:
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_THREAD_STACK_BYTES))
+        libc.pthread_setattr_default_np(attributes)
+
+
+_SIGNS = re.compile(
+    r"""
+    DefaultCPUAllocator:\ (can't\ allocate|not\ enough)\ memory
+    | (CUDA|HIP)\ out\ of\ memory
+    | (CUDA|HIP)\ error:\ out\ of\ memory
+    | (cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY)
+    | (CUBLAS|CUDNN|CUSOLVER|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED
+    | rocblas_status_memory_error
+    | (Cuda|CUDA|HIP|hip)\ failure\ (\d+\ )?'out\ of\ memory'          # NCCL, RCCL
+    | Failed\ to\ (CUDA|HIP|Cuda|hip)\ (host\ )?(m|c)?alloc            # NCCL, RCCL
+    | std::bad_alloc                                                    # gloo
+    | unable\ to\ mmap\ \d+\ bytes .* Cannot\ allocate\ memory
+    """,
+    re.VERBOSE,
+)
+_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """The error in this one's chain of causes that says memory ran out, if there is one.
+
+    Recognised are the exception types of Python and torch, and the exact texts of the allocators
+    of CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo.
+    """
+    for link in _chain(error):
+        if isinstance(link, (MemoryError, torch.OutOfMemoryError)):
+            return link
+        if isinstance(link, OSError) and link.errno == errno.ENOMEM:
+            return link
+        if isinstance(link, RuntimeError) and _SIGNS.search(str(link)):
+            return link
+        if isinstance(link, RuntimeError) and _NO_THREAD.search(str(link)) and _at_limit():
+            return link
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it; pipeline stages wrap their errors."""
+    link: BaseException | None = error
+    seen: set[int] = set()
+    while link is not None and id(link) not in seen:
+        yield link
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _at_limit() -> bool:
+    """Whether the limit leaves no room for a thread's stack, which pthreads do not tell apart."""
+    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return soft != resource.RLIM_INFINITY and _status()["VmData"] + _THREAD_STACK_BYTES > soft
+
+
+def _start_threads() -> None:
+    """Make torch start its worker threads, whose stacks and buffers belong to start-up."""
+    square = torch.ones(256, 256, requires_grad=True)
+    torch.nn.functional.gelu(square @ square).sum().backward()
+
+
+def _status() -> dict[str, int]:
+    """The sizes in ``/proc/self/status``, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields}

@@ -1,0 +1,190 @@
+"""One training run from its configuration to ``result.json``, whatever happens on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch.distributed as dist
+
+from trainer import memory
+from trainer.config import ConfigError, TrainConfig
+from trainer.data import TokenDataset
+from trainer.device import Device
+from trainer.distributed import Peers, RankEnvironment, rank_environment
+from trainer.phase import phase
+from trainer.result import clear_result, completed, failure, write_result
+from trainer.train import train
+
+EXIT_OK, EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY = 0, 1, 2, 3
+"""Exit codes; a rank that leaves because of a peer has ``distributed.EXIT_PEER_FAILED``."""
+
+_MESSAGE_CHARS = 500
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset) by peer|Connection was likely closed|Broken pipe|remote process"
+)
+
+
+def run(path: Path, environ: Mapping[str, str]) -> int:
+    """Train what the file says, on the ranks that the environment names.
+
+    Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process
+    at once, for they may hold it in a collective; otherwise this returns.
+
+    Args:
+        path: a ``TrainConfig`` as JSON.
+        environ: of this process, see ``rank_environment``.
+
+    Returns:
+        The exit code.
+    """
+    directory = path.resolve().parent
+    try:
+        place = rank_environment(environ)
+        if place.rank == 0:
+            clear_result(directory)  # before the ranks meet, so before any of this run's
+        config = TrainConfig.load(path)
+        config.check(place.world_size)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # there may be no such folder
+            write_result(directory, failure("invalid", "config", str(error), _rank(environ)))
+        return EXIT_INVALID
+    try:
+        peers = Peers(place, config.collective_timeout_s)
+    except (RuntimeError, OSError) as error:  # the machine's fault: no result of the configuration
+        print(
+            f"error: rank {place.rank} cannot meet its {place.world_size - 1} peers at "
+            f"{place.master_addr}:{place.master_port}: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return EXIT_FAILED
+    return _Run(config, place, peers, directory).run()
+
+
+def _rank(environ: Mapping[str, str]) -> int:
+    """For the report of an environment that may be wrong itself."""
+    text = environ.get("RANK", environ.get("SLURM_PROCID", "0"))
+    return int(text) if text.isdecimal() else 0
+
+
+class _Run:
+    """A run whose ranks have met."""
+
+    def __init__(
+        self, config: TrainConfig, place: RankEnvironment, peers: Peers, directory: Path
+    ) -> None:
+        self.config = config
+        self.place = place
+        self.peers = peers
+        self.directory = directory
+        self.device: Device | None = None
+
+    def run(self) -> int:
+        try:
+            training = self._train()
+            peaks = self.peers.gather(training["peak_memory_bytes"])
+        except Exception as error:
+            code = self._report(error)
+            if self.place.world_size > 1:
+                _end_process(code)
+            self._destroy_group()
+            return code
+        code = self._conclude(training, peaks)
+        self.peers.part()
+        self._destroy_group()
+        return code
+
+    def _train(self) -> dict[str, Any]:
+        config, place = self.config, self.place
+        self.device = device = Device(config.device, place.local_rank, place.local_world_size)
+        memory.small_thread_stacks()
+        dist.init_process_group(
+            device.backend,
+            store=dist.PrefixStore("trainer", self.peers.store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=config.collective_timeout_s),
+        )
+        dataset = TokenDataset(config.data, config.model.vocab_size)
+        progress = self._progress()
+        progress(
+            f"{place.world_size} ranks on {device.type}: tp {config.tp}, pp {config.pp}, "
+            f"dp {config.data_parallel(place.world_size)}"
+        )
+        memory.limit_memory(config.device_memory_bytes, device.torch)
+        training = train(config, dataset, progress, device)
+        memory.lift_limit()
+        return training
+
+    def _progress(self) -> Callable[[str], None]:
+        if self.place.rank == 0:
+            return lambda line: print(line, flush=True)
+        return lambda line: None
+
+    def _conclude(self, training: Mapping[str, Any], peaks: list[int]) -> int:
+        """Exit code of a run that ended; rank 0 writes what it has gathered."""
+        result = completed(self.config, self.place.world_size, training, peaks or [0])
+        if self.place.rank == 0:
+            write_result(self.directory, result)
+            if result["status"] != "ok":
+                print(f"{result['status']}: {result['message']}", file=sys.stderr, flush=True)
+        return EXIT_OK if result["status"] == "ok" else EXIT_FAILED
+
+    def _report(self, error: Exception) -> int:
+        """Write the result of a failure, unless it only follows from a peer's; exit code."""
+        memory.lift_limit()
+        self.peers.stay()
+        cause = memory.out_of_memory(error)
+        if cause is not None:
+            return self._fail("oom", phase.name, cause, EXIT_OUT_OF_MEMORY)
+        if isinstance(error, ConfigError):
+            return self._fail("invalid", "config", error, EXIT_INVALID)
+        # A peer that goes breaks this rank's connections, with as many texts as there are places.
+        if isinstance(error, (RuntimeError, OSError)) and self.peers.have_failed():
+            self.peers.leave()
+        traceback.print_exception(error)
+        if _LOST_PEER.search(str(error)):
+            # Killed from outside: a node, a signal, the kernel. The launcher knows; no result.
+            self.peers.tell(f"rank {self.place.rank} lost a peer")
+            return EXIT_FAILED
+        return self._fail("error", phase.name, error, EXIT_FAILED)
+
+    def _fail(
+        self,
+        status: Literal["oom", "invalid", "error"],
+        where: str,
+        error: BaseException,
+        code: int,
+    ) -> int:
+        rank = self.place.rank
+        peak = self.device.peak_memory_bytes() if self.device else None
+        line = next(iter(str(error).splitlines()), "")
+        message = line if status == "invalid" else f"{type(error).__name__}: {line}"
+        result = failure(status, where, message[:_MESSAGE_CHARS], rank, peak)
+        said = f"rank {rank}: {status} in {where}: {result['message']}"
+        try:
+            if write_result(self.directory, result):
+                print(said, file=sys.stderr, flush=True)
+        finally:
+            self.peers.tell(said)
+        return code
+
+    def _destroy_group(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _end_process(code: int) -> NoReturn:
+    """Leave without the interpreter's own end, which may wait for a collective for ever."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
