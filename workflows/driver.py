@@ -135,7 +135,6 @@ class Driver:
             why_no_more = self._fill()
             while self.running or self._waiting or not (why_no_more or self._ending):
                 self._wait()
-                self._check_allocation()
                 why_no_more = self._fill()
         except BaseException:
             self._abandon()
@@ -181,6 +180,7 @@ class Driver:
             Why no trial will ever be started any more, or None.
         """
         why_no_more = None
+        self._check_allocation()
         while not self._ending:
             self._grant()
             if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:

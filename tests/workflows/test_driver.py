@@ -1,0 +1,352 @@
+"""The loop's decisions, with a launcher whose trials end as a script says.
+
+Real processes are in test_search.py and, on a real Slurm, in tests/slurm and test_slurm_search.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.run import read_run
+from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
+from workflows.budget import Budget
+from workflows.driver import CONTINUE, DONE, FAILED, MAX_RETRIES, Driver, Ending
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.proposer import Proposer
+from workflows.space import SearchSpace
+from workflows.trials import TrialFactory
+
+Make = Callable[..., SearchSpace]
+Script = Callable[[int, int, Lease], Outcome]  # trial, attempt, lease -> end
+
+
+class ScriptedLauncher(Launcher):
+    """Trials end as ``script`` says, at once or when ``gate`` opens; checks exclusive leases."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script, num_nodes: int = 2) -> None:
+        self.script = script
+        self.names = [f"n{i}" for i in range(num_nodes)]
+        self.gate = threading.Event()
+        self.gate.set()
+        self.settled: list[str] = []
+        self.left_s: float | None = None
+        self.down: set[str] = set()
+        self.most_at_once = 0
+        self._lock = threading.Lock()
+        self._held: set[str] = set()
+        self._running = 0
+
+    def nodes(self) -> Sequence[str]:
+        return self.names
+
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        return list(spec.argv)
+
+    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+        with self._lock:
+            assert not self._held & set(lease.nodes), "a node in two leases"
+            self._held |= set(lease.nodes)
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+        while not self.gate.wait(0.005) and not stop.is_set():
+            pass
+        with self._lock:
+            self._held -= set(lease.nodes)
+            self._running -= 1
+        if stop.is_set():
+            return Outcome(Kind.CANCELLED, message="stopped")
+        _, number, attempt = spec.name.rsplit("-", 2)
+        return self.script(int(number), int(attempt), lease)
+
+    def settle(self, names: Iterable[str]) -> None:
+        self.settled += names
+
+    def down_nodes(self) -> set[str]:
+        return self.down
+
+    def time_left_s(self) -> float | None:
+        return self.left_s
+
+
+def ok(speed: float = 1.0) -> Outcome:
+    return Outcome(Kind.OK, result={"speed": speed})
+
+
+@pytest.fixture
+def make_driver(tmp_path: Path, make_space: Make) -> Iterable[Callable[..., Driver]]:
+    journals = []
+
+    def make(
+        launcher: ScriptedLauncher,
+        trials: int | None = 6,
+        listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+        space: SearchSpace | None = None,
+    ) -> Driver:
+        space = space or make_space()
+        folder = RunFolder(tmp_path / "run")
+        folder.create(space)
+        for old in journals:
+            old.close()
+        journals.append(Journal(folder.path))
+        return Driver(
+            space=space,
+            folder=folder,
+            journal=journals[-1],
+            launcher=launcher,
+            proposer=Proposer(space, 0, num_initial=1000),
+            factory=TrialFactory(space, folder, "meshtune-test", None),
+            budget=Budget(trials=trials),
+            seed=0,
+            listen=listen,
+        )
+
+    yield make
+    for journal in journals:
+        journal.close()
+
+
+MakeDriver = Callable[..., Driver]
+
+
+def kinds(driver: Driver) -> list[str | None]:
+    return [t.kind for t in driver.state.trials.values()]
+
+
+def test_a_search_ends_with_its_budget(make_driver: MakeDriver) -> None:
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(n)))
+    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert kinds(driver) == ["ok"] * 6
+    assert driver.state.best is not None
+    assert driver.state.best.number == 6
+
+
+def test_an_exhausted_space_ends_the_search(make_driver: MakeDriver, make_space: Make) -> None:
+    space = make_space(parameters="{tp: [1, 2], mbs: [1, 2]}")
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()), trials=None, space=space)
+    assert driver.run() == Ending("every valid configuration has been tried", DONE)
+    assert len(driver.state.trials) == 4
+
+
+def test_a_failed_configuration_is_told_and_never_run_again(make_driver: MakeDriver) -> None:
+    script = {1: Kind.OOM, 2: Kind.DIVERGED, 3: Kind.TIMEOUT, 4: Kind.INVALID}
+    driver = make_driver(
+        ScriptedLauncher(lambda n, a, lease: Outcome(script[n]) if n in script else ok())
+    )
+    driver.run()
+    assert kinds(driver) == ["oom", "diverged", "timeout", "invalid", "ok", "ok"]
+    assert all(len(t.attempts) == 1 for t in driver.state.trials.values())
+
+
+def test_a_lost_node_requeues_its_trial_on_other_nodes(
+    make_driver: MakeDriver, make_space: Make
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if "n0" in lease.nodes:
+            return Outcome(Kind.NODE_FAILURE, lost_nodes=("n0",))
+        return ok()
+
+    space = make_space(parameters="{num_nodes: [1], tp: [1, 2], mbs: {range: [1, 8]}}")
+    driver = make_driver(ScriptedLauncher(script, num_nodes=3), space=space)
+    assert driver.run().code == DONE
+    assert kinds(driver) == ["ok"] * 6
+    trials = driver.state.trials.values()
+    assert [len(t.attempts) for t in trials].count(2) == 1
+    assert all("n0" not in t.attempts[-1].nodes for t in trials)
+
+
+def test_a_trial_whose_nodes_always_fail_is_given_up_and_not_counted(
+    make_driver: MakeDriver,
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.NODE_FAILURE) if number == 2 else ok()
+
+    driver = make_driver(ScriptedLauncher(script), trials=4)
+    driver.run()
+    assert kinds(driver).count("ok") == 4
+    assert driver.state.trials[2].kind == "node_failure"
+    assert len(driver.state.trials[2].attempts) == MAX_RETRIES + 1
+
+
+def test_a_search_whose_trials_all_crash_is_ended(make_driver: MakeDriver) -> None:
+    crash = Outcome(Kind.CRASH, message="No module named 'megatron'")
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: crash), trials=30)
+    ending = driver.run()
+    assert ending.code == FAILED
+    assert "No module named 'megatron'" in ending.reason
+    assert len(driver.state.trials) <= 10
+
+
+def test_a_search_without_a_success_has_failed(make_driver: MakeDriver) -> None:
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: Outcome(Kind.OOM)))
+    assert driver.run() == Ending("budget: 6 trials; no trial succeeded", FAILED)
+
+
+def test_a_success_without_the_objective_is_a_crash_that_says_what_there_was(
+    make_driver: MakeDriver,
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.OK, result={"velocity": 3}) if number == 1 else ok()
+
+    driver = make_driver(ScriptedLauncher(script), trials=2)
+    driver.run()
+    assert driver.state.trials[1].kind == "crash"
+    assert "'speed'; it has velocity" in driver.state.trials[1].message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_not_finite_has_diverged(make_driver: MakeDriver, value: float) -> None:
+    driver = make_driver(
+        ScriptedLauncher(lambda n, a, lease: ok(value if n == 1 else 1.0)), trials=2
+    )
+    driver.run()
+    assert driver.state.trials[1].kind == "diverged"
+    assert read_run(driver.folder.path).trials[1].result == {"speed": None}
+
+
+def test_free_nodes_get_work_while_a_wide_trial_waits(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok(), num_nodes=3)
+    launcher.gate.clear()
+    waited = []
+
+    def open_when_full(event: str, driver: Driver, number: int | None) -> None:
+        waited.extend(r.trial for r in driver.running.values() if len(r.lease.nodes) == 2)
+        if not driver.pool.free:
+            launcher.gate.set()
+
+    driver = make_driver(launcher, trials=20, listen=open_when_full)
+    driver.run()  # never ends if the third node is left idle beside a trial of two
+    assert waited
+    assert kinds(driver) == ["ok"] * 20
+
+
+def test_no_more_steps_run_than_the_site_allows(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok(), num_nodes=8)
+    launcher.max_concurrent = 2
+    make_driver(launcher, trials=12).run()
+    assert launcher.most_at_once <= 2
+
+
+def test_a_launcher_that_raises_costs_an_attempt_not_the_search(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if number == 1 and attempt == 1:
+            raise OSError("fork: resource temporarily unavailable")
+        return ok()
+
+    driver = make_driver(ScriptedLauncher(script))
+    assert driver.run().code == DONE
+    assert kinds(driver) == ["ok"] * 6
+    assert "fork" in driver.state.trials[1].attempts[0].message
+
+
+def test_a_stop_ends_what_runs_and_the_next_session_runs_it_again(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    launcher.gate.clear()
+
+    def stop_when_running(event: str, driver: Driver, number: int | None) -> None:
+        if event == "started":
+            driver.stop(Ending("stopped by SIGINT", 130))
+
+    driver = make_driver(launcher, listen=stop_when_running)
+    assert driver.run() == Ending("stopped by SIGINT", 130)
+    assert set(kinds(driver)) == {None}
+    assert not driver.running
+    launcher.gate.set()
+    driver = make_driver(launcher)
+    assert driver.run().code == DONE
+    assert kinds(driver) == ["ok"] * 6
+    assert driver.state.trials[1].attempts[0].kind == "cancelled"
+
+
+def test_no_trial_starts_that_cannot_end_before_the_allocation(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    launcher.left_s = 100.0  # the trial's timeout of 60 s and the margin of 60 s are more
+    driver = make_driver(launcher)
+    ending = driver.run()
+    assert ending.code == CONTINUE
+    assert not driver.state.trials
+
+
+def test_a_drain_lets_running_trials_end(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    launcher.gate.clear()
+
+    def drain(event: str, driver: Driver, number: int | None) -> None:
+        if event == "started":
+            driver.drain(Ending("the allocation ends", CONTINUE))
+            launcher.gate.set()
+
+    driver = make_driver(launcher, listen=drain)
+    assert driver.run() == Ending("the allocation ends", CONTINUE)
+    started = [t for t in driver.state.trials.values() if t.attempts]
+    assert started and all(t.ok for t in started)
+
+
+def test_a_trial_too_wide_for_what_is_left_waits_for_another_allocation(
+    make_driver: MakeDriver, make_space: Make
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if len(lease.nodes) == 2:
+            return Outcome(Kind.NODE_FAILURE, lost_nodes=(lease.nodes[0],))
+        return ok()
+
+    space = make_space(parameters="{num_nodes: [1, 2], mbs: [1, 2, 3]}", trainer="{command: [t]}")
+    driver = make_driver(ScriptedLauncher(script), trials=6, space=space)
+    assert driver.run().code == CONTINUE
+    assert sum(t.kind is None for t in driver.state.trials.values()) == 1
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()), trials=6, space=space)
+    assert driver.run().code == DONE
+    assert kinds(driver) == ["ok"] * 6
+
+
+def test_a_pool_without_nodes_ends_the_search(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.NODE_FAILURE, lost_nodes=lease.nodes)
+
+    ending = make_driver(ScriptedLauncher(script)).run()
+    assert ending == Ending("no usable node is left", FAILED)
+
+
+def test_what_a_killed_driver_left_running_is_settled_before_anything_starts(
+    make_driver: MakeDriver,
+) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    driver = make_driver(launcher)
+    driver.journal.write(
+        "opened",
+        space="toy",
+        fingerprint="f",
+        seed=0,
+        launcher="scripted",
+        nodes=["n0"],
+        objective={"maximize": "speed"},
+    )
+    for number, mbs in ((1, 1), (2, 2)):
+        config = {"num_nodes": 1, "tp": 1, "mbs": mbs}
+        driver.journal.write("proposed", trial=number, config=config, by="random", why="")
+        name = f"meshtune-test-{number:04d}-1"
+        driver.journal.write("started", trial=number, attempt=1, name=name, nodes=["n0"])
+    finished = driver.folder.trial(2)
+    finished.mkdir(parents=True)
+    (finished / "result.json").write_text('{"status": "ok", "speed": 42.0}')
+    driver.run()
+    assert launcher.settled == ["meshtune-test-0001-1", "meshtune-test-0002-1"]
+    assert [len(driver.state.trials[n].attempts) for n in (1, 2)] == [2, 1]
+    assert driver.state.trials[2].objective == 42.0
+
+
+def test_results_csv_has_deephypers_columns(make_driver: MakeDriver) -> None:
+    driver = make_driver(
+        ScriptedLauncher(lambda n, a, lease: Outcome(Kind.OOM) if n == 2 else ok(n))
+    )
+    driver.run()
+    lines = (driver.folder.path / "results.csv").read_text().splitlines()
+    assert lines[0] == "p:num_nodes,p:tp,p:mbs,objective,job_id,job_status,m:speed"
+    assert lines[2].split(",")[3:] == ["F_oom", "2", "FAILED", ""]
+    assert lines[6].split(",")[3:] == ["6.0", "6", "DONE", "6"]

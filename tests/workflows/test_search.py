@@ -1,0 +1,232 @@
+"""`meshtune search` as a person runs it: real processes, killed at every moment."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from analysis.run import read_events, read_run
+
+# A trainer of the user's: notes that it lives, takes a moment, prints its result.
+TRAINER = """
+import os, sys, time
+tp, mbs, pids = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+with open(os.path.join(pids, str(os.getpid())), "w"):
+    pass
+deadline = time.monotonic() + 0.3
+while time.monotonic() < deadline:
+    time.sleep(0.02)
+if mbs == 8:
+    raise MemoryError("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+if os.environ["RANK"] == "0":
+    print('MESHTUNE_RESULT {"speed": %f}' % (10 * tp + mbs))
+"""
+SPACE = """
+version: 1
+name: kill
+cluster: {{name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
+trainer:
+  command: [{python}, {trainer}, "{{tp}}", "{{mbs}}", {pids}]
+parameters:
+  num_nodes: [1, 2]
+  tp: [1, 2]
+  mbs: {{range: [1, 8]}}
+objective: {{maximize: speed}}
+trial: {{timeout: 60s, no_progress_timeout: 30s}}
+budget: {{trials: 6}}
+"""
+# Kills the driver just before, just after, or in the middle of writing the n-th such event.
+KILLER = """
+import os, signal, sys
+from workflows import cli, journal
+event, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+write, seen = journal.Journal.write, 0
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def deadly(self, name, **values):
+    global seen
+    seen += name == event
+    hit = name == event and seen == count
+    if hit and when == "before":
+        die()
+    if hit and when == "torn":
+        self._file.write(b'{"v": 1, "t": 17')
+        self._file.flush()
+        die()
+    write(self, name, **values)
+    if hit:
+        die()
+journal.Journal.write = deadly
+sys.exit(cli.main(sys.argv[4:]))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "pids").mkdir()
+    trainer = tmp_path / "train.py"
+    trainer.write_text(TRAINER)
+    space = SPACE.format(python=sys.executable, trainer=trainer, pids=tmp_path / "pids")
+    (tmp_path / "space.yaml").write_text(space)
+    return tmp_path
+
+
+def search(
+    place: Path, *more: str, program: tuple[str, ...] = ("-m", "workflows.cli")
+) -> list[str]:
+    command = [sys.executable, *program, "search", str(place / "space.yaml")]
+    return [*command, "--run-dir", str(place / "run"), "--launcher", "local", *more]
+
+
+def finish(place: Path) -> None:
+    done = subprocess.run(search(place), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_accounts(place: Path) -> None:
+    """Every trial ended for good once, none is repeated, and no process is left."""
+    events = list(read_events(place / "run" / "journal.jsonl"))
+    final = Counter(e["trial"] for e in events if e["event"] == "ended" and e["final"])
+    assert final == dict.fromkeys(range(1, 7), 1)
+    run = read_run(place / "run")
+    configs = [json.dumps(t.config, sort_keys=True) for t in run.trials.values()]
+    assert len(set(configs)) == 6
+    for trial in run.trials.values():
+        expected = "oom" if trial.config["mbs"] == 8 else "ok"
+        assert (trial.kind, trial.running) == (expected, None)
+    assert not living(place)
+
+
+def living(place: Path) -> list[int]:
+    return [int(p.name) for p in (place / "pids").iterdir() if _alive(int(p.name))]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def until(condition: object, what: str, seconds: float = 60.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+
+
+def test_a_search_runs_to_its_report(place: Path) -> None:
+    finish(place)
+    check_accounts(place)
+    assert (place / "run" / "report" / "index.html").stat().st_size > 1000
+    assert (place / "run" / "results.csv").exists()
+    # A finished search, started again, has nothing to do and loses nothing.
+    finish(place)
+    check_accounts(place)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "torn"])
+@pytest.mark.parametrize(
+    ("event", "count"),
+    [("opened", 1), ("proposed", 2), ("started", 1), ("started", 3), ("ended", 2)],
+)
+def test_a_killed_driver_loses_nothing(place: Path, event: str, count: int, when: str) -> None:
+    killer = place / "killer.py"
+    killer.write_text(KILLER)
+    program = (str(killer), event, when, str(count))
+    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    finish(place)
+    check_accounts(place)
+
+
+def test_a_killed_driver_leaves_no_process_behind(place: Path) -> None:
+    driver = subprocess.Popen(search(place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: living(place), "a rank runs")
+    finally:
+        driver.kill()
+        driver.wait()
+    until(lambda: not living(place), "the ranks died with their driver")
+    finish(place)
+    check_accounts(place)
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
+    driver = subprocess.Popen(
+        search(place), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    until(lambda: living(place), "a rank runs")
+    driver.send_signal(signal.SIGINT)
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 130, output
+    assert "go on with: meshtune search" in output
+    assert not living(place)
+    assert read_run(place / "run").closed == "stopped by SIGINT"
+    finish(place)
+    check_accounts(place)
+
+
+def test_a_changed_space_does_not_continue_an_old_run(place: Path) -> None:
+    finish(place)
+    text = (place / "space.yaml").read_text()
+    (place / "space.yaml").write_text(text.replace("[1, 8]", "[1, 4]"))
+    refused = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert "choose another --run-dir" in refused.stderr
+    (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 8"))
+    raised = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+    assert raised.returncode == 0, raised.stderr
+    assert len(read_run(place / "run").trials) == 8
+
+
+def test_a_dry_run_prints_commands_and_touches_nothing(place: Path) -> None:
+    dry = subprocess.run(
+        search(place, "--dry-run"), capture_output=True, text=True, timeout=60, check=True
+    )
+    assert f"{sys.executable} {place / 'train.py'} " in dry.stdout
+    assert not (place / "run").exists()
+    assert not list((place / "pids").iterdir())
+
+
+def test_a_second_driver_is_refused(place: Path) -> None:
+    driver = subprocess.Popen(search(place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: living(place), "a rank runs")
+        second = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+        assert second.returncode == 2
+        assert "another meshtune" in second.stderr
+    finally:
+        driver.send_signal(signal.SIGINT)
+        driver.wait(timeout=60)
+    assert not living(place)
+
+
+def test_status_tells_how_a_run_stands(place: Path) -> None:
+    finish(place)
+    command = [sys.executable, "-m", "workflows.cli", "status", str(place / "run")]
+    status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "6 of 6 done, 0 running" in status.stdout
+    assert "budget: 6 trials" in status.stdout
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -> None:
+    asked = subprocess.run(
+        [sys.executable, "-m", "workflows.cli", command, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert asked.returncode == 2
+    assert "journal.jsonl" in asked.stderr
+    assert "Traceback" not in asked.stderr
