@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from trainer.config import TrainConfig
+from trainer.device import Device
+from trainer.fsdp import ShardedWeights
+from trainer.loss import cross_entropy
+from trainer.mesh import Mesh, build_mesh
+from trainer.model import Stage
+from trainer.optimizer import Optimizer, StepReport, Weights
+from trainer.phase import phase
+from trainer.pipeline import Pipeline, SingleStage
+from trainer.precision import COMPUTE_DTYPE, LossScaler
+from trainer.tensor_parallel import parallelize
+from trainer.zero import WholeWeights
 
 
 class Dataset(Protocol):
@@ -24,17 +38,106 @@ class Dataset(Protocol):
         dp: int,
         seq_length: int,
         seed: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Tokens and targets of one micro-batch, each int64 of shape (mbs, seq_length)."""
         ...
 
 
-def train(
-    config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
-) -> dict[str, Any]:
+def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
+    """This rank's stages, split over tp, without storage (meta device)."""
+    num_stages = config.pp * config.vpp
+    with torch.device("meta"):
+        stages = [
+            Stage(config.model, mesh.pp.rank + chunk * config.pp, num_stages, config.recompute)
+            for chunk in range(config.vpp)
+        ]
+        if mesh.tp.size > 1:
+            for stage in stages:
+                parallelize(stage, mesh.device["tp"], config.sequence_parallel)
+    return stages
+
+
+def build_weights(
+    config: TrainConfig, mesh: Mesh, stages: list[Stage], device: torch.device
+) -> Weights:
+    """Give the stages their storage and first weights, spread over the replicas as asked."""
+    dtype = COMPUTE_DTYPE[config.precision]
+    sequence = config.sequence_parallel and mesh.tp.size > 1
+    if config.zero_stage >= 2 and mesh.dp.size > 1:
+        return ShardedWeights(stages, mesh, config.zero_stage, sequence, dtype, config.seed, device)
+    return WholeWeights(
+        stages, mesh, config.zero_stage, config.gas, sequence, dtype, config.seed, device
+    )
+
+
+class Trainer:
+    """A model under training on this rank.
+
+    Args:
+        config: what to train and how.
+        device: of this rank.
+
+    Raises:
+        ConfigError: if the configuration cannot run on so many ranks.
+    """
+
+    def __init__(self, config: TrainConfig, device: Device) -> None:
+        phase.name = "build"
+        self.config = config
+        self.device = device
+        self.mesh = build_mesh(config, device.type)
+        self.scaler = LossScaler(config.precision)
+        stages = build_stages(config, self.mesh)
+        self.weights = build_weights(config, self.mesh, stages, device.torch)
+        self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
+        self.run: Pipeline | SingleStage
+        if config.pp > 1:
+            dtype = COMPUTE_DTYPE[config.precision]
+            self.run = Pipeline(config, self.mesh, stages, self._loss, dtype, device.torch)
+        else:
+            self.run = SingleStage(stages[0], self._loss)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """A micro-batch's part of the step's mean loss, times the loss scale."""
+        loss = cross_entropy(logits, targets, self.mesh.tp.group)
+        return loss * (self.scaler.scale / self.config.gas)
+
+    def step(self, number: int, dataset: Dataset) -> StepReport:
+        """One optimizer step on the global batch of that number; returns its ``StepReport``."""
+        scale = self.scaler.scale
+        tokens, targets = self._read(number, dataset)
+        self.weights.start_step()
+        losses = self.run(tokens, targets)
+        zero = torch.zeros((), device=self.device.torch)
+        return self.optimizer.step(torch.stack(losses).sum() / scale if losses else zero)
+
+    def _read(self, step: int, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
+        """This replica's micro-batches; none where only hidden states pass."""
+        if not (self.mesh.is_first or self.mesh.is_last):
+            return [], []
+        config = self.config
+        batches = [
+            dataset.batch(
+                step,
+                micro_batch,
+                self.mesh.dp.rank,
+                mbs=config.mbs,
+                gas=config.gas,
+                dp=self.mesh.dp.size,
+                seq_length=config.model.seq_length,
+                seed=config.seed,
+            )
+            for micro_batch in range(config.gas)
+        ]
+        tokens, targets = zip(*batches, strict=True)
+        device = self.device.torch
+        return [t.to(device) for t in tokens], [t.to(device) for t in targets]
+
+
+def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]) -> dict[str, Any]:
     """Train for ``config.steps`` steps on every rank of the default process group.
 
-    The process group must exist and the device be set (``trainer.device``).
+    The group's backend must be that of ``Device.of_this_rank(config.device)``.
 
     Args:
         config: what to train and how.
@@ -48,4 +151,26 @@ def train(
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """
-    raise NotImplementedError
+    device = Device.of_this_rank(config.device)
+    trainer = Trainer(config, device)
+    times, losses, norms, skipped = [], [], [], 0
+    dist.barrier()
+    for number in range(config.steps):
+        begin = time.perf_counter()
+        report = trainer.step(number, dataset)
+        device.synchronize()
+        times.append(time.perf_counter() - begin)
+        losses.append(report.loss)
+        norms.append(report.grad_norm)
+        skipped += not report.done
+        progress(
+            f"step {number + 1}/{config.steps} loss {report.loss:.4f} "
+            f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
+        )
+    return {
+        "step_times_s": times,
+        "losses": losses,
+        "grad_norms": norms,
+        "skipped_steps": skipped,
+        "peak_memory_bytes": device.peak_memory_bytes(),
+    }

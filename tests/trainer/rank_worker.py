@@ -1,0 +1,162 @@
+"""Runs many training cases inside one set of ranks; a program, started by the tests.
+
+Reads from standard input a JSON list of jobs; each is ``{"id", "ranks", "config", "options"}``,
+``ranks`` 0 asking for the reference. All jobs of one size run in the same processes, one after
+another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from trainer import zero
+from trainer.config import TrainConfig
+from trainer.initialize import initialize
+from trainer.model import Stage
+from trainer.train import train
+
+
+class RandomTokens:
+    """Sequences that depend on the step and their place in the global batch only."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def batch(
+        self,
+        step: int,
+        micro_batch: int,
+        replica: int,
+        *,
+        mbs: int,
+        gas: int,
+        dp: int,
+        seq_length: int,
+        seed: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed * 1000 + step)
+        size = (mbs * gas * dp, seq_length + 1)
+        # A skewed distribution, so that there is something to learn.
+        tokens = torch.rand(size, generator=generator).pow(3).mul(self.vocab_size).long()
+        first = (replica * gas + micro_batch) * mbs
+        rows = tokens[first : first + mbs]
+        return rows[:, :-1], rows[:, 1:]
+
+
+def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
+    """Plain training in one process: nothing of the trainer but the model's own formulas."""
+    stage = Stage(config.model)
+    initialize(stage, "", config.model, config.seed)
+    o = config.optimizer
+    matrices = [p for p in stage.parameters() if p.dim() > 1]
+    vectors = [p for p in stage.parameters() if p.dim() == 1]
+    adamw = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": o.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=o.lr,
+        betas=(o.beta1, o.beta2),
+        eps=o.eps,
+    )
+    data = RandomTokens(config.model.vocab_size)
+    losses, norms = [], []
+    for step in range(config.steps):
+        tokens, targets = data.batch(
+            step,
+            0,
+            0,
+            mbs=global_batch,
+            gas=1,
+            dp=1,
+            seq_length=config.model.seq_length,
+            seed=config.seed,
+        )
+        logits = stage(tokens)
+        loss = F.cross_entropy(logits.transpose(0, 1).flatten(0, 1), targets.flatten())
+        adamw.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(stage.parameters(), o.grad_clip or float("inf"))
+        adamw.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return {"losses": losses, "grad_norms": norms}
+
+
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
+    config = TrainConfig.parse(job["config"])
+    options = job.get("options", {})
+    if job["ranks"] == 0:
+        return reference(config, options["global_batch"])
+    zero.BUCKET_ELEMENTS = options.get("bucket_elements", 16 * 2**20)
+    lines: list[str] = []
+    result = train(config, RandomTokens(config.model.vocab_size), lines.append)
+    return {**result, "progress": lines}
+
+
+def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> None:
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(max(1, ranks)))
+    torch.set_num_threads(1)
+    if ranks:
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(f"{folder}/store{ranks}", ranks),
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=120),
+        )
+    for job in jobs:
+        try:
+            answer = {"id": job["id"], "result": run_job(job)}
+        except Exception:
+            # The other ranks may wait for this one for ever: nothing after it can be trusted.
+            print(json.dumps({"id": job["id"], "error": f"rank {rank}: {traceback.format_exc()}"}))
+            sys.stdout.flush()
+            os._exit(1)
+        if rank == 0:
+            print(json.dumps(answer), flush=True)
+    if ranks:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def main() -> int:
+    jobs = json.load(sys.stdin)
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in sorted({job["ranks"] for job in jobs}):
+            mine = [job for job in jobs if job["ranks"] == ranks]
+            children = []
+            for rank in range(max(1, ranks)):
+                child = os.fork()  # torch is imported once, for all
+                if child == 0:
+                    status = 1
+                    try:
+                        run_rank(mine, rank, ranks, folder)
+                        status = 0
+                    finally:
+                        sys.stdout.flush()
+                        os._exit(status)
+                children.append(child)
+            while children:
+                child, status = os.wait()
+                children.remove(child)
+                if status:
+                    failed = True
+                    for other in children:
+                        os.kill(other, 9)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The devices: the only module that knows CPU (gloo), NVIDIA (NCCL) and AMD (RCCL) apart.
+
+torch built for AMD calls its devices ``cuda`` and RCCL ``nccl``; nothing else differs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import torch
+
+from trainer.config import ConfigError
+
+_STATUS = Path("/proc/self/status")
+
+
+class Device:
+    """This rank's device.
+
+    Args:
+        name: ``auto`` takes an accelerator if there is one.
+        local_rank: of this process on its node.
+        local_world_size: ranks on this node.
+
+    Raises:
+        ConfigError: if ``cuda`` is asked for and there is none for this rank.
+    """
+
+    def __init__(self, name: str, local_rank: int = 0, local_world_size: int = 1) -> None:
+        found = torch.cuda.device_count()
+        self.type = ("cuda" if found else "cpu") if name == "auto" else name
+        if self.type == "cuda":
+            # One visible device per rank is how Slurm binds them with --gpus-per-task.
+            index = 0 if found == 1 else local_rank
+            if index >= found or (found == 1 and local_world_size > 1 and not _bound()):
+                raise ConfigError(
+                    f"device: {local_world_size} ranks on a node that shows {found} accelerators; "
+                    "start one rank per accelerator, or set device: cpu"
+                )
+            self.torch = torch.device("cuda", index)
+            torch.cuda.set_device(self.torch)
+        else:
+            self.torch = torch.device("cpu")
+            # More threads than cores would wait for each other.
+            cores = len(os.sched_getaffinity(0))
+            torch.set_num_threads(max(1, cores // local_world_size))
+        self._start_bytes = 0
+        self.reset_peak_memory()
+
+    @classmethod
+    def of_this_rank(cls, name: str) -> Device:
+        """The device as the launcher's LOCAL_RANK and LOCAL_WORLD_SIZE tell."""
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        return cls(name, local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+    @property
+    def backend(self) -> str:
+        """Of ``torch.distributed``; on AMD ``nccl`` is RCCL."""
+        return "nccl" if self.type == "cuda" else "gloo"
+
+    def synchronize(self) -> None:
+        """Wait until all work given to the device is done."""
+        if self.type == "cuda":
+            torch.cuda.synchronize(self.torch)
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new measurement of ``peak_memory_bytes``."""
+        if self.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.torch)
+            return
+        with contextlib.suppress(OSError):  # else the peak includes what came before
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
+        self._start_bytes = _status_bytes("VmRSS")
+
+    def peak_memory_bytes(self) -> int:
+        """Most memory in use since the reset.
+
+        On an accelerator what tensors held; on CPU what this process's resident set grew by.
+        """
+        if self.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.torch)
+        return max(0, _status_bytes("VmHWM") - self._start_bytes)
+
+
+def _bound() -> bool:
+    """Whether the launcher gave this rank a device of its own."""
+    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return any(os.environ.get(name) for name in names)
+
+
+def _status_bytes(key: str) -> int:
+    """A memory figure of this process; 0 where the kernel tells none."""
+    if not _STATUS.exists():
+        return 0
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

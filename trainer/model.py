@@ -1,0 +1,223 @@
+"""A decoder-only transformer, cut into pipeline stages; each file of parallelism builds on it.
+
+Activations are (sequence, batch, hidden): sequence parallelism then gathers and scatters along
+the first dimension, which needs no copy (Korthikanti et al. 2022, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from trainer.config import ModelConfig, Recompute
+
+NORM_EPS = 1e-5
+
+
+class Linear(nn.Module):
+    """A projection whose rows are several matrices stacked, e.g. query, key and value.
+
+    One product instead of three; tensor parallelism splits each of the matrices by itself.
+
+    Args:
+        in_size: input features.
+        parts: output features of each stacked matrix.
+        bias: whether to add one.
+    """
+
+    def __init__(self, in_size: int, parts: tuple[int, ...], bias: bool) -> None:
+        super().__init__()
+        self.parts = parts
+        self.weight = nn.Parameter(torch.empty(sum(parts), in_size))
+        self.bias = nn.Parameter(torch.empty(sum(parts))) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def _norm(model: ModelConfig) -> nn.Module:
+    kind = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
+    return kind(model.hidden_size, eps=NORM_EPS)
+
+
+def rotary_table(model: ModelConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rotary positions (Su et al. 2021), each (sequence, 1, 1, head/2).
+
+    Args:
+        model: gives the sequence length, the head size and the base of the frequencies.
+        like: its device and number format are used.
+    """
+    half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
+    frequency = model.rope_theta ** (-half / model.head_dim)
+    position = torch.arange(model.seq_length, device=like.device, dtype=torch.float32)
+    angle = torch.outer(position, frequency)[:, None, None, :]
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (x[i], x[i + head/2]) of (sequence, batch, heads, head) by the angles."""
+    cos, sin = table
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
+    query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+    grouped = query.size(1) != key.size(1)
+    context = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    return context.permute(2, 0, 1, 3).flatten(2)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal self-attention."""
+
+    def __init__(self, model: ModelConfig, recompute: bool) -> None:
+        super().__init__()
+        kv_size = model.kv_heads * model.head_dim
+        self.head_dim = model.head_dim
+        self.group = model.num_heads // model.kv_heads
+        self.recompute = recompute
+        self.qkv = Linear(
+            model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
+        )
+        self.out = Linear(model.hidden_size, (model.hidden_size,), model.linear_bias)
+
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
+        both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
+        if table is not None:
+            both = _rotate(both, table)
+        query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+        if self.recompute:
+            context = checkpoint(
+                _attend, query, key, value, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            context = _attend(query, key, value)
+        return self.out(context)
+
+
+class Mlp(nn.Module):
+    """Two projections with GELU between, or SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.gated = model.activation == "swiglu"
+        parts = (model.ffn_size,) * (2 if self.gated else 1)
+        self.up = Linear(model.hidden_size, parts, model.linear_bias)
+        self.down = Linear(model.ffn_size, (model.hidden_size,), model.linear_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            x = F.silu(gate) * x
+        else:
+            x = F.gelu(x, approximate="tanh")
+        return self.down(x)
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, model: ModelConfig, recompute: Recompute) -> None:
+        super().__init__()
+        self.attention_norm = _norm(model)
+        self.attention = Attention(model, recompute == "selective")
+        self.mlp_norm = _norm(model)
+        self.mlp = Mlp(model)
+
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), table)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Embedding(nn.Module):
+    """Vectors of token numbers: (sequence, batch) to (sequence, batch, hidden)."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden_size))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)
+
+
+class Positions(nn.Module):
+    """Adds a learned vector per position."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(model.seq_length, model.hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight[:, None]
+
+
+class Head(nn.Module):
+    """Logits; the weight is its own, or the embedding's when that is in the same stage."""
+
+    def __init__(self, model: ModelConfig, own_weight: bool) -> None:
+        super().__init__()
+        if own_weight:
+            self.weight = nn.Parameter(torch.empty(model.vocab_size, model.hidden_size))
+        else:
+            self.register_parameter("weight", None)
+
+    def forward(self, x: Tensor, tied: Tensor | None) -> Tensor:
+        return F.linear(x, self.weight if tied is None else tied)
+
+
+class Stage(nn.Module):
+    """Consecutive layers of the model, with the embedding if first and the head if last.
+
+    Parameter names are those of the whole model, whatever the stage.
+
+    Args:
+        model: shape of the whole model.
+        index: of this stage, from 0.
+        num_stages: stages of the whole model; must divide its layers.
+        recompute: what the backward pass computes again instead of keeping.
+    """
+
+    def __init__(
+        self, model: ModelConfig, index: int = 0, num_stages: int = 1, recompute: Recompute = "none"
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.is_first = index == 0
+        self.is_last = index == num_stages - 1
+        self.recompute = recompute == "full"
+        self.tied = model.tied_embeddings and self.is_last
+        self.table: tuple[Tensor, Tensor] | None = None
+        self.embedding = Embedding(model) if self.is_first else None
+        learned = self.is_first and model.positions == "learned"
+        self.positions = Positions(model) if learned else None
+        per_stage = model.num_layers // num_stages
+        layers = range(index * per_stage, (index + 1) * per_stage)
+        self.blocks = nn.ModuleDict({str(layer): Block(model, recompute) for layer in layers})
+        self.norm = _norm(model) if self.is_last else None
+        own_weight = not (self.tied and self.is_first)
+        self.head = Head(model, own_weight) if self.is_last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (batch, sequence) or hidden states in; hidden states or logits out."""
+        if self.embedding is not None:
+            x = self.embedding(x.t())
+        if self.positions is not None:
+            x = self.positions(x)
+        if self.model.positions == "rotary" and self.table is None:
+            self.table = rotary_table(self.model, x)
+        for block in self.blocks.values():
+            if self.recompute:
+                x = checkpoint(block, x, self.table, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, self.table)
+        if self.norm is not None and self.head is not None:
+            tied = self.embedding.weight if self.tied and self.embedding is not None else None
+            x = self.head(self.norm(x), tied)
+        return x

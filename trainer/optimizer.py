@@ -1,0 +1,118 @@
+"""AdamW on this rank's float32 weights, with global gradient clipping and loss scaling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config import OptimizerConfig
+from trainer.kinds import Kind
+from trainer.mesh import Mesh
+from trainer.phase import phase
+from trainer.precision import LossScaler
+
+
+class Weights(Protocol):
+    """What a way of data parallelism offers to the optimizer."""
+
+    masters: dict[Kind, list[nn.Parameter]]
+    """Float32 weights that this rank updates."""
+    replicas: int
+    """Data-parallel ranks that hold and update the same masters."""
+
+    def start_step(self) -> None: ...
+    def finish_gradients(self) -> None: ...
+    def publish(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Of one optimizer step; the same on every rank."""
+
+    loss: float
+    grad_norm: float
+    """Global 2-norm before clipping; not finite if the step was skipped."""
+    done: bool
+
+
+class Optimizer:
+    """Turns finished gradients into updated weights.
+
+    One all-reduce a step carries both the gradient norm and the loss. The clipping factor and the
+    loss scale go into the fused update, so that gradients are not passed over again.
+    """
+
+    def __init__(
+        self, weights: Weights, config: OptimizerConfig, mesh: Mesh, scaler: LossScaler
+    ) -> None:
+        self.weights = weights
+        self.clip = config.grad_clip
+        self.scaler = scaler
+        self.counted = [
+            master
+            for kind, masters in weights.masters.items()
+            if not kind.copy
+            and (kind.split or mesh.tp.rank == 0)
+            and (weights.replicas == 1 or mesh.dp.rank == 0)
+            for master in masters
+        ]
+        self.loss_share = 1 / mesh.dp.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
+        groups = [
+            {"params": masters, "weight_decay": config.weight_decay if kind.decays else 0.0}
+            for kind, masters in weights.masters.items()
+        ]
+        # A rank whose shares are all empty has no group, and still takes part in the sums.
+        self.adamw = (
+            torch.optim.AdamW(
+                groups,
+                lr=config.lr,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                fused=True,
+            )
+            if groups
+            else None
+        )
+
+    def step(self, loss: Tensor) -> StepReport:
+        """Update the weights.
+
+        Args:
+            loss: this replica's mean over its micro-batches, where ``loss_share`` is not 0.
+        """
+        self.weights.finish_gradients()
+        totals = self._totals(loss)
+        phase.name = "optimizer"
+        norm = totals[0].sqrt() / self.scaler.scale
+        if self.adamw is not None:
+            factor = torch.ones_like(norm)
+            if self.clip > 0:
+                factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
+            self.adamw.grad_scale = (self.scaler.scale / factor).float()
+            if self.scaler.enabled:
+                self.adamw.found_inf = (~norm.isfinite()).float()
+            self.adamw.step()
+        self.weights.publish()
+        grad_norm, mean_loss = torch.stack((norm, totals[1])).tolist()
+        done = self.scaler.update(norm_is_finite(grad_norm))
+        return StepReport(mean_loss, grad_norm, done)
+
+    def _totals(self, loss: Tensor) -> Tensor:
+        """Squared gradient norm and mean loss of the whole job, in float64."""
+        totals = torch.zeros(2, dtype=torch.float64, device=loss.device)
+        if self.counted:
+            norms = torch._foreach_norm([master.grad for master in self.counted])
+            totals[0] = torch.stack(norms).double().square().sum()
+        totals[1] = loss.double() * self.loss_share
+        if dist.get_world_size() > 1:
+            dist.all_reduce(totals)
+        return totals
+
+
+def norm_is_finite(norm: float) -> bool:
+    """Whether no gradient overflowed."""
+    return norm == norm and norm not in (float("inf"), float("-inf"))

@@ -1,0 +1,43 @@
+"""Number formats of the computation, and loss scaling for the narrow one."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.config import Precision
+
+COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+class LossScaler:
+    """Dynamic loss scaling (Micikevicius et al. 2018, section 3.2), for fp16 only.
+
+    The factor halves when a gradient overflows, that step being skipped, and doubles after
+    ``interval`` steps without overflow. In other formats it stays 1 and nothing is skipped.
+    """
+
+    def __init__(
+        self, precision: Precision, initial: float = 2.0**16, interval: int = 2000
+    ) -> None:
+        self.enabled = precision == "fp16"
+        self.scale = initial if self.enabled else 1.0
+        self.interval = interval
+        self._good_steps = 0
+
+    def update(self, finite: bool) -> bool:
+        """Take note of a step's gradients; returns whether the step counts as done."""
+        if not self.enabled:
+            return True
+        if not finite:
+            self.scale /= 2
+            self._good_steps = 0
+            return False
+        self._good_steps += 1
+        if self._good_steps == self.interval:
+            self.scale *= 2
+            self._good_steps = 0
+        return True
