@@ -60,7 +60,12 @@ def spaces(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,
+)
 @given(spaces())
 def test_the_rules_and_the_trainer_refuse_the_same_configurations(
     tmp_path: Path, description: dict[str, Any]

@@ -75,6 +75,18 @@ class Value:
 _Evaluate = Callable[[Mapping[str, Array]], Value]
 
 
+def _both(left: Value, right: Value) -> Value:
+    """``and``: as in Python, the right side counts only where the left one does not decide."""
+    bad = np.logical_or(left.bad, np.logical_and(left.value, right.bad))
+    return Value(np.logical_and(left.value, right.value), bad)
+
+
+def _either(left: Value, right: Value) -> Value:
+    """``or``, likewise."""
+    bad = np.logical_or(left.bad, np.logical_and(np.logical_not(left.value), right.bad))
+    return Value(np.logical_or(left.value, right.value), bad)
+
+
 @dataclass(frozen=True)
 class Expression:
     """A checked true-or-false expression."""
@@ -177,16 +189,8 @@ class _Compiler:
 
     def _logic(self, node: ast.BoolOp, depth: int) -> tuple[Kind, _Evaluate]:
         parts = [self._typed(part, "boolean", depth) for part in node.values]
-        decided = isinstance(node.op, ast.Or)  # the value that ends the evaluation
-
-        def step(left: Value, right: Value) -> Value:
-            # As in Python, the right side counts only where the left one does not decide.
-            open_ = np.not_equal(left.value, decided)
-            join = np.logical_or if decided else np.logical_and
-            bad = np.logical_or(left.bad, np.logical_and(open_, right.bad))
-            return Value(join(left.value, right.value), bad)
-
-        return "boolean", lambda columns: reduce(step, (part(columns) for part in parts))
+        join = _either if isinstance(node.op, ast.Or) else _both
+        return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[Kind, _Evaluate]:
         if isinstance(node.op, ast.Not):
@@ -232,10 +236,7 @@ class _Compiler:
             for sign, left, right in zip(node.ops, sides, sides[1:], strict=False)
         ]
 
-        def both(a: Value, b: Value) -> Value:
-            return Value(np.logical_and(a.value, b.value), np.logical_or(a.bad, b.bad))
-
-        return "boolean", lambda columns: reduce(both, (pair(columns) for pair in pairs))
+        return "boolean", lambda columns: reduce(_both, (pair(columns) for pair in pairs))
 
     def _pair(self, sign: ast.cmpop, left: ast.expr, right: ast.expr, depth: int) -> _Evaluate:
         kind, first = self.compile(left, depth + 1)
