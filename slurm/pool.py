@@ -1,0 +1,146 @@
+"""The nodes of an allocation, leased exclusively to trials of different widths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from slurm.core import Lease
+
+MAX_BYPASSES = 4
+
+
+@dataclass
+class _Request:
+    trial: str
+    width: int
+    bypassed: int = 0
+
+
+class NodePool:
+    """Leases nodes in the order they are asked for, with a bounded amount of bypassing.
+
+    A narrow request may overtake a wide one that has to wait, at most ``MAX_BYPASSES`` times;
+    then every node that comes back is kept for the wide one. So no request starves, and few
+    nodes idle. For one thread; nothing here blocks.
+
+    Args:
+        nodes: all nodes, in Slurm's order; leases keep it.
+    """
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._order = tuple(nodes)
+        if len(set(self._order)) < len(self._order):
+            raise ValueError(f"a node is listed twice: {', '.join(self._order)}")
+        self._usable = set(self._order)
+        self._free = set(self._order)
+        self._quarantined: set[str] = set()
+        self._leases: dict[str, Lease] = {}
+        self._queue: list[_Request] = []
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes that may be leased, now or later, in Slurm's order."""
+        return tuple(n for n in self._order if n in self._usable)
+
+    @property
+    def size(self) -> int:
+        """How many nodes may be leased, now or later: the widest possible lease."""
+        return len(self._usable)
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """Nodes that nobody holds, in Slurm's order."""
+        return tuple(n for n in self._order if n in self._free)
+
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """Nodes that are set aside, in Slurm's order."""
+        return tuple(n for n in self._order if n in self._quarantined)
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """What is held now."""
+        return tuple(self._leases.values())
+
+    def request(self, trial: str, width: int) -> None:
+        """Ask for ``width`` nodes; :meth:`grants` gives them when they are there.
+
+        Raises:
+            ValueError: if the width can never be granted, or the trial has asked already.
+        """
+        if not 1 <= width <= self.size:
+            raise ValueError(f"trial {trial} asks for {width} nodes of {self.size}")
+        if trial in self._leases or any(r.trial == trial for r in self._queue):
+            raise ValueError(f"trial {trial} has asked for nodes already")
+        self._queue.append(_Request(trial, width))
+
+    def withdraw(self, trial: str) -> None:
+        """Forget a request that waits; nothing happens if there is none."""
+        self._queue = [r for r in self._queue if r.trial != trial]
+
+    def impossible(self) -> list[str]:
+        """Trials whose request is wider than what is left of the pool; they no longer wait."""
+        gone = [r.trial for r in self._queue if r.width > self.size]
+        self._queue = [r for r in self._queue if r.width <= self.size]
+        return gone
+
+    def grants(self) -> list[Lease]:
+        """Lease what can be leased now, in the order it was asked for."""
+        granted: list[Lease] = []
+        waiting: list[_Request] = []
+        for request in self._queue:
+            # What can never be granted holds nobody up.
+            held_back = any(w.bypassed >= MAX_BYPASSES and w.width <= self.size for w in waiting)
+            if request.width > len(self._free) or held_back:
+                waiting.append(request)
+                continue
+            for overtaken in waiting:
+                overtaken.bypassed += 1
+            lease = Lease(request.trial, self._choose(request.width))
+            self._free.difference_update(lease.nodes)
+            self._leases[request.trial] = lease
+            granted.append(lease)
+        self._queue = waiting
+        return granted
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back.
+
+        Raises:
+            ValueError: if it is not held.
+        """
+        if self._leases.get(lease.trial) != lease:
+            raise ValueError(f"trial {lease.trial} does not hold {', '.join(lease.nodes)}")
+        del self._leases[lease.trial]
+        self._free.update(self._usable.intersection(lease.nodes))
+
+    def quarantine(self, node: str) -> None:
+        """Set a suspect node aside: it stays with its lease, and is not leased again."""
+        if node in self._usable:
+            self._quarantined.add(node)
+        self._drop(node)
+
+    def remove(self, node: str) -> None:
+        """Take a dead node out of the pool, for good; a node the pool never had is ignored."""
+        self._quarantined.discard(node)
+        self._drop(node)
+
+    def _drop(self, node: str) -> None:
+        self._usable.discard(node)
+        self._free.discard(node)
+
+    def _choose(self, width: int) -> tuple[str, ...]:
+        """The narrowest gap of neighbours that fits, else the first free nodes.
+
+        Neighbours in Slurm's order tend to share a switch, and the gap that fits best leaves
+        wide gaps to wide trials.
+        """
+        gaps: list[list[str]] = [[]]
+        for node in self._order:
+            if node in self._free:
+                gaps[-1].append(node)
+            elif gaps[-1]:
+                gaps.append([])
+        fitting = [gap for gap in gaps if len(gap) >= width]
+        return tuple(min(fitting, key=len)[:width] if fitting else self.free[:width])
