@@ -85,6 +85,7 @@ def write_report(run_dir: Path) -> Path:
         "duration": quantities.duration,
         "value": _value,
     }
+    varied, fixed = _parameters(run)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text())
     page = template.render(
         run=run,
@@ -98,7 +99,8 @@ def write_report(run_dir: Path) -> Path:
             failure_sensitivity, frame, folder / "failure_shap.png", "probability of failing"
         ),
         failures=failures(run).to_dict("records"),
-        parameters=_parameters(run),
+        parameters=varied,
+        fixed=fixed,
         metrics=_metrics(run, frame),
         top=[_row(run, trial) for trial in ranking(run)[:TOP]],
         trials=[_row(run, trial) for _, trial in sorted(run.trials.items())],
@@ -156,9 +158,14 @@ def _section(
     return Section(sensitivity=sensitivity, image=_image(path, figure))
 
 
-def _parameters(run: Run) -> list[str]:
-    """Every parameter that any trial has, in the order of the space."""
-    return list(dict.fromkeys(name for t in run.trials.values() for name in t.config))
+def _parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
+    """Parameters that differ between trials, in the space's order, and those that do not."""
+    configs = [trial.config for trial in run.trials.values()]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    varied = [n for n in names if any(c.get(n) != configs[0].get(n) for c in configs)]
+    if not varied:
+        return names, {}  # one trial only: a table without parameters would say nothing
+    return varied, {name: configs[0].get(name) for name in names if name not in varied}
 
 
 def _metrics(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:

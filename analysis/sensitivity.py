@@ -8,7 +8,6 @@ a regression over successes alone says nothing of what it takes to succeed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.encoding import Encoded, encode
 from analysis.trajectory import TOLD
 from slurm.core import Kind
 
@@ -27,29 +27,9 @@ REFIT_TREES = 30
 FEW_PER_PARAMETER = 5
 LOW_R2 = 0.5
 
-_ORDERS: Mapping[str, tuple[str, ...]] = {"recompute": ("none", "selective", "full")}
-
 
 class NotEnough(Exception):  # noqa: N818 - not an error of anyone's
     """The trials cannot answer the question yet; the message says why, for the reader."""
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Parameters as numbers that keep their order, one column per parameter that varied.
-
-    Attributes:
-        values: float, one row per trial. Numbers are themselves, false and true 0 and 1, words
-            their place in ``legend``; an inactive parameter (None) lies one below the smallest.
-        inactive: bool, the same shape: where the parameter had no effect.
-        legend: parameter -> its values from low to high, in words.
-        constant: parameters that had one value only, and that value.
-    """
-
-    values: pd.DataFrame
-    inactive: pd.DataFrame
-    legend: dict[str, str]
-    constant: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -91,34 +71,6 @@ class Sensitivity:
         """Mean |SHAP| per parameter, the largest first."""
         means = pd.Series(np.abs(self.shap).mean(axis=0), index=self.encoded.values.columns)
         return means.sort_values(ascending=False, kind="stable")
-
-
-def encode(frame: pd.DataFrame) -> Encoded:
-    """Turn the ``p:*`` columns of a run's trials into what a forest can read."""
-    values: dict[str, list[float]] = {}
-    inactive: dict[str, list[bool]] = {}
-    legend: dict[str, str] = {}
-    constant: dict[str, Any] = {}
-    for column in frame.columns:
-        if not column.startswith("p:"):
-            continue
-        name = column.removeprefix("p:")
-        cells = [None if _missing(v) else v for v in frame[column]]
-        distinct = _in_order(name, {v if _is_number(v) else str(v) for v in cells if v is not None})
-        if len(distinct) + (None in cells) < 2:
-            constant[name] = distinct[0] if distinct else None
-            continue
-        code = {v: float(v) if _all_numbers(distinct) else i for i, v in enumerate(distinct)}
-        off = min(code.values()) - 1
-        values[name] = [off if v is None else code[v if _is_number(v) else str(v)] for v in cells]
-        inactive[name] = [v is None for v in cells]
-        legend[name] = _legend(distinct, None in cells)
-    return Encoded(
-        pd.DataFrame(values, index=frame.index, dtype=float),
-        pd.DataFrame(inactive, index=frame.index, dtype=bool),
-        legend,
-        constant,
-    )
 
 
 def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
@@ -242,7 +194,7 @@ def _few(n: int, encoded: Encoded, what: str) -> list[str]:
 def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """SHAP values (n, parameters) and base value; of the class True for a classifier."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm, in notebooks
+        warnings.simplefilter("ignore")  # of its own imports: tqdm's widgets, colour maps
         import shap  # seconds: it brings numba
 
     explainer = shap.TreeExplainer(forest)
@@ -274,41 +226,3 @@ def _bootstrap(
         means.append(np.abs(_explain(forest, x.to_numpy())[0]).mean(axis=0))
     low, high = np.percentile(means, [5, 95], axis=0)
     return pd.DataFrame({"low": low, "high": high}, index=x.columns)
-
-
-def _missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and np.isnan(value))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, np.bool_, np.number))
-
-
-def _all_numbers(values: list[Any]) -> bool:
-    return all(map(_is_number, values))
-
-
-def _in_order(name: str, distinct: set[Any]) -> list[Any]:
-    """Numbers by value, then words by their known order, or else by the alphabet."""
-    order = _ORDERS.get(name, ())
-
-    def key(value: Any) -> tuple[int, float, str]:
-        if _is_number(value):
-            return 0, float(value), ""
-        return 1, order.index(value) if value in order else len(order), value
-
-    return sorted(distinct, key=key)
-
-
-def _legend(distinct: list[Any], inactive: bool) -> str:
-    words = [_word(v) for v in distinct]
-    shown = ", ".join(words) if len(words) <= 6 else f"{words[0]} … {words[-1]}"
-    return f"{shown}, or inactive" if inactive else shown
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value)).lower()
-    if _is_number(value) and float(value).is_integer():
-        return str(int(value))
-    return f"{value:.4g}" if _is_number(value) else str(value)

@@ -14,7 +14,7 @@ from analysis.report import write_report
 from analysis.run import RunError, read_run
 from workflows.best import load_best
 
-VOID = {"meta", "img", "br", "hr", "link", "input"}
+VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \ud800"
 
 
