@@ -5,15 +5,12 @@ torch built for AMD calls its devices ``cuda`` and RCCL ``nccl``; nothing else d
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 
 import torch
 
+from trainer import memory
 from trainer.config import ConfigError
-
-_STATUS = Path("/proc/self/status")
 
 
 class Device:
@@ -46,8 +43,6 @@ class Device:
             # More threads than cores would wait for each other.
             cores = len(os.sched_getaffinity(0))
             torch.set_num_threads(max(1, cores // local_world_size))
-        self._start_bytes = 0
-        self.reset_peak_memory()
 
     @classmethod
     def of_this_rank(cls, name: str) -> Device:
@@ -65,36 +60,18 @@ class Device:
         if self.type == "cuda":
             torch.cuda.synchronize(self.torch)
 
-    def reset_peak_memory(self) -> None:
-        """Begin a new measurement of ``peak_memory_bytes``."""
-        if self.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.torch)
-            return
-        with contextlib.suppress(OSError):  # else the peak includes what came before
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, see proc(5)
-        self._start_bytes = _status_bytes("VmRSS")
-
     def peak_memory_bytes(self) -> int:
-        """Most memory in use since the reset.
+        """Most memory in use since start-up.
 
-        On an accelerator what tensors held; on CPU what this process's resident set grew by.
+        On an accelerator what tensors held; on CPU the private memory of this process, counted
+        from ``memory.limit_memory``.
         """
         if self.type == "cuda":
             return torch.cuda.max_memory_allocated(self.torch)
-        return max(0, _status_bytes("VmHWM") - self._start_bytes)
+        return memory.peak_memory_bytes()
 
 
 def _bound() -> bool:
     """Whether the launcher gave this rank a device of its own."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     return any(os.environ.get(name) for name in names)
-
-
-def _status_bytes(key: str) -> int:
-    """A memory figure of this process; 0 where the kernel tells none."""
-    if not _STATUS.exists():
-        return 0
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -133,6 +134,8 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         self.mesh = mesh
+        # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
+        dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group)
         parts = [
             _LeanStage(
                 _Opaque(stage),

@@ -21,6 +21,8 @@ from trainer.model import Stage
 from trainer.phase import phase
 
 BUCKET_ELEMENTS = 16 * 2**20
+ROW = 1024
+"""Buckets are padded to whole rows: a norm is then exact, a row at a time."""
 
 
 class Bucket:
@@ -48,7 +50,7 @@ class Bucket:
         self.works: list[dist.Work] = []
         used = sum(slot.parameter.numel() for slot in members)
         shares = mesh.dp.size if sharded else 1
-        total = -(-used // shares) * shares
+        total = -(-used // (shares * ROW)) * shares * ROW
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.grads = torch.zeros(total, device=device)
         self.parameters: list[nn.Parameter] = []
@@ -63,8 +65,8 @@ class Bucket:
             offset = end
         share = total // shares
         begin = mesh.dp.rank * share if sharded else 0
-        self.weight_share = self.weights[begin : begin + share]
-        self.grad_share = self.grads[begin : begin + share]
+        self.weight_share = self.weights[begin : begin + share].view(-1, ROW)
+        self.grad_share = self.grads[begin : begin + share].view(-1, ROW)
         self.master: nn.Parameter | None = None
         self.missing = 0
 
@@ -101,7 +103,7 @@ class Bucket:
             return
         if self.sharded:
             work = reduce_scatter(
-                self.grad_share, self.grads, self.group, dist.ReduceOp.AVG, async_op=True
+                self.grad_share.view(-1), self.grads, self.group, dist.ReduceOp.AVG, async_op=True
             )
         else:
             work = dist.all_reduce(self.grads, dist.ReduceOp.AVG, self.group, async_op=True)
@@ -114,7 +116,7 @@ class Bucket:
             self.weight_share.copy_(self.master.detach())
         if self.sharded and self.group is not None:
             self.works.append(
-                all_gather(self.weights, self.weight_share, self.group, async_op=True)
+                all_gather(self.weights, self.weight_share.view(-1), self.group, async_op=True)
             )
 
     def wait(self) -> None:
