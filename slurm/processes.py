@@ -50,11 +50,31 @@ def open_files(pid: int) -> set[str]:
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
+    return _state_and_parent(pid)[0] not in "ZX"
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Ids of all running processes below ``ancestor``."""
+    children: dict[int, list[int]] = {}
+    for pid in all_pids():
+        state, parent = _state_and_parent(pid)
+        if state not in "ZX":
+            children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    new = [ancestor]
+    while new:
+        new = [child for pid in new for child in children.get(pid, ())]
+        found.update(new)
+    return found
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"  # the name before it may hold anything
+        return "X", 0
+    state, parent = stat.rpartition(")")[2].split()[:2]  # the name before it may hold anything
+    return state, int(parent)
 
 
 def with_environ(wanted: Callable[[dict[str, str]], bool]) -> set[int]:

@@ -1,0 +1,69 @@
+"""One log file for many writers, in which every line is whole.
+
+Processes that append to one file by themselves interleave within lines: an unbuffered Python
+writes a line and its end separately. A result that is torn so could not be read.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
+
+
+class LineLog:
+    """Merges what its writers write, line by line, at the end of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._partial: dict[int, bytes] = {}  # read end of each open pipe -> line so far
+
+    def open_writer(self) -> int:
+        """A file descriptor to write to; close it where it is not used."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self._partial[read_end] = b""
+        return write_end
+
+    @property
+    def read_ends(self) -> list[int]:
+        """Descriptors to wait for until one is readable."""
+        return list(self._partial)
+
+    def pump(self) -> None:
+        """Write the lines that are there now; does not block."""
+        for read_end in self.read_ends:
+            while (data := self._read(read_end)) is not None:
+                if not data:
+                    self._finish(read_end)
+                    break
+                # A progress bar ends its lines by a carriage return.
+                text = self._partial[read_end] + data
+                end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+                if len(text) - end > _LONGEST_LINE_BYTES:
+                    end = len(text)
+                self._write(text[:end])
+                self._partial[read_end] = text[end:]
+
+    def close(self) -> None:
+        """Write what is left, whole or not."""
+        self.pump()
+        for read_end in self.read_ends:
+            self._finish(read_end)
+        os.close(self._file)
+
+    def _finish(self, read_end: int) -> None:
+        if text := self._partial.pop(read_end):
+            self._write(text + b"\n")  # or the next writer's line would continue it
+        os.close(read_end)
+
+    def _read(self, read_end: int) -> bytes | None:
+        try:
+            return os.read(read_end, 65536)
+        except BlockingIOError:
+            return None
+
+    def _write(self, text: bytes) -> None:
+        while text:
+            text = text[os.write(self._file, text) :]
