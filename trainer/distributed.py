@@ -46,6 +46,15 @@ class RankEnvironment:
     master_addr: str = ""
     master_port: int = 0
 
+    def variables(self) -> dict[str, str]:
+        """This place as torch's environment variables, which devices and meshes read."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+        }
+
 
 def rank_environment(environ: Mapping[str, str]) -> RankEnvironment:
     """Read torch's variables (``RANK`` ...), else those of a Slurm step, else a single process.

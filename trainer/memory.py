@@ -20,6 +20,7 @@ import torch
 
 _THREAD_STACK_BYTES = 1 << 20
 _start_bytes = 0  # anonymous resident memory when start-up was over
+_end_bytes: int | None = None  # private memory at which the limit is reached
 
 
 def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
@@ -37,7 +38,7 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
             total_bytes = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
         return
-    global _start_bytes
+    global _start_bytes, _end_bytes
     lift_limit()
     _start_threads()
     with contextlib.suppress(OSError):  # needs a kernel option; the peak then includes start-up's
@@ -45,8 +46,9 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
     status = _status()
     _start_bytes = status["RssAnon"]
     if limit_bytes is not None:
+        _end_bytes = status["VmData"] + limit_bytes
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (status["VmData"] + limit_bytes, hard))
+        resource.setrlimit(resource.RLIMIT_DATA, (_end_bytes, hard))
 
 
 def lift_limit() -> None:
@@ -126,9 +128,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _at_limit() -> bool:
-    """Whether the limit leaves no room for a thread's stack, which pthreads do not tell apart."""
-    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return soft != resource.RLIM_INFINITY and _status()["VmData"] + _THREAD_STACK_BYTES > soft
+    """Whether the limit has no room for a thread's stack, which pthreads do not tell apart."""
+    return _end_bytes is not None and _status()["VmData"] + _THREAD_STACK_BYTES > _end_bytes
 
 
 def _start_threads() -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -32,7 +32,7 @@ _LOST_PEER = re.compile(
 )
 
 
-def run(path: Path, environ: Mapping[str, str]) -> int:
+def run(path: Path, environ: MutableMapping[str, str]) -> int:
     """Train what the file says, on the ranks that the environment names.
 
     Writes ``result.json`` beside the file. A rank that fails where it has peers ends its process
@@ -40,7 +40,7 @@ def run(path: Path, environ: Mapping[str, str]) -> int:
 
     Args:
         path: a ``TrainConfig`` as JSON.
-        environ: of this process, see ``rank_environment``.
+        environ: of this process, see ``rank_environment``; torch's variables are set in it.
 
     Returns:
         The exit code.
@@ -48,6 +48,7 @@ def run(path: Path, environ: Mapping[str, str]) -> int:
     directory = path.resolve().parent
     try:
         place = rank_environment(environ)
+        environ.update(place.variables())
         if place.rank == 0:
             clear_result(directory)  # before the ranks meet, so before any of this run's
         config = TrainConfig.load(path)
@@ -91,7 +92,7 @@ class _Run:
     def run(self) -> int:
         try:
             training = self._train()
-            peaks = self.peers.gather(training["peak_memory_bytes"])
+            peaks = self.peers.gather(self._peak_memory_bytes())
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
@@ -105,7 +106,7 @@ class _Run:
 
     def _train(self) -> dict[str, Any]:
         config, place = self.config, self.place
-        self.device = device = Device(config.device, place.local_rank, place.local_world_size)
+        self.device = device = Device.of_this_rank(config.device)
         memory.small_thread_stacks()
         dist.init_process_group(
             device.backend,
@@ -121,9 +122,15 @@ class _Run:
             f"dp {config.data_parallel(place.world_size)}"
         )
         memory.limit_memory(config.device_memory_bytes, device.torch)
-        training = train(config, dataset, progress, device)
+        training = train(config, dataset, progress)
         memory.lift_limit()
         return training
+
+    def _peak_memory_bytes(self) -> int:
+        """Of this rank, in what ``device_memory_bytes`` limits."""
+        if self.device is not None and self.device.type != "cpu":
+            return self.device.peak_memory_bytes()
+        return memory.peak_memory_bytes()
 
     def _progress(self) -> Callable[[str], None]:
         if self.place.rank == 0:
@@ -166,7 +173,7 @@ class _Run:
         code: int,
     ) -> int:
         rank = self.place.rank
-        peak = self.device.peak_memory_bytes() if self.device else None
+        peak = self._peak_memory_bytes() if self.device else None
         line = next(iter(str(error).splitlines()), "")
         message = line if status == "invalid" else f"{type(error).__name__}: {line}"
         result = failure(status, where, message[:_MESSAGE_CHARS], rank, peak)
