@@ -161,6 +161,7 @@ def serve(control: socket.socket, preload: str) -> None:
             with contextlib.suppress(Exception):
                 importlib.import_module(preload)
                 importlib.import_module(f"{preload}.__main__")
+            sys.modules.pop(f"{preload}.__main__", None)  # runpy warns of what it finds there
             gc.freeze()  # collections in the ranks then leave the shared pages shared
         if os.fork() == 0:
             control.close()

@@ -336,6 +336,7 @@ def test_the_preloaded_module_is_imported_once_for_all_trials(
     for _ in range(2):
         spec = make(sys.executable, "-m", "quick", "config.json")
         assert run(quick, spec).kind is Kind.OK
+        assert log(spec, "stderr.log") == ""
         lines += log(spec).splitlines()
     fields = [line.split(maxsplit=3) for line in lines]
     assert len({pid for pid, *_ in fields}) == 1
