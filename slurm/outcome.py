@@ -31,7 +31,8 @@ _SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
 _PREEMPTED = re.compile(_SLURM + r".*DUE TO (?:PREEMPTION|JOB REQUEUE)")
 _TIME_LIMIT = re.compile(_SLURM + r".*DUE TO TIME LIMIT")
 _NODE_FAILURE = re.compile(
-    _SLURM + r"(?:Node failure on (?P<named>[\w.-]+)|.*ON (?P<on>\S+) .*DUE TO NODE FAILURE)"
+    # The second is how the healthy nodes of the step report it: they are not to blame.
+    _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
 )
 _HOST_OOM = re.compile(_SLURM + r".*(?:oom[-_]kill event|: Out Of Memory)")
 _LAUNCH_FAILURE = re.compile(
@@ -142,9 +143,9 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
         if evidence.elapsed_s < evidence.timeout_s:
             return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
         return _Verdict(Kind.TIMEOUT, _line_of(found))
-    named = {m["named"] or m["on"]: _line_of(m) for m in _NODE_FAILURE.finditer(evidence.stderr)}
-    if named:
-        return _Verdict(Kind.NODE_FAILURE, next(iter(named.values())), lost=named)
+    if found := _NODE_FAILURE.search(evidence.stderr):
+        named = {m["node"] for m in _NODE_FAILURE.finditer(evidence.stderr) if m["node"]}
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=named)
     if evidence.down_nodes:
         return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
     if found := _BROKEN_DEVICE.search(evidence.stderr):

@@ -46,10 +46,11 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
     """
     if shutil.which(argv[0]) is None:
         raise SlurmError(f"{argv[0]} is not on PATH; this needs Slurm's client commands")
+    defaults = {k: v for k, v in os.environ.items() if k.startswith("SBATCH_")}  # the user's own
     try:
         done = subprocess.run(
             argv,
-            env=scrubbed(os.environ),
+            env=scrubbed(os.environ) | defaults,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

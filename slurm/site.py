@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
@@ -49,6 +49,19 @@ class Site(BaseModel):
         return self._reference
 
 
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader would let the last of two equal keys win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value}: written twice", problem_mark=key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def shipped_sites() -> list[str]:
     """Names of the profiles that come with meshtune."""
     files = resources.files("slurm").joinpath("sites").iterdir()
@@ -82,7 +95,7 @@ def load_site(reference: str) -> Site:
 
 def _parse(text: str, where: str, reference: str) -> Site:
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise SiteError(f"{where}: not YAML: {' '.join(str(error).split())}") from error
     try:

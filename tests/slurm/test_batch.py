@@ -1,0 +1,206 @@
+"""The batch script. After a change that is meant, refresh the shipped example and read it:
+
+MESHTUNE_REFRESH_GOLDEN=1 .venv/bin/pytest tests/slurm/test_batch.py; git diff slurm/search.sbatch
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm import batch, shell
+from slurm.batch import BatchError, batch_script, time_limit_s
+from slurm.minicluster import Minicluster
+from slurm.site import load_site
+
+SHIPPED = Path(batch.__file__).with_name("search.sbatch")
+
+
+def script(run_dir: Path, **changes: Any) -> str:
+    arguments: dict[str, Any] = {
+        "space": "tiny_cpu", "run_dir": run_dir, "site": load_site("generic"), "nodes": 2,
+        "time": "00:10:00", "meshtune": "meshtune",
+    }  # fmt: skip
+    return batch_script(**{**arguments, **changes})
+
+
+def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 90.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
+        time.sleep(0.05)
+
+
+def test_the_shipped_example_is_what_the_builder_makes() -> None:
+    text = script(
+        Path("/lustre/orion/PROJECT/scratch/USER/runs/gpt_175b"),
+        space="gpt_175b_frontier",
+        site=load_site("frontier"),
+        nodes=128,
+        time="06:00:00",
+        account="PROJECT",
+    )
+    if os.environ.get("MESHTUNE_REFRESH_GOLDEN"):
+        SHIPPED.write_text(text)
+    assert text == SHIPPED.read_text()
+
+
+def test_the_users_choice_replaces_the_sites() -> None:
+    site = load_site("perlmutter")
+    text = script(Path("/r"), site=site, qos="debug", partition="p", account="m1")
+    assert "#SBATCH --qos=debug\n" in text
+    assert "--qos=regular" not in text
+    assert "#SBATCH --partition=p\n" in text
+    assert "#SBATCH --account=m1\n" in text
+
+
+def test_the_warning_comes_in_time_even_in_a_short_job() -> None:
+    assert "--signal=B:USR1@300\n" in script(Path("/r"), time="02:00:00")
+    assert "--signal=B:USR1@30\n" in script(Path("/r"), time="2")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("02:00:00", 7200),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-12:30:05", 131405),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, seconds: int) -> None:
+    assert time_limit_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "00:00:00", "2h", "1:2:3:4", "-1", "1:75", "1\n2"])
+def test_what_is_no_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(BatchError, match="--time"):
+        time_limit_s(text)
+
+
+@pytest.mark.parametrize("account", ["a'b", 'a"b', "a\nb"])
+def test_a_value_cannot_break_out_of_its_directive(account: str) -> None:
+    with pytest.raises(BatchError, match="cannot take it"):
+        script(Path("/r"), account=account)
+
+
+def test_a_folder_with_a_space_and_a_percent_sign_stays_one_argument(tmp_path: Path) -> None:
+    run = tmp_path / "my 5% run"
+    text = script(run)
+    assert f'#SBATCH "--output={tmp_path}/my 5%% run/slurm-%j.log"\n' in text
+    assert f"--run-dir '{run}'" in text
+
+
+def test_the_job_runs_the_meshtune_it_was_submitted_with() -> None:
+    text = script(Path("/r"), meshtune=None)
+    assert f"{Path(sys.executable).with_name('meshtune')} search tiny_cpu " in text
+
+
+# ---- what bash makes of it: a driver that records signals, and commands that record calls ----
+
+DRIVER = """\
+import signal, sys, time
+from pathlib import Path
+run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+log = run / "driver.log"
+def note(text):
+    with log.open("a") as file:
+        print(text, file=file)
+def ended(number, _):
+    note(signal.Signals(number).name)
+    with (run / "journal.jsonl").open("a") as file:
+        print('{"event": "ended"}', file=file)
+    time.sleep(0.3)  # a driver takes its time: bash must not take the signal for its end
+    sys.exit(3)
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, ended)
+note("started")
+if log.read_text().count("started") > 1:
+    sys.exit(0)
+time.sleep(120)
+"""
+
+
+def a_driver(folder: Path) -> str:
+    program = folder / "driver"
+    program.write_text(f"#!{sys.executable}\n{DRIVER}")
+    program.chmod(0o755)
+    return str(program)
+
+
+def run_in_bash(tmp_path: Path, number: signal.Signals) -> tuple[int, list[str], list[str]]:
+    """Signal the script's shell; return its exit code, the driver's notes and the commands run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    calls = tmp_path / "calls"
+    for name in ("scontrol", "sbatch"):
+        shim = tmp_path / name
+        shim.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n[ {name} = sbatch ]\n')
+        shim.chmod(0o755)
+    (run / "search.sbatch").write_text(script(run, meshtune=a_driver(tmp_path)))
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    shell_process = subprocess.Popen(["bash", str(run / "search.sbatch")], env=environ)
+    log = run / "driver.log"
+    wait_for(lambda: log.exists() and "started" in log.read_text(), "the driver's start")
+    shell_process.send_signal(number)
+    code = shell_process.wait(30)
+    return code, log.read_text().split(), calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_the_drivers_end_after_the_warning_requeues_and_where_that_is_forbidden_chains(
+    tmp_path: Path,
+) -> None:
+    code, notes, calls = run_in_bash(tmp_path, signal.SIGUSR1)
+    assert notes == ["started", "SIGUSR1"]
+    assert calls == ["scontrol requeue 77", f"sbatch {tmp_path}/run/search.sbatch"]
+    assert code == 0
+
+
+def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:
+    code, notes, calls = run_in_bash(tmp_path, signal.SIGTERM)
+    assert notes == ["started", "SIGTERM"]
+    assert calls == []
+    assert code == 3
+
+
+def test_an_allocation_in_which_no_trial_ended_is_not_repeated(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    program = tmp_path / "driver"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", script(run, meshtune=str(program))], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "no trial ended" in done.stderr
+
+
+@pytest.mark.slurm
+def test_a_submitted_job_is_warned_requeued_under_its_id_and_goes_on(
+    tmp_path: Path, minicluster: Minicluster
+) -> None:
+    run = tmp_path / "a run"
+    run.mkdir()
+    job = batch.submit(script(run, meshtune=a_driver(tmp_path)), run)
+    log = run / "driver.log"
+    try:
+        wait_for(lambda: log.exists() and "started" in log.read_text(), "the driver's start")
+        # What Slurm sends --signal=B:USR1 with, without waiting for the job's last seconds.
+        shell.run(["scancel", "--batch", "--signal=USR1", job])
+        wait_for(lambda: log.read_text().count("started") == 2, "the second allocation")
+        wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "the job's end")
+    finally:
+        shell.run(["scancel", job])
+    assert log.read_text().split() == ["started", "SIGUSR1", "started"]
+    assert (run / f"slurm-{job}.log").exists()

@@ -1,0 +1,367 @@
+"""Logs here are what Slurm 22.05 wrote when the thing happened, or newer sources print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm.core import Kind, Lease, ResultSource, TrialSpec
+from slurm.evidence import Evidence, clear, gather
+from slurm.outcome import TAIL_LINES, classify, read_result
+from slurm.watch import End, Watched
+
+OK = {"status": "ok", "tflops_per_gpu": 60.0}
+
+CRASH_UNDER_K1 = """\
+srun: error: n3: task 1: Exited with exit code 3
+srun: launch/slurm: _step_signal: Terminating StepId=1.4
+slurmstepd-n3: error: *** STEP 1.4 ON n3 CANCELLED AT 2026-11-21T02:51:45 ***
+srun: error: n3: task 0: Terminated
+srun: Force Terminated StepId=1.4
+"""
+HOST_OOM_22_05 = """\
+slurmstepd-n3: error: Detected 1 oom-kill event(s) in StepId=1.5. Some of your processes may have \
+been killed by the cgroup out-of-memory handler.
+srun: error: n3: task 1: Out Of Memory
+srun: launch/slurm: _step_signal: Terminating StepId=1.5
+slurmstepd-n3: error: *** STEP 1.5 ON n3 CANCELLED AT 2026-11-21T02:51:46 ***
+"""
+HOST_OOM_24_05 = """\
+slurmstepd: error: Detected 1 oom_kill event in StepId=812.0. Some of the step tasks have been OOM \
+Killed.
+srun: error: frontier00012: task 3: Out Of Memory
+"""
+HOST_OOM_TASK_ONLY = "srun: error: n1: tasks 4,6: Out Of Memory\n"
+STEP_TIME_LIMIT = """\
+slurmstepd-n3: error: *** STEP 1.14 ON n3 CANCELLED AT 2026-11-21T02:55:23 DUE TO TIME LIMIT ***
+srun: error: n3: task 0: Terminated
+srun: Force Terminated StepId=1.14
+"""
+NODE_FAILURE = """\
+srun: error: Node failure on n2
+srun: Job step aborted: Waiting up to 2 seconds for job step to finish.
+slurmstepd-n1: error: *** STEP 2.3 ON n1 CANCELLED AT 2026-11-21T03:00:11 DUE TO NODE FAILURE, SEE \
+SLURMCTLD LOG FOR DETAILS ***
+srun: error: n1: tasks 0-1: Killed
+"""
+PREEMPTED = """\
+slurmstepd-n1: error: *** STEP 2.3 ON n1 CANCELLED AT 2026-11-21T03:00:11 DUE TO PREEMPTION ***
+"""
+REQUEUED = PREEMPTED.replace("PREEMPTION", "JOB REQUEUE")
+SCANCELLED = """\
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+slurmstepd-n4: error: *** STEP 1.1 ON n4 CANCELLED AT 2026-11-21T02:43:51 ***
+srun: error: n4: tasks 0-1: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=1.1
+"""
+SCANCELLED_AND_HANDLED = """\
+slurmstepd-n3: error: *** STEP 1.7 ON n3 CANCELLED AT 2026-11-21T02:51:55 ***
+srun: error: n3: tasks 0-1: Exited with exit code 5
+"""
+LAUNCH_FAILED_ON_A_NODE = """\
+srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+srun: error: n1: tasks 0-1: Killed
+"""
+NO_PROGRAM = """\
+slurmstepd-{}: error: execve(): /no/such: No such file or directory
+srun: error: {}: tasks 0-1: Exited with exit code 2
+"""
+CUDA_OOM = (
+    "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+    "total capacity of 39.39 GiB\nsrun: error: n1: task 0: Exited with exit code 1\n"
+)
+
+
+def evidence(
+    stderr: str = "",
+    *,
+    exit_code: int | None = 1,
+    end: End = End.EXITED,
+    result: Mapping[str, Any] | None = None,
+    elapsed_s: float = 30.0,
+    **more: Any,
+) -> Evidence:
+    fields: dict[str, Any] = {
+        "nodes": ("n1", "n2", "n3", "n4"), "timeout_s": 600.0, "no_progress_timeout_s": 60.0
+    }  # fmt: skip
+    return Evidence(
+        end=end, elapsed_s=elapsed_s, exit_code=exit_code, result=result, stderr=stderr,
+        **{**fields, **more},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind", "words"),
+    [
+        (evidence(exit_code=0, result=OK), Kind.OK, ""),
+        (evidence("INFO Error rate 0.1\nError: ignored", exit_code=0, result=OK), Kind.OK, ""),
+        # Finished while it was being stopped, or as the timeout passed.
+        (evidence(exit_code=0, result=OK, end=End.STOPPED), Kind.OK, ""),
+        (evidence(exit_code=0, result=OK, end=End.TIMEOUT), Kind.OK, ""),
+        # The trainer's own words.
+        (
+            evidence(result={"status": "oom", "where": "forward", "message": "m"}),
+            Kind.OOM,
+            "forward: m",
+        ),
+        (evidence(exit_code=0, result={"status": "diverged"}), Kind.DIVERGED, "diverged"),
+        (evidence(exit_code=2, result={"status": "invalid"}), Kind.INVALID, "invalid"),
+        (evidence(result={"status": "error", "message": "boom"}), Kind.CRASH, "boom"),
+        (evidence(result={"status": "oom"}, end=End.NO_PROGRESS), Kind.OOM, ""),
+        # Memory of the device.
+        (evidence(CUDA_OOM), Kind.OOM, "CUDA out of memory"),
+        (
+            evidence("torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 1"),
+            Kind.OOM,
+            "",
+        ),
+        (evidence("RuntimeError: HIP error: out of memory"), Kind.OOM, ""),
+        (evidence("hipErrorOutOfMemory"), Kind.OOM, ""),
+        (evidence("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), Kind.OOM, ""),
+        (evidence("NCCL WARN Cuda failure 'out of memory'"), Kind.OOM, ""),
+        (evidence(result={"status": "error", "message": "hipErrorOutOfMemory"}), Kind.OOM, ""),
+        # One rank is out of memory, the others hang.
+        (evidence(CUDA_OOM, end=End.NO_PROGRESS, exit_code=143), Kind.OOM, ""),
+        # Memory of the host.
+        (evidence(HOST_OOM_22_05), Kind.HOST_OOM, "oom-kill event"),
+        (evidence(HOST_OOM_24_05), Kind.HOST_OOM, "oom_kill event"),
+        (evidence(HOST_OOM_TASK_ONLY), Kind.HOST_OOM, "Out Of Memory"),
+        (evidence(HOST_OOM_22_05, result=OK), Kind.HOST_OOM, ""),
+        (evidence("RuntimeError: DefaultCPUAllocator: can't allocate memory"), Kind.HOST_OOM, ""),
+        (evidence("[rank1]: MemoryError"), Kind.HOST_OOM, "MemoryError"),
+        # Time.
+        (evidence(end=End.TIMEOUT, exit_code=143), Kind.TIMEOUT, "not done after 600 s"),
+        (evidence(end=End.NO_PROGRESS, exit_code=137), Kind.TIMEOUT, "for 60 s: a hang"),
+        (evidence(end=End.TIMEOUT, exit_code=1, result=OK), Kind.TIMEOUT, ""),
+        (evidence(STEP_TIME_LIMIT, exit_code=143, elapsed_s=620), Kind.TIMEOUT, "TIME LIMIT"),
+        (
+            evidence(STEP_TIME_LIMIT, exit_code=143, elapsed_s=300),
+            Kind.PREEMPTED,
+            "allocation ended",
+        ),
+        # The machine.
+        (evidence(NODE_FAILURE, exit_code=137), Kind.NODE_FAILURE, "Node failure on n2"),
+        (evidence(NODE_FAILURE, result={"status": "error"}), Kind.NODE_FAILURE, ""),
+        (evidence(NODE_FAILURE, end=End.NO_PROGRESS), Kind.NODE_FAILURE, ""),
+        (evidence(down_nodes=frozenset({"n2"})), Kind.NODE_FAILURE, "down: n2"),
+        (evidence("CUDA error: uncorrectable ECC error encountered"), Kind.NODE_FAILURE, "ECC"),
+        (evidence(PREEMPTED, exit_code=143), Kind.PREEMPTED, "PREEMPTION"),
+        (evidence(REQUEUED, exit_code=143), Kind.PREEMPTED, "REQUEUE"),
+        (evidence(SCANCELLED, exit_code=137), Kind.PREEMPTED, "cancelled from outside"),
+        (evidence(SCANCELLED_AND_HANDLED, exit_code=5), Kind.PREEMPTED, "cancelled from outside"),
+        # The launch.
+        (
+            evidence(
+                "srun: error: Unable to create step for job 1: More processors requested than "
+                "permitted"
+            ),
+            Kind.LAUNCH_FAILURE,
+            "More processors",
+        ),
+        (
+            evidence("srun: error: Unable to create step for job 1: Requested nodes are busy"),
+            Kind.LAUNCH_FAILURE,
+            "busy",
+        ),
+        (
+            evidence("srun: error: Invalid generic resource (gres) specification"),
+            Kind.LAUNCH_FAILURE,
+            "gres",
+        ),
+        (
+            evidence("srun: unrecognized option '--nosuch=1'", exit_code=255),
+            Kind.LAUNCH_FAILURE,
+            "nosuch",
+        ),
+        (
+            evidence("srun: error: Unable to confirm allocation for job 777"),
+            Kind.LAUNCH_FAILURE,
+            "777",
+        ),
+        (
+            evidence("srun: error: slurm_receive_msgs: Socket timed out"),
+            Kind.LAUNCH_FAILURE,
+            "timed out",
+        ),
+        (evidence("srun: error: Socket timed out\n" + CRASH_UNDER_K1), Kind.CRASH, "exit code 3"),
+        (evidence(LAUNCH_FAILED_ON_A_NODE), Kind.LAUNCH_FAILURE, "failed on node n2"),
+        (evidence(NO_PROGRAM.format("n3", "n3"), exit_code=2), Kind.LAUNCH_FAILURE, "/no/such"),
+        (
+            evidence(
+                "DistNetworkError: The server socket has failed to bind "
+                "(errno: 98 - Address already in use)"
+            ),
+            Kind.LAUNCH_FAILURE,
+            "in use",
+        ),
+        (
+            evidence(result={"status": "error", "message": "EADDRINUSE"}),
+            Kind.LAUNCH_FAILURE,
+            "",
+        ),
+        # Stopped by us.
+        (evidence(SCANCELLED, end=End.STOPPED, exit_code=137), Kind.CANCELLED, "stopped"),
+        (evidence(end=End.STOPPED, exit_code=0), Kind.CANCELLED, "stopped"),
+        (evidence(end=End.STOPPED, result={"status": "error"}), Kind.CANCELLED, "stopped"),
+        # Everything else.
+        (
+            evidence(CRASH_UNDER_K1, exit_code=143),
+            Kind.CRASH,
+            "task 1 on n3: Exited with exit code 3",
+        ),
+        (evidence("srun: error: n1: task 0: Segmentation fault"), Kind.CRASH, "Segmentation fault"),
+        (
+            evidence("Traceback\nValueError: nix", exit_code=1),
+            Kind.CRASH,
+            "exit code 1; ValueError: nix",
+        ),
+        (evidence(exit_code=-9), Kind.CRASH, "ended by signal 9"),
+        (evidence(exit_code=3, result=OK), Kind.CRASH, "exit code 3; after an ok result"),
+        (
+            evidence(exit_code=0, no_result="there is none"),
+            Kind.CRASH,
+            "exit code 0, but there is none",
+        ),
+        (evidence(exit_code=None), Kind.CRASH, "unknown"),
+        (
+            evidence("AssertionError: world size (12) is not divisible by total_model_size (8)"),
+            Kind.INVALID,
+            "world size (12)",
+        ),
+    ],
+)
+def test_a_trials_end_is_told_from_its_evidence(seen: Evidence, kind: Kind, words: str) -> None:
+    outcome = classify(seen)
+    assert (outcome.kind, words in outcome.message) == (kind, True), outcome.message
+    assert "\n" not in outcome.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rank 0: srun: error: Node failure on n2",
+        "my log: slurmstepd: error: Detected 1 oom_kill event in StepId=1.0",
+        "loss is DUE TO TIME LIMIT",
+        "warning: step CANCELLED AT noon DUE TO PREEMPTION",
+    ],
+)
+def test_only_slurms_own_lines_speak_for_slurm(line: str) -> None:
+    assert classify(evidence(line)).kind is Kind.CRASH
+
+
+def test_a_failed_node_leaves_the_pool_and_its_healthy_neighbours_stay() -> None:
+    outcome = classify(evidence(NODE_FAILURE))
+    assert outcome.lost_nodes == ("n2",)
+    assert outcome.suspect_nodes == ()
+
+
+def test_a_node_that_a_launch_failed_on_is_suspect() -> None:
+    outcome = classify(evidence(LAUNCH_FAILED_ON_A_NODE))
+    assert outcome.suspect_nodes == ("n2",)
+    assert outcome.lost_nodes == ()
+
+
+def test_a_program_missing_on_some_nodes_makes_them_suspect_but_on_all_the_command() -> None:
+    some = classify(evidence(NO_PROGRAM.format("n3", "n3")))
+    everywhere = classify(evidence(NO_PROGRAM.format("n3", "n3"), nodes=("n3",)))
+    assert some.suspect_nodes == ("n3",)
+    assert everywhere.suspect_nodes == ()
+
+
+def test_a_node_with_a_broken_gpu_is_suspect() -> None:
+    text = "CUDA error: uncorrectable ECC error\nsrun: error: n4: task 7: Exited with exit code 1\n"
+    assert classify(evidence(text)).suspect_nodes == ("n4",)
+
+
+def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> None:
+    outcome = classify(evidence(end=End.TIMEOUT, stuck_nodes=("n1", "n2")))
+    assert outcome.kind is Kind.TIMEOUT
+    assert outcome.lost_nodes == ("n1", "n2")
+
+
+def test_the_last_lines_of_stderr_are_kept() -> None:
+    lines = [f"line {i}" for i in range(100)]
+    assert classify(evidence("\n".join(lines))).stderr_tail.splitlines() == lines[-TAIL_LINES:]
+
+
+# ---- reading what a trial left ----
+
+
+def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
+    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(patterns or {}))
+    return gather(spec, Lease("t", ("n1",)), Watched(End.EXITED, 1.0), exit_code)
+
+
+def test_a_complete_result_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(OK))
+    assert left(tmp_path, 0).result == OK
+
+
+@pytest.mark.parametrize("text", ["", '{"status": "ok", "tflo', "[]", "\x00", '{"status": "fine"}'])
+def test_a_broken_result_file_is_no_result(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    outcome = classify(left(tmp_path, 0))
+    assert outcome.kind is Kind.CRASH
+    assert "result.json" in outcome.message
+
+
+def test_a_result_of_bytes_that_are_no_text_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00{")
+    assert classify(left(tmp_path, 0)).kind is Kind.CRASH
+
+
+def test_the_last_result_line_counts_and_figures_without_a_status_are_ok(tmp_path: Path) -> None:
+    lines = ['MESHTUNE_RESULT {"x": 1}', "noise", 'INFO: MESHTUNE_RESULT {"x": 2}', "bye"]
+    (tmp_path / "stdout.log").write_text("\n".join(lines))
+    outcome = classify(left(tmp_path, 0))
+    assert (outcome.kind, outcome.result) == (Kind.OK, {"x": 2})
+
+
+def test_a_pattern_takes_its_last_match_in_either_log(tmp_path: Path) -> None:
+    (tmp_path / "stdout.log").write_text("step 1: 10.0 TFLOPS\nstep 2: 1,012.5 TFLOPS\n")
+    (tmp_path / "stderr.log").write_text("mem 7e9\n")
+    seen = left(tmp_path, 0, {"tflops": r"([\d.,]+) TFLOPS", "memory": r"^mem (\S+)$"})
+    assert seen.result == {"tflops": 1012.5, "memory": 7e9}
+    assert classify(seen).kind is Kind.OK
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "no pattern"), ("x: many", "'many'")])
+def test_a_pattern_that_finds_no_number_is_a_crash_that_says_so(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "stdout.log").write_text(text)
+    outcome = classify(left(tmp_path, 0, {"x": r"x: (\w+)"}))
+    assert outcome.kind is Kind.CRASH
+    assert words in outcome.message
+
+
+def test_an_earlier_attempts_result_cannot_pass_for_this_ones(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(json.dumps(OK))
+    (tmp_path / "stdout.log").write_text('MESHTUNE_RESULT {"x": 1}\n')
+    (tmp_path / "config.json").write_text("{}")
+    clear(tmp_path)
+    assert left(tmp_path, 0).result is None
+    assert (tmp_path / "config.json").exists()
+
+
+def test_after_a_killed_driver_only_the_trainers_own_final_words_count(tmp_path: Path) -> None:
+    source = ResultSource({"x": r"x (\d+)"})
+    (tmp_path / "stdout.log").write_text("x 1\n")
+    assert read_result(tmp_path, source) is None
+    # Ranks that are killed one after the other report errors of their peers.
+    (tmp_path / "result.json").write_text('{"status": "error", "message": "connection reset"}')
+    assert read_result(tmp_path, source) is None
+    (tmp_path / "result.json").write_text('{"status": "oom", "where": "backward"}')
+    outcome = read_result(tmp_path, source)
+    assert outcome
+    assert outcome.kind is Kind.OOM
+    (tmp_path / "result.json").write_text(json.dumps(OK))
+    outcome = read_result(tmp_path, source)
+    assert outcome
+    assert (outcome.kind, outcome.result) == (Kind.OK, OK)
