@@ -7,6 +7,7 @@ another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -19,11 +20,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+import trainer.train
 from trainer import zero
 from trainer.config import TrainConfig
+from trainer.device import Device
 from trainer.initialize import initialize
 from trainer.model import Stage
-from trainer.train import train
+from trainer.precision import LossScaler
+from trainer.train import Trainer, train
 
 
 class RandomTokens:
@@ -99,9 +103,44 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     if job["ranks"] == 0:
         return reference(config, options["global_batch"])
     zero.BUCKET_ELEMENTS = options.get("bucket_elements", 16 * 2**20)
+    scaler = functools.partial(LossScaler, initial=options.get("initial_scale", 2.0**16))
+    trainer.train.LossScaler = scaler
+    if options.get("buffers"):
+        return pipeline_buffers(config)
     lines: list[str] = []
     result = train(config, RandomTokens(config.model.vocab_size), lines.append)
-    return {**result, "progress": lines}
+    seen: list[Any] = [None] * job["ranks"]
+    dist.all_gather_object(seen, (result["losses"], result["grad_norms"]))
+    # As text, for a NaN is unlike itself.
+    return {**result, "progress": lines, "ranks_agree": len({str(s) for s in seen}) == 1}
+
+
+def pipeline_buffers(config: TrainConfig) -> dict[str, Any]:
+    """Most receive buffers that were held at once in a step, over all ranks, and those after."""
+    training = Trainer(config, Device.of_this_rank("cpu"))
+    parts = getattr(training.run.schedule, "_stages", None) or [training.run.schedule._stage]
+    most = 0
+
+    def held(backwards: bool) -> int:
+        infos = [
+            info
+            for part in parts
+            for table in (part.grad_recv_info if backwards else part.args_recv_info,)
+            for entry in table.values()
+            for info in entry
+        ]
+        return sum(info.buffer is not None for info in infos)
+
+    def count(*_: Any) -> None:
+        nonlocal most
+        most = max(most, held(True) + held(False))
+
+    for part in parts:
+        part.submod.register_forward_hook(count)
+    training.step(0, RandomTokens(config.model.vocab_size))
+    figures = torch.tensor([most, held(True) + held(False)])
+    dist.all_reduce(figures, dist.ReduceOp.MAX)
+    return {"most": int(figures[0]), "after": int(figures[1])}
 
 
 def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> None:

@@ -1,0 +1,223 @@
+"""Every parallel layout trains the same model: compared with a plain loop in one process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+STEPS = 10
+GLOBAL_BATCH = 16
+GRAD_CLIP = 0.5
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {
+        "num_layers": 8,
+        "hidden_size": 32,
+        "num_heads": 8,
+        "vocab_size": 64,
+        "seq_length": 16,
+    },
+    "llama": {
+        "num_layers": 8,
+        "hidden_size": 64,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "ffn_hidden_size": 96,
+        "vocab_size": 64,
+        "seq_length": 16,
+        "norm": "rmsnorm",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "linear_bias": False,
+        "tied_embeddings": False,
+    },
+}
+LAYOUTS = [
+    (tp, pp, 8 // tp // pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8) if tp * pp in (1, 2, 4, 8)
+]
+
+
+def job(name: str, model: str, ranks: int, options: dict[str, Any] | None = None, **values: Any):
+    config = {
+        "model": MODELS[model],
+        "data": "unused",
+        "precision": "fp32",
+        "warmup_steps": 0,
+        "measured_steps": STEPS,
+        "device": "cpu",
+        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP},
+        **values,
+    }
+    return {
+        "id": f"{model} {name}",
+        "ranks": ranks,
+        "config": config,
+        "options": {"global_batch": GLOBAL_BATCH, **(options or {})},
+    }
+
+
+def layout(model: str, tp: int, pp: int, dp: int, zero_stage: int, **values: Any) -> dict[str, Any]:
+    """A case on 8 ranks, with as many micro-batches as the pipeline has stages (at least 2)."""
+    gas = min(max(pp, 2), GLOBAL_BATCH // dp)
+    shape = {"tp": tp, "pp": pp, "zero_stage": zero_stage, "gas": gas, **values}
+    name = " ".join(f"{key}={value}" for key, value in shape.items())
+    return job(name, model, 8, mbs=GLOBAL_BATCH // dp // gas, **shape)
+
+
+REFERENCES = [job("reference", model, 0) for model in MODELS]
+QUICK = [
+    job("one rank", "gpt", 1, mbs=8, gas=2),
+    job("one rank", "llama", 1, mbs=8, gas=2),
+    layout("gpt", 1, 1, 8, 0),
+    layout("gpt", 1, 1, 8, 1, recompute="selective"),
+    layout("llama", 1, 1, 8, 2),
+    layout("gpt", 1, 1, 8, 3, recompute="full"),
+    layout("llama", 2, 1, 4, 1, sequence_parallel=True),
+    layout("gpt", 2, 1, 4, 3, sequence_parallel=True),
+    layout("llama", 1, 2, 4, 0, vpp=2),
+    layout("gpt", 1, 2, 4, 1, vpp=2),
+    layout("gpt", 2, 2, 2, 2, sequence_parallel=True, recompute="full"),
+    layout("llama", 2, 2, 2, 3, vpp=2),
+    layout("gpt", 4, 1, 2, 0),
+    layout("llama", 1, 4, 2, 3, recompute="selective"),
+    layout("gpt", 4, 2, 1, 0, sequence_parallel=True),
+    layout("llama", 8, 1, 1, 0),
+    layout("gpt", 1, 8, 1, 1),
+    layout("llama", 2, 4, 1, 0),
+]
+
+
+def every_layout() -> list[dict[str, Any]]:
+    cases = []
+    for model in MODELS:
+        for tp, pp, dp in LAYOUTS:
+            for zero_stage in range(4):
+                recompute = ("none", "selective", "full")[(tp + pp + zero_stage) % 3]
+                plain = (model, tp, pp, dp, zero_stage)
+                cases.append(layout(*plain, recompute=recompute))
+                if tp > 1:
+                    cases.append(layout(*plain, sequence_parallel=True, recompute=recompute))
+                if pp in (2, 4):
+                    cases.append(layout(*plain, vpp=2, sequence_parallel=tp > 1))
+    return cases
+
+
+EVERY = every_layout()
+SPECIAL = [
+    # Fewer micro-batches than stages; several buckets; the two precisions of 16 bits.
+    job("gas below pp", "gpt", 4, pp=4, mbs=8, gas=2),
+    job("buckets", "gpt", 4, {"bucket_elements": 5000}, zero_stage=1, mbs=2, gas=2),
+    job("buckets pp", "llama", 4, {"bucket_elements": 5000}, pp=2, vpp=2, mbs=4, gas=2),
+    *(
+        job(
+            f"{precision} zero {zero}", "gpt", 4, precision=precision, mbs=2, gas=2, zero_stage=zero
+        )
+        for precision in ("bf16", "fp16")
+        for zero in (0, 1, 2, 3)
+    ),
+    job(
+        "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
+    ),
+    job("overflow", "gpt", 4, {"initial_scale": 2.0**22}, precision="fp16", pp=2, mbs=4, gas=2),
+    job("no clip", "gpt", 4, tp=2, mbs=4, gas=2, optimizer={"lr": 1e-3, "grad_clip": 0}),
+    job("buffers", "gpt", 4, {"buffers": True}, pp=4, mbs=1, gas=16),
+    job("buffers vpp", "gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
+]
+NO_CLIP = {
+    **job("no clip reference", "gpt", 0),
+    "config": SPECIAL[-3]["config"],
+}
+
+
+def equals(found: dict[str, Any], expected: dict[str, Any], tolerance: float) -> None:
+    assert len(found["losses"]) == STEPS
+    assert found["losses"] == pytest.approx(expected["losses"], rel=tolerance)
+    assert found["grad_norms"] == pytest.approx(expected["grad_norms"], rel=10 * tolerance)
+    assert found["skipped_steps"] == 0
+    assert found["ranks_agree"]
+
+
+@pytest.fixture(scope="module")
+def quick(run_ranks) -> dict[str, Any]:
+    return run_ranks([*REFERENCES, *QUICK])
+
+
+@pytest.fixture(scope="module")
+def special(run_ranks) -> dict[str, Any]:
+    return run_ranks([*REFERENCES, NO_CLIP, *SPECIAL])
+
+
+@pytest.fixture(scope="module")
+def every(run_ranks) -> dict[str, Any]:
+    return run_ranks([*REFERENCES, *EVERY], timeout_s=3000)
+
+
+@pytest.mark.parametrize("case", [job["id"] for job in QUICK])
+def test_a_layout_trains_like_one_process(quick: dict[str, Any], case: str) -> None:
+    equals(quick[case], quick[f"{case.split()[0]} reference"], 1e-5)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("case", [job["id"] for job in EVERY])
+def test_every_layout_trains_like_one_process(every: dict[str, Any], case: str) -> None:
+    equals(every[case], every[f"{case.split()[0]} reference"], 1e-5)
+
+
+def test_the_reference_learns_and_is_clipped_at_every_step(quick: dict[str, Any]) -> None:
+    for model in MODELS:
+        reference = quick[f"{model} reference"]
+        assert min(reference["grad_norms"]) > GRAD_CLIP
+        assert reference["losses"][-1] < reference["losses"][0] - 0.1
+
+
+def test_progress_is_told_after_each_step(quick: dict[str, Any]) -> None:
+    result = quick["gpt one rank"]
+    assert len(result["progress"]) == STEPS == len(result["step_times_s"])
+    assert result["progress"][-1].startswith(f"step {STEPS}/{STEPS} loss")
+    assert result["peak_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize("case", ["gpt gas below pp", "gpt buckets", "llama buckets pp"])
+def test_a_rare_schedule_trains_like_one_process(special: dict[str, Any], case: str) -> None:
+    equals(special[case], special[f"{case.split()[0]} reference"], 1e-5)
+
+
+def test_without_clipping_a_layout_still_trains_like_one_process(special: dict[str, Any]) -> None:
+    equals(special["gpt no clip"], special["gpt no clip reference"], 1e-5)
+    clipped = special["gpt reference"]["losses"]
+    assert special["gpt no clip"]["losses"] != pytest.approx(clipped, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bits_follow_float32_alike_in_every_zero_stage(
+    special: dict[str, Any], precision: str
+) -> None:
+    expected = special["gpt reference"]["losses"]
+    exact = {"bf16": 2**-8, "fp16": 2**-10}[precision]
+    for zero_stage in range(4):
+        found = special[f"gpt {precision} zero {zero_stage}"]
+        assert found["losses"] == pytest.approx(expected, rel=exact)
+        assert found["losses"] != expected
+        assert found["skipped_steps"] == 0
+
+
+def test_a_mesh_in_bf16_follows_float32(special: dict[str, Any]) -> None:
+    expected = special["llama reference"]["losses"]
+    assert special["llama bf16 mesh"]["losses"] == pytest.approx(expected, rel=2**-8)
+
+
+def test_an_overflow_skips_steps_on_all_ranks_until_the_scale_fits(special: dict[str, Any]) -> None:
+    found = special["gpt overflow"]
+    finite = [math.isfinite(norm) for norm in found["grad_norms"]]
+    assert 0 < found["skipped_steps"] == finite.count(False) < STEPS
+    assert finite[-1]
+    assert all(math.isfinite(loss) for loss in found["losses"])
+    assert found["ranks_agree"]
+
+
+def test_a_pipeline_holds_buffers_of_micro_batches_in_flight_only(special: dict[str, Any]) -> None:
+    for case in ("gpt buffers", "gpt buffers vpp"):
+        assert special[case]["most"] <= 4  # of 16 micro-batches
+        assert special[case]["after"] == 0
