@@ -133,18 +133,22 @@ def prepare_data(arguments: Namespace) -> int:
 
 def minicluster(arguments: Namespace) -> int:
     """Start, stop or show the Slurm on this machine."""
-    from slurm import minicluster as cluster
+    from slurm import minicluster as mini
 
     if arguments.action == "up":
-        print(
-            cluster.up(
-                arguments.dir, arguments.nodes, arguments.gpus_per_node, arguments.mem_per_node
-            )
+        cluster = mini.up(
+            arguments.dir, arguments.nodes, arguments.gpus_per_node, arguments.mem_per_node
         )
-    elif arguments.action == "down":
-        print(cluster.down(arguments.dir))
-    else:
-        print(cluster.status(arguments.dir))
+        print(f"{len(cluster.nodes)} nodes {'started' if cluster.started else 'were up already'}")
+        if cluster.notice:
+            print(cluster.notice)
+        print(cluster.export_line)
+        return 0
+    if arguments.action == "status" and (status := mini.status(arguments.dir)):
+        print(status)
+        return 0
+    stopped = arguments.action == "down" and mini.down(arguments.dir)
+    print("stopped" if stopped else "no minicluster is up; `meshtune minicluster up` starts one")
     return 0
 
 

@@ -46,21 +46,21 @@ budget: {{trials: 6}}
 KILLER = """
 import os, signal, sys
 from workflows import cli, journal
-event, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+deadly_event, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 write, seen = journal.Journal.write, 0
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-def deadly(self, name, **values):
+def deadly(self, event, /, **values):
     global seen
-    seen += name == event
-    hit = name == event and seen == count
+    seen += event == deadly_event
+    hit = event == deadly_event and seen == count
     if hit and when == "before":
         die()
     if hit and when == "torn":
         self._file.write(b'{"v": 1, "t": 17')
         self._file.flush()
         die()
-    write(self, name, **values)
+    write(self, event, **values)
     if hit:
         die()
 journal.Journal.write = deadly
@@ -134,10 +134,21 @@ def test_a_search_runs_to_its_report(place: Path) -> None:
     check_accounts(place)
 
 
-@pytest.mark.parametrize("when", ["before", "after", "torn"])
 @pytest.mark.parametrize(
-    ("event", "count"),
-    [("opened", 1), ("proposed", 2), ("started", 1), ("started", 3), ("ended", 2)],
+    ("event", "count", "when"),
+    [
+        ("opened", 1, "torn"),
+        ("opened", 1, "after"),
+        ("proposed", 2, "before"),
+        ("proposed", 2, "after"),
+        ("started", 1, "before"),
+        ("started", 1, "after"),
+        ("started", 3, "torn"),
+        ("ended", 2, "before"),
+        ("ended", 2, "torn"),
+        ("ended", 2, "after"),
+        ("closed", 1, "before"),
+    ],
 )
 def test_a_killed_driver_loses_nothing(place: Path, event: str, count: int, when: str) -> None:
     killer = place / "killer.py"
