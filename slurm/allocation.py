@@ -76,7 +76,10 @@ class Allocation:
     def address(self, node: str) -> str:
         """How ranks reach a node: by its name, or where that does not resolve, as Slurm does."""
         if node not in self._addresses:
-            self._addresses[node] = node if _resolves(node) else self._node_address(node)
+            try:
+                self._addresses[node] = node if _resolves(node) else self._node_address(node)
+            except SlurmError:
+                return node  # srun will say what is wrong with it
         return self._addresses[node]
 
     def time_left_s(self) -> float | None:

@@ -14,7 +14,7 @@ from slurm.site import Site
 
 # Below the kernel's ephemeral ports (from 32768 on), above those of most services.
 _FIRST_PORT, _NUM_PORTS = 20000, 10000
-# A leased node is free; if Slurm does not give it to the step by then, something holds it.
+# A leased node is free; what Slurm does not grant the step by then, it never will.
 _STEP_CREATION_S = 60
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
 
@@ -50,6 +50,10 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         "--distribution=block",  # consecutive ranks share a node
         f"--mem={_node_memory(spec)}",
         "--exact",
+        # After a node is lost, Slurm (22.05 to 25) keeps the cores of the steps that ran just then
+        # marked as used for the rest of the job, "due to job resizing": without --overlap their
+        # healthy nodes would be busy for ever. The lease is what keeps two trials apart.
+        "--overlap",
         "-K1",
         f"--time={math.ceil(spec.timeout_s / 60) + 1}",
         f"--immediate={_STEP_CREATION_S}",

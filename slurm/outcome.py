@@ -42,7 +42,9 @@ _LAUNCH_FAILURE = re.compile(
     r"|Invalid generic resource|[Ii]nvalid option|unrecognized option))"
 )
 _NO_ANSWER = re.compile(_SLURM + r".*Socket timed out")
-_NO_PROGRAM = re.compile(r"(?m)^slurmstepd-?(?P<node>[\w.-]*): error: execve\(\):.*")
+_NO_PROGRAM = re.compile(  # as rank.sh says it, and slurmstepd where there is not even a shell
+    r"(?m)^(?:meshtune: |slurmstepd-)(?P<node>[\w.-]+): (?:no program|error: execve\(\):) .*"
+)
 _CANCELLED = re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)")
 _TASK_END = re.compile(
     r"(?m)^srun: error: (?P<node>[\w.-]+): (?P<tasks>tasks? [\d,-]+): (?P<what>.+)$"

@@ -69,8 +69,12 @@ srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
 srun: error: n1: tasks 0-1: Killed
 """
 NO_PROGRAM = """\
-slurmstepd-{}: error: execve(): /no/such: No such file or directory
-srun: error: {}: tasks 0-1: Exited with exit code 2
+meshtune: n3: no program /no/such
+srun: error: n3: tasks 0-1: Exited with exit code 127
+"""
+NO_SHELL = """\
+slurmstepd-n3: error: execve(): /bin/sh: No such file or directory
+srun: error: n3: tasks 0-1: Exited with exit code 2
 """
 CUDA_OOM = (
     "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
@@ -191,7 +195,8 @@ def evidence(
         ),
         (evidence("srun: error: Socket timed out\n" + CRASH_UNDER_K1), Kind.CRASH, "exit code 3"),
         (evidence(LAUNCH_FAILED_ON_A_NODE), Kind.LAUNCH_FAILURE, "failed on node n2"),
-        (evidence(NO_PROGRAM.format("n3", "n3"), exit_code=2), Kind.LAUNCH_FAILURE, "/no/such"),
+        (evidence(NO_PROGRAM, exit_code=127), Kind.LAUNCH_FAILURE, "no program /no/such"),
+        (evidence(NO_SHELL, exit_code=2), Kind.LAUNCH_FAILURE, "/bin/sh"),
         (
             evidence(
                 "DistNetworkError: The server socket has failed to bind "
@@ -268,8 +273,8 @@ def test_a_node_that_a_launch_failed_on_is_suspect() -> None:
 
 
 def test_a_program_missing_on_some_nodes_makes_them_suspect_but_on_all_the_command() -> None:
-    some = classify(evidence(NO_PROGRAM.format("n3", "n3")))
-    everywhere = classify(evidence(NO_PROGRAM.format("n3", "n3"), nodes=("n3",)))
+    some = classify(evidence(NO_PROGRAM))
+    everywhere = classify(evidence(NO_PROGRAM, nodes=("n3",)))
     assert some.suspect_nodes == ("n3",)
     assert everywhere.suspect_nodes == ()
 

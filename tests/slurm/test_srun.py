@@ -1,0 +1,414 @@
+"""The srun launcher on a real Slurm: every kind of end, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm import processes, shell
+from slurm.allocation import Allocation, parse_time_left
+from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
+from slurm.minicluster import Minicluster
+from slurm.shell import SlurmError
+from slurm.site import load_site
+from slurm.srun import SrunLauncher
+
+needs_slurm = pytest.mark.slurm
+NEVER = threading.Event()
+
+SAY_WHO = """
+import json, os
+from pathlib import Path
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "SLURMD_NODENAME"]
+Path("rank" + os.environ["RANK"]).write_text(json.dumps({n: os.environ[n] for n in names}))
+if os.environ["RANK"] == "0":
+    Path("result.json").write_text('{"status": "ok", "x": 1}')
+"""
+HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
+IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+SLEEP = "time.sleep(600)"
+
+
+def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
+        time.sleep(0.05)
+
+
+def allocate(num_nodes: int) -> str:
+    """A job without a script; its id."""
+    said = subprocess.run(
+        ["salloc", "--no-shell", f"-N{num_nodes}", "--exclusive", "--mem=0", "--no-kill", "-t20"],
+        capture_output=True, text=True, check=True, timeout=60,
+    ).stderr  # fmt: skip
+    return said.split("job allocation ")[1].split()[0]
+
+
+@pytest.fixture(scope="module")
+def launcher(minicluster: Minicluster) -> Iterator[SrunLauncher]:
+    """On four nodes of the minicluster."""
+    job = allocate(4)
+    yield SrunLauncher(load_site("generic"), Allocation(job))
+    shell.run(["scancel", job])
+    wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")
+
+
+def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
+    directory = folder / name
+    directory.mkdir()
+    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60, "grace_s": 1}
+    name = f"{folder.parent.name}-{folder.name}-{name}"  # unique in this Slurm
+    return TrialSpec(name, directory, (sys.executable, "-c", code), **{**fields, **changes})
+
+
+def run_on(launcher: SrunLauncher, spec: TrialSpec, first: int = 0) -> Outcome:
+    nodes = tuple(launcher.nodes()[first : first + spec.num_nodes])
+    return launcher.run(spec, Lease("1", nodes), NEVER)
+
+
+def pids(spec: TrialSpec) -> list[int]:
+    """Of the ranks that a HANG trial has started."""
+    texts = [path.read_text() for path in spec.directory.glob("pid*")]
+    return [int(text) for text in texts if text]
+
+
+def sruns_of(spec: TrialSpec) -> set[int]:
+    """Ids of the trial's srun and its shepherd."""
+    found = processes.with_environ(lambda env: env.get("MESHTUNE_TRIAL") == spec.name)
+    return {pid for pid in found if processes.name(pid) == "srun"}
+
+
+def in_thread(run: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(run()))
+    thread.start()
+    return thread, outcomes
+
+
+def step_names(launcher: SrunLauncher) -> set[str]:
+    return {step.name for step in launcher.allocation.steps()}
+
+
+def assert_gone(launcher: SrunLauncher, spec: TrialSpec) -> None:
+    assert pids(spec)
+    assert not [pid for pid in pids(spec) if processes.is_running(pid)]
+    assert spec.name not in step_names(launcher)
+
+
+@needs_slurm
+def test_a_one_node_and_a_two_node_trial_run_at_once_on_their_own_nodes(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    both_up = "\nimport time\nwhile len(list(Path('..').glob('*/rank?'))) < 6: time.sleep(0.05)\n"
+    narrow = trial(tmp_path, "narrow", SAY_WHO + both_up)
+    wide = trial(tmp_path, "wide", SAY_WHO + both_up, num_nodes=2)
+    thread, outcomes = in_thread(lambda: run_on(launcher, narrow, first=3))
+    outcome = run_on(launcher, wide, first=1)
+    thread.join()
+    assert [o.kind for o in (outcome, *outcomes)] == [Kind.OK, Kind.OK], outcome
+    assert outcome.result == {"status": "ok", "x": 1}
+    seen = {p.name: json.loads(p.read_text()) for p in sorted(wide.directory.glob("rank?"))}
+    nodes = launcher.nodes()
+    assert [seen[f"rank{i}"]["SLURMD_NODENAME"] for i in range(4)] == [
+        nodes[1], nodes[1], nodes[2], nodes[2]
+    ]  # fmt: skip
+    assert [seen[f"rank{i}"]["LOCAL_RANK"] for i in range(4)] == ["0", "1", "0", "1"]
+    assert {s["WORLD_SIZE"] for s in seen.values()} == {"4"}
+    assert {s["LOCAL_WORLD_SIZE"] for s in seen.values()} == {"2"}
+    # A fake node's name does not resolve, its address does.
+    assert {s["MASTER_ADDR"] for s in seen.values()} == {"127.0.0.1"}
+    [who] = {json.loads(p.read_text())["SLURMD_NODENAME"] for p in narrow.directory.glob("rank?")}
+    assert who == nodes[3]
+    assert (wide.directory / "command.txt").read_text().startswith("srun -N2 -n4 ")
+
+
+@needs_slurm
+def test_the_allocation_knows_its_nodes_and_its_end(launcher: SrunLauncher) -> None:
+    assert len(launcher.nodes()) == 4
+    left_s = launcher.time_left_s()
+    assert left_s is not None
+    assert 0 < left_s <= 1200
+    assert launcher.down_nodes() == set()
+
+
+@needs_slurm
+def test_a_rank_that_exits_with_3_is_a_crash_that_names_it(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    code = HANG + "os.environ['RANK'] == '1' and os._exit(3); " + SLEEP
+    spec = trial(tmp_path, "crash", code)
+    outcome = run_on(launcher, spec)
+    assert outcome.kind is Kind.CRASH
+    assert outcome.message == f"task 1 on {launcher.nodes()[0]}: Exited with exit code 3"
+    assert "exit code 3" in outcome.stderr_tail
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
+def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
+    launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    if not minicluster.limits_memory:
+        pytest.skip("cgroups do not work on this machine")
+    code = HANG + "x = bytearray(400 << 20) if os.environ['RANK'] == '1' else b''; " + SLEEP
+    spec = trial(tmp_path, "hog", code, memory_bytes_per_rank=64 << 20)
+    outcome = run_on(launcher, spec)
+    assert outcome.kind is Kind.HOST_OOM, outcome
+    assert outcome.suspect_nodes == outcome.lost_nodes == ()
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
+def test_a_hang_ends_even_if_its_ranks_ignore_the_polite_signal(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    spec = trial(tmp_path, "hang", IGNORE_TERM + HANG + SLEEP, no_progress_timeout_s=2.0)
+    outcome = run_on(launcher, spec)
+    assert outcome.kind is Kind.TIMEOUT
+    assert "a hang" in outcome.message
+    assert outcome.lost_nodes == ()
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
+def test_a_trial_that_is_timed_out_may_say_goodbye(launcher: SrunLauncher, tmp_path: Path) -> None:
+    code = (
+        "import signal, sys\n"
+        "def bye(*_): open('bye', 'w').close(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, bye)\n" + HANG + SLEEP
+    )
+    spec = trial(tmp_path, "bye", code, timeout_s=2.0, grace_s=20.0)
+    outcome = run_on(launcher, spec)
+    assert outcome.kind is Kind.TIMEOUT
+    assert (spec.directory / "bye").exists()
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
+def test_a_request_that_slurm_refuses_is_a_launch_failure(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    too_many = trial(tmp_path, "many", SAY_WHO, ranks_per_node=65, cpus_per_rank=1)
+    assert run_on(launcher, too_many).kind is Kind.LAUNCH_FAILURE
+    elsewhere = trial(tmp_path, "elsewhere", SAY_WHO)
+    outcome = launcher.run(elsewhere, Lease("1", ("nosuchnode",)), NEVER)
+    assert outcome.kind is Kind.LAUNCH_FAILURE
+    assert "srun: error" in outcome.message
+
+
+@needs_slurm
+def test_a_program_that_does_not_exist_is_a_launch_failure(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    spec = trial(tmp_path, "absent", "")
+    absent = TrialSpec(spec.name, spec.directory, ("/no/such",), 1, 2, timeout_s=60)
+    outcome = run_on(launcher, absent)
+    assert outcome.kind is Kind.LAUNCH_FAILURE, outcome
+    assert "/no/such" in outcome.message
+    assert outcome.suspect_nodes == ()
+
+
+@needs_slurm
+def test_a_stopped_trial_is_cancelled_and_gone(launcher: SrunLauncher, tmp_path: Path) -> None:
+    spec, stop = trial(tmp_path, "stopped", HANG + SLEEP), threading.Event()
+    lease = Lease("1", (launcher.nodes()[0],))
+    thread, outcomes = in_thread(lambda: launcher.run(spec, lease, stop))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    stop.set()
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.CANCELLED]
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
+def test_a_trial_that_waits_for_its_step_can_be_stopped_and_never_starts(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    # Slurm lets a step wait whose memory is not there, though it never will be.
+    spec = trial(tmp_path, "waiter", SAY_WHO, memory_bytes_per_rank=1 << 40)
+    stop, lease = threading.Event(), Lease("1", (launcher.nodes()[0],))
+    thread, outcomes = in_thread(lambda: launcher.run(spec, lease, stop))
+    wait_for(lambda: bool(sruns_of(spec)), "its srun runs")
+    stop.set()
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.CANCELLED]
+    assert not list(spec.directory.glob("rank*"))
+    assert not sruns_of(spec)
+    assert spec.name not in step_names(launcher)
+
+
+@needs_slurm
+def test_a_step_that_somebody_else_cancels_says_nothing_about_its_configuration(
+    launcher: SrunLauncher, tmp_path: Path
+) -> None:
+    spec = trial(tmp_path, "cancelled", HANG + SLEEP)
+    thread, outcomes = in_thread(lambda: run_on(launcher, spec))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    [step] = [s for s in launcher.allocation.steps() if s.name == spec.name]
+    launcher.allocation.cancel(step)
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.PREEMPTED]
+
+
+@needs_slurm
+@pytest.mark.parametrize("group", [True, False], ids=["srun died too", "srun lives on"])
+def test_what_a_killed_driver_left_is_settled(
+    launcher: SrunLauncher, tmp_path: Path, group: bool
+) -> None:
+    """SIGKILL to srun's process group leaves an orphan step that holds its nodes."""
+    spec = trial(tmp_path, "orphan", HANG + SLEEP)
+    other = trial(tmp_path, "other", HANG + SLEEP)
+    driver = (
+        "import threading, sys; from pathlib import Path\n"
+        "from slurm.allocation import Allocation; from slurm.core import Lease, TrialSpec\n"
+        "from slurm.site import load_site; from slurm.srun import SrunLauncher\n"
+        "job, node, name, directory, *argv = sys.argv[1:]\n"
+        "launcher = SrunLauncher(load_site('generic'), Allocation(job))\n"
+        "spec = TrialSpec(name, Path(directory), tuple(argv), 1, 2, 600)\n"
+        "launcher.run(spec, Lease('1', (node,)), threading.Event())\n"
+    )
+    drivers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                driver,
+                launcher.allocation.job,
+                node,
+                s.name,
+                s.directory,
+                *s.argv,
+            ]
+        )
+        for s, node in zip((spec, other), launcher.nodes(), strict=False)
+    ]
+    wait_for(lambda: len(pids(spec)) == len(pids(other)) == 2, "both trials run")
+    sruns = sruns_of(spec)
+    drivers[0].kill()
+    drivers[0].wait()
+    if group:
+        os.killpg(os.getpgid(min(sruns)), signal.SIGKILL)
+    assert spec.name in step_names(launcher)
+
+    launcher.settle([spec.name, "never-started"])
+
+    assert_gone(launcher, spec)
+    assert not any(processes.is_running(pid) for pid in sruns)
+    assert all(processes.is_running(pid) for pid in pids(other))
+    drivers[1].kill()
+    drivers[1].wait()
+    launcher.settle([other.name])
+    assert_gone(launcher, other)
+
+
+@needs_slurm
+def test_a_node_that_dies_takes_its_trial_along_and_no_other(
+    minicluster: Minicluster, tmp_path: Path
+) -> None:
+    job = allocate(3)
+    launcher = SrunLauncher(load_site("generic"), Allocation(job))
+    nodes = launcher.nodes()
+    victim = nodes[1]
+    struck, spared = trial(tmp_path, "struck", HANG + SLEEP, num_nodes=2), trial(
+        tmp_path, "spared", HANG + "\nwhile not os.path.exists('go'): time.sleep(0.05)\n" + SAY_WHO
+    )  # fmt: skip
+    try:
+        striking, outcomes = in_thread(lambda: run_on(launcher, struck))
+        sparing, spared_outcomes = in_thread(lambda: run_on(launcher, spared, first=2))
+        wait_for(lambda: len(pids(struck)) == 4 and len(pids(spared)) == 2, "both trials run")
+        minicluster.kill_node(victim)
+        striking.join()
+        assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
+        assert outcomes[0].lost_nodes == (victim,)
+        assert victim in launcher.down_nodes()
+        assert_gone(launcher, struck)
+        (spared.directory / "go").touch()
+        sparing.join()
+        assert [o.kind for o in spared_outcomes] == [Kind.OK]
+        after = trial(tmp_path, "after", SAY_WHO)
+        assert run_on(launcher, after).kind is Kind.OK  # the healthy neighbour works on
+    finally:
+        shell.run(["scancel", job])
+        minicluster.revive_node(victim)
+        wait_for(lambda: set(minicluster.node_states().values()) <= {"idle", "mixed", "allocated"},
+                 "the node is back")  # fmt: skip
+        wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "the job is gone")
+
+
+@needs_slurm
+def test_an_allocation_that_is_over_is_an_error_that_says_so(minicluster: Minicluster) -> None:
+    with pytest.raises(SlurmError, match="squeue"):
+        Allocation("999999")
+
+
+# ---- without Slurm ----
+
+
+def test_outside_an_allocation_the_remedy_is_named() -> None:
+    with pytest.raises(LauncherError, match="meshtune submit"):
+        Allocation.current({})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30:00", 1800), ("59", 59), ("2:03:04", 7384), ("1-02:03:04", 93784), ("UNLIMITED", None)],
+)
+def test_slurms_time_left_is_read(text: str, seconds: float | None) -> None:
+    assert parse_time_left(text) == seconds
+
+
+def test_a_job_without_time_left_is_an_error() -> None:
+    with pytest.raises(SlurmError, match="INVALID"):
+        parse_time_left("INVALID")
+
+
+class _Controller:
+    """Slurm's commands as an Allocation asks them, with a controller that can be away."""
+
+    def __init__(self, steps: list[str]) -> None:
+        self.answers, self.listings, self.cancelled = True, steps, list[str]()
+
+    def __call__(self, argv: list[str]) -> str:
+        if not self.answers:
+            raise SlurmError("Unable to contact slurm controller")
+        match argv:
+            case ["squeue", "-h", "-s", *_]:
+                return self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
+            case ["scancel", *_, step]:
+                self.cancelled.append(step)
+                return ""
+            case ["squeue", *_, "%C %D"]:
+                return "64 1"
+            case ["sinfo", *_]:
+                return "n1|idle"
+            case _:
+                return "n1"
+
+
+def test_a_step_that_will_not_go_is_reported_instead_of_leasing_its_node_again() -> None:
+    controller = _Controller(["7.1|t-1|n1"])
+    launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
+    with pytest.raises(LauncherError, match=r"7\.1 on n1"):
+        launcher.settle(["t-1"])
+    assert set(controller.cancelled) == {"7.1"}
+
+
+def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
+    controller = _Controller(["7.1|t-1|n1"])
+    launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
+    controller.answers = False
+    with pytest.raises(LauncherError):
+        launcher.settle(["t-1"])
+    assert launcher.down_nodes() == set()
+    assert launcher.time_left_s() is None
