@@ -81,7 +81,11 @@ class SrunLauncher(Launcher):
                 stderr=stderr,
                 start_new_session=True,
             )
-        watched = watch(spec, lambda: child.poll() is not None, stop)
+        try:
+            watched = watch(spec, lambda: child.poll() is not None, stop)
+        except BaseException:
+            self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
+            raise
         grace_s = 0.0 if watched.end is End.EXITED else spec.grace_s
         stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
         down = self.down_nodes() if child.returncode else set()

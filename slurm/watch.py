@@ -5,6 +5,7 @@ The same for every launcher; how the processes are ended is the launcher's own b
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 import time
@@ -69,8 +70,6 @@ def _log_size(directory: Path) -> int:
     """Bytes in both logs."""
     total = 0
     for name in (STDOUT_NAME, STDERR_NAME):
-        try:
+        with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop
             total += (directory / name).stat().st_size
-        except FileNotFoundError:
-            continue
     return total

@@ -412,3 +412,15 @@ def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
         launcher.settle(["t-1"])
     assert launcher.down_nodes() == set()
     assert launcher.time_left_s() is None
+
+
+def test_launches_keep_their_distance_and_a_stop_ends_the_wait(tmp_path: Path) -> None:
+    site = load_site("generic").model_copy(update={"launch_interval_s": 0.2})
+    launcher = SrunLauncher(site, Allocation("7", _Controller([""])))
+    stopped = threading.Event()
+    stopped.set()
+    outcome = launcher.run(trial(tmp_path, "t", SAY_WHO), Lease("1", ("n1",)), stopped)
+    assert outcome.kind is Kind.CANCELLED
+    started = time.monotonic()
+    assert all(launcher._wait_for_turn(NEVER) for _ in range(3))
+    assert time.monotonic() - started >= 0.4

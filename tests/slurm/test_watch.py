@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm.core import TrialSpec
+from slurm.watch import End, watch
+
+
+def spec(folder: Path, **changes: Any) -> TrialSpec:
+    return TrialSpec("t-1", folder, ("x",), 1, 1, **{"timeout_s": 30.0, **changes})
+
+
+def test_processes_that_end_by_themselves_have_exited(tmp_path: Path) -> None:
+    assert watch(spec(tmp_path), lambda: True, threading.Event()).end is End.EXITED
+
+
+def test_an_end_by_itself_counts_even_when_a_stop_came_at_the_same_time(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert watch(spec(tmp_path), lambda: True, stop).end is End.EXITED
+    assert watch(spec(tmp_path), lambda: False, stop).end is End.STOPPED
+
+
+def test_a_stop_ends_a_watch_that_waits(tmp_path: Path) -> None:
+    stop = threading.Event()
+    timer = threading.Timer(0.2, stop.set)
+    timer.start()
+    assert watch(spec(tmp_path), lambda: False, stop).end is End.STOPPED
+    timer.join()
+
+
+def test_the_hard_timeout_ends_even_what_makes_progress(tmp_path: Path) -> None:
+    def chatter() -> bool:
+        with (tmp_path / "stdout.log").open("a") as log:
+            log.write("step\n")
+        return False
+
+    given = spec(tmp_path, timeout_s=0.5, no_progress_timeout_s=0.3)
+    watched = watch(given, chatter, threading.Event())
+    assert watched.end is End.TIMEOUT
+    assert watched.elapsed_s >= 0.5
+
+
+@pytest.mark.parametrize("name", ["stdout.log", "stderr.log"])
+def test_silence_in_both_logs_is_no_progress_and_growth_of_either_is(
+    tmp_path: Path, name: str
+) -> None:
+    lines = iter(["step\n"] * 20)
+
+    def speak_for_a_while() -> bool:
+        with (tmp_path / name).open("a") as log:
+            log.write(next(lines, ""))
+        return False
+
+    watched = watch(spec(tmp_path, no_progress_timeout_s=0.3), speak_for_a_while, threading.Event())
+    assert watched.end is End.NO_PROGRESS
+    # Twenty polls of at least 20 ms with growth, then the silence.
+    assert watched.elapsed_s >= 20 * 0.02 + 0.3 - 0.1
+    assert next(lines, None) is None
+
+
+def test_without_a_no_progress_timeout_silence_is_fine(tmp_path: Path) -> None:
+    assert watch(spec(tmp_path, timeout_s=0.3), lambda: False, threading.Event()).end is End.TIMEOUT
