@@ -47,19 +47,16 @@ class ShardedWeights:
         policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-        options = {
-            "mesh": mesh.device["dp"],
-            "reshard_after_forward": not self.keep_whole,
-            "mp_policy": policy,
-        }
+        options = {"mesh": mesh.device["dp"], "mp_policy": policy}
         for stage in stages:
             for layer, block in stage.blocks.items():
                 _fill(block, f"blocks.{layer}.", stage, mesh, seed, dtype, device)
-                fully_shard(block, **options)
+                fully_shard(block, reshard_after_forward=not self.keep_whole, **options)
             for name, child in stage.named_children():
                 if child is not stage.blocks:
                     _fill(child, f"{name}.", stage, mesh, seed, dtype, device)
-            fully_shard(stage, **options)
+            # Embedding and head stay whole between the passes: backward begins with them.
+            fully_shard(stage, reshard_after_forward=False, **options)
             if self.keep_whole:
                 stage.set_reshard_after_backward(False)
         found = [slot.parameter for stage in stages for slot in slots(stage, mesh.tp.size)]

@@ -7,9 +7,11 @@ another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -144,6 +146,7 @@ def pipeline_buffers(config: TrainConfig) -> dict[str, Any]:
 
 
 def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(max(1, ranks)))
     torch.set_num_threads(1)
     if ranks:
