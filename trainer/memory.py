@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 _THREAD_STACK_BYTES = 1 << 20
+_M_ARENA_MAX = -8  # of <malloc.h>
 _start_bytes = 0  # anonymous resident memory when start-up was over
 _end_bytes: int | None = None  # private memory at which the limit is reached
 
@@ -40,7 +41,7 @@ def limit_memory(limit_bytes: int | None, device: torch.device) -> None:
         return
     global _start_bytes, _end_bytes
     lift_limit()
-    _start_threads()
+    _warm_up()
     with contextlib.suppress(OSError):  # needs a kernel option; the peak then includes start-up's
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again (man 5 proc)
     status = _status()
@@ -68,13 +69,15 @@ def peak_memory_bytes() -> int:
     return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
 
 
-def small_thread_stacks() -> None:
-    """Give threads that are started from now on 1 MiB of stack instead of 8 (glibc's default).
+def spare_threads() -> None:
+    """Keep threads that are started from now on from holding memory that they do not use.
 
-    Stacks count as private memory. Each gloo group starts three threads, and 24 MiB for groups
-    that need none of it would make a small limit meaningless.
+    Each gloo group starts three threads, and the limit counts what a thread reserves: 8 MiB of
+    stack, which becomes 1 MiB here, and a malloc arena, which never shrinks; here all threads
+    share the main one. (glibc's mallopt(3) and pthread_setattr_default_np(3).)
     """
     libc = ctypes.CDLL(None)
+    libc.mallopt(_M_ARENA_MAX, 1)
     attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes on 64-bit Linux
     if libc.pthread_attr_init(attributes) == 0:
         libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_THREAD_STACK_BYTES))
@@ -132,10 +135,10 @@ def _at_limit() -> bool:
     return _end_bytes is not None and _status()["VmData"] + _THREAD_STACK_BYTES > _end_bytes
 
 
-def _start_threads() -> None:
-    """Make torch start its worker threads, whose stacks and buffers belong to start-up."""
-    square = torch.ones(256, 256, requires_grad=True)
-    torch.nn.functional.gelu(square @ square).sum().backward()
+def _warm_up() -> None:
+    """Make torch start its threads, and MKL take the buffers of large products: start-up's."""
+    wide = torch.ones(256, 2048, requires_grad=True)
+    torch.nn.functional.gelu(wide @ wide.T).sum().backward()
 
 
 def _status() -> dict[str, int]:

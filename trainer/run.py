@@ -87,7 +87,7 @@ class _Run:
         self.place = place
         self.peers = peers
         self.directory = directory
-        self.device: Device | None = None
+        self.device: Device | None = None  # known once its memory is counted
 
     def run(self) -> int:
         try:
@@ -106,8 +106,9 @@ class _Run:
 
     def _train(self) -> dict[str, Any]:
         config, place = self.config, self.place
-        self.device = device = Device.of_this_rank(config.device)
-        memory.small_thread_stacks()
+        device = Device.of_this_rank(config.device)
+        if device.type == "cpu":
+            memory.spare_threads()
         dist.init_process_group(
             device.backend,
             store=dist.PrefixStore("trainer", self.peers.store),
@@ -122,6 +123,7 @@ class _Run:
             f"dp {config.data_parallel(place.world_size)}"
         )
         memory.limit_memory(config.device_memory_bytes, device.torch)
+        self.device = device
         training = train(config, dataset, progress)
         memory.lift_limit()
         return training
