@@ -8,7 +8,6 @@ made for production: every node is this machine, and its GPUs are /dev/null.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -17,23 +16,19 @@ import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from slurm import minidaemons as daemons
 from slurm import processes
-from slurm.core import LauncherError
 from slurm.miniconf import Layout, cgroup_conf, gres_conf, slurm_conf
+from slurm.minidaemons import MiniclusterError
 
 _PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
-_FIRST_PORT, _LAST_PORT, _PORT_STEP = 17000, 26900, 100  # below the kernel's ephemeral ports
 _START_S = 30.0
-
-
-class MiniclusterError(LauncherError):
-    """The minicluster cannot be started or found; the message names the remedy."""
+_NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machine"
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ class Minicluster:
         """
         try:
             done = subprocess.run(
-                argv, env=_environment(self.layout), capture_output=True, text=True,
+                argv, env=daemons.environment(self.layout), capture_output=True, text=True,
                 timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -92,14 +87,14 @@ class Minicluster:
         The controller notices after some 16 s; ``node_states`` then says ``down*``.
         """
         self._check(name)
-        left = processes.end_all(lambda: _node_processes(self.layout, name))
+        left = processes.end_all(lambda: daemons.node_processes(self.layout, name))
         if left:
             raise MiniclusterError(f"node {name}: processes {sorted(left)} do not die")
 
     def revive_node(self, name: str) -> None:
         """Start a killed node again; returns when the controller has it back."""
         self._check(name)
-        _start_slurmd(self.layout, name)
+        daemons.start_slurmd(self.layout, name)
         bad = ("down", "unknown", "*", "drain", "fail")
         _wait(
             lambda: not any(word in self.node_states()[name] for word in bad),
@@ -171,32 +166,30 @@ def up(
         MiniclusterError: if the machine lacks something, or the arguments make no sense.
     """
     directory = (directory or default_directory()).absolute()
-    running = _find(directory)
-    if running is not None:
-        return replace(running, started=False)
     if reason := missing():
         raise MiniclusterError(f"cannot start a minicluster: {reason}")
-    memory_mib = _parse_memory_mib(mem_per_node)
-    if not 1 <= num_nodes < _PORT_STEP or gpus_per_node < 0:
-        raise MiniclusterError(f"--nodes must be 1 to {_PORT_STEP - 1} and --gpus-per-node >= 0")
-    _make_folder(directory)
+    if not 1 <= num_nodes < daemons.PORT_STEP or gpus_per_node < 0:
+        limit = daemons.PORT_STEP - 1
+        raise MiniclusterError(f"--nodes must be 1 to {limit}, --gpus-per-node 0 or more")
     layout = Layout(
         directory=str(directory), hostname=socket.gethostname().split(".")[0],
         user=getpass.getuser(), node_prefix="", num_nodes=num_nodes, gpus_per_node=gpus_per_node,
-        mem_per_node_mib=memory_mib, base_port=0, cgroup=_cgroup_version(),
+        mem_per_node_mib=_parse_memory_mib(mem_per_node), base_port=0,
+        cgroup=daemons.cgroup_version(),
     )  # fmt: skip
-    with _machine_lock():
-        layout = _place(layout)
+    with daemons.machine_lock():
+        if (running := _find(directory)) is not None:
+            return replace(running, started=False)
+        _make_folder(layout)
+        layout = daemons.place(layout)
+        if layout.cgroup is None:
+            return replace(_start(layout), notice=_NO_LIMITS)
         try:
             return _start(layout)
         except MiniclusterError as error:
-            _stop(layout)
-            if layout.cgroup is None:
-                raise
             # Cgroups that are mounted may still be closed to us, in a container for example.
-            without = replace(layout, cgroup=None)
-            cluster = _start(without)
-            return replace(cluster, notice=f"no memory limits: cgroups do not work here ({error})")
+            cluster = _start(replace(layout, cgroup=None))
+            return replace(cluster, notice=f"{_NO_LIMITS} ({error})")
 
 
 def down(directory: Path | None = None) -> bool:
@@ -213,7 +206,7 @@ def down(directory: Path | None = None) -> bool:
     with contextlib.suppress(MiniclusterError):
         cluster.run("scancel", f"--user={layout.user}", timeout_s=5.0)
         _wait(lambda: not cluster.run("squeue", "-h", timeout_s=5.0), "jobs left", 5.0)
-    _stop(layout)
+    daemons.stop(layout)
     shutil.rmtree(directory)
     return True
 
@@ -229,7 +222,7 @@ def status(directory: Path | None = None) -> Status | None:
 
 def _find(directory: Path) -> Minicluster | None:
     layout = _read_layout(directory)
-    if layout is None or not _controller(layout):
+    if layout is None or not daemons.controller(layout):
         return None
     return Minicluster(layout)
 
@@ -241,6 +234,11 @@ def _read_layout(directory: Path) -> Layout | None:
         return None
 
 
+def _write_layout(layout: Layout) -> None:
+    path = Path(layout.directory) / "cluster.json"
+    path.write_text(json.dumps(asdict(layout), indent=1))
+
+
 def _parse_memory_mib(text: str) -> int:
     match = re.fullmatch(r"(\d+)([MG])(i?B)?", text.strip(), re.IGNORECASE)
     if match is None or int(match[1]) == 0:
@@ -248,85 +246,46 @@ def _parse_memory_mib(text: str) -> int:
     return int(match[1]) * (1024 if match[2] in "gG" else 1)
 
 
-def _make_folder(directory: Path) -> None:
+def _make_folder(layout: Layout) -> None:
+    directory = Path(layout.directory)
     stale = _read_layout(directory)
     if stale is not None:  # its controller is gone: a reboot, or somebody killed it
-        _stop(stale)
+        daemons.stop(stale)
         shutil.rmtree(directory)
     if directory.exists() and any(directory.iterdir()):
         raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
     if len(str(directory / "munge.sock")) > 100:  # sockaddr_un holds 107 characters
         raise MiniclusterError(f"{directory}: the path is too long for a socket; use a shorter one")
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_layout(layout)  # first of all: it is what makes the folder ours to remove
     for sub in ("log", "spool", "state"):
-        (directory / sub).mkdir(parents=True)
-
-
-def _cgroup_version() -> str | None:
-    """Which cgroups can limit memory here, if any."""
-    root = Path("/sys/fs/cgroup")
-    controllers = root / "cgroup.controllers"
-    if controllers.exists():
-        return "v2" if "memory" in controllers.read_text().split() else None
-    if all(os.access(root / name, os.W_OK) for name in ("memory", "freezer", "cpuacct")):
-        return "v1"
-    return None
-
-
-@contextlib.contextmanager
-def _machine_lock() -> Iterator[None]:
-    """One start at a time, lest two clusters take the same ports."""
-    path = Path(tempfile.gettempdir()) / f"meshtune-minicluster-{os.geteuid()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _place(layout: Layout) -> Layout:
-    """The first block of free ports, with node names that no other cluster's cgroups bear."""
-    for index, base in enumerate(range(_FIRST_PORT, _LAST_PORT, _PORT_STEP)):
-        prefix = "n" if index == 0 else f"m{index}n"
-        placed = replace(layout, node_prefix=prefix, base_port=base)
-        taken = any(
-            Path("/sys/fs/cgroup/memory", f"slurm_{name}").exists() for name in placed.nodes
-        )
-        if not taken and all(map(_port_is_free, placed.ports())):
-            return placed
-    raise MiniclusterError(f"no {layout.num_nodes + 1} free ports from {_FIRST_PORT} on")
-
-
-def _port_is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
-
-
-def _start(layout: Layout) -> Minicluster:
-    directory = Path(layout.directory)
-    (directory / "cluster.json").write_text(json.dumps(asdict(layout), indent=1))
-    layout.conf.write_text(slurm_conf(layout))
-    (directory / "cgroup.conf").write_text(cgroup_conf(layout))
-    (directory / "gres.conf").write_text(gres_conf(layout))
+        (directory / sub).mkdir()
     for i in range(layout.gpus_per_node):
         (directory / f"nvidia{i}").symlink_to("/dev/null")  # slurmd wants a device
     key = directory / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
-    _daemon(
-        layout, "munged", "--force", f"--socket={layout.munge_socket}", f"--key-file={key}",
-        f"--pid-file={directory}/munged.pid", f"--log-file={directory}/log/munged.log",
-        f"--seed-file={directory}/munge.seed",
-    )  # fmt: skip
-    _daemon(layout, "slurmctld", "-c", "-f", str(layout.conf))
-    for name in layout.nodes:
-        _start_slurmd(layout, name)
+
+
+def _start(layout: Layout) -> Minicluster:
+    """Start all daemons and see a step run on every node; stops them if that fails."""
+    directory = Path(layout.directory)
+    _write_layout(layout)
+    layout.conf.write_text(slurm_conf(layout))
+    (directory / "cgroup.conf").write_text(cgroup_conf(layout))
+    (directory / "gres.conf").write_text(gres_conf(layout))
     cluster = Minicluster(layout)
-    _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log")
-    # Seen from outside, a node whose cgroups fail is idle too; only a step tells.
-    cluster.run("srun", f"-N{layout.num_nodes}", "-t1", "--mem=10M", "true")
+    try:
+        daemons.start_munged(layout)
+        daemons.start_daemon(layout, "slurmctld", "-c", "-f", str(layout.conf))
+        for name in layout.nodes:
+            daemons.start_slurmd(layout, name)
+        _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log")
+        # A node whose cgroups do not work is idle too; only a step tells.
+        cluster.run("srun", f"-N{layout.num_nodes}", "-t1", "--mem=10M", "true")
+    except MiniclusterError:
+        daemons.stop(layout)
+        raise
     return cluster
 
 
@@ -338,80 +297,8 @@ def _all_idle(cluster: Minicluster) -> bool:
     return len(states) == len(cluster.nodes) and set(states.values()) == {"idle"}
 
 
-def _start_slurmd(layout: Layout, name: str) -> None:
-    _daemon(layout, "slurmd", "-f", str(layout.conf), "-N", name)
-
-
-def _environment(layout: Layout) -> dict[str, str]:
-    # What surrounds us may be another Slurm's job: none of its settings may leak in.
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
-    path = os.pathsep.join((env.get("PATH", ""), "/usr/sbin", "/sbin"))
-    return env | {"SLURM_CONF": str(layout.conf), "PATH": path}
-
-
-def _daemon(layout: Layout, *argv: str) -> None:
-    log = Path(layout.directory) / "log" / "start.log"
-    with log.open("a") as out:  # a file, as the daemon keeps it open and would hold a pipe
-        env = _environment(layout)
-        program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
-        done = subprocess.run(
-            [program, *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            check=False,
-        )  # fmt: skip
-    if done.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-        raise MiniclusterError(f"{argv[0]} does not start: {tail}")
-
-
-def _daemons(layout: Layout, log: str, *names: str) -> set[int]:
-    """Running daemons of this cluster, told by the log file that they hold open.
-
-    A step daemon rewrites its command line and environment; its log file stays.
-    """
-    path = f"{layout.directory}/log/{log}"
-    return {
-        pid
-        for pid in processes.all_pids()
-        if processes.name(pid) in names and path in processes.open_files(pid)
-    }
-
-
-def _controller(layout: Layout) -> set[int]:
-    return _daemons(layout, "slurmctld.log", "slurmctld")
-
-
-def _node_processes(layout: Layout, name: str) -> set[int]:
-    """slurmd, the step daemons and every rank of a node."""
-
-    def on_node(env: dict[str, str]) -> bool:
-        return env.get("SLURM_CONF") == str(layout.conf) and env.get("SLURMD_NODENAME") == name
-
-    return _daemons(layout, f"{name}.log", "slurmd", "slurmstepd") | processes.with_environ(on_node)
-
-
-def _stop(layout: Layout) -> None:
-    def all_nodes() -> set[int]:
-        return set().union(*(_node_processes(layout, name) for name in layout.nodes))
-
-    def services() -> set[int]:
-        return _controller(layout) | _daemons(layout, "munged.log", "munged")
-
-    for find in (all_nodes, services):
-        if left := processes.end_all(find):
-            raise MiniclusterError(f"{layout.directory}: processes {sorted(left)} do not die")
-    for name in layout.nodes:
-        for controller in Path("/sys/fs/cgroup").glob(f"*/slurm_{name}"):
-            _remove_cgroup(controller)
-
-
-def _remove_cgroup(path: Path) -> None:
-    for folder, _, _ in os.walk(path, topdown=False):
-        with contextlib.suppress(OSError):  # busy: a foreign process was put there
-            Path(folder).rmdir()
-
-
-def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float = _START_S) -> None:
-    end = time.monotonic() + deadline_s
+def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float | None = None) -> None:
+    end = time.monotonic() + (_START_S if deadline_s is None else deadline_s)
     while not condition():
         if time.monotonic() > end:
             raise MiniclusterError(otherwise)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm import minicluster as mini
-from slurm import miniconf, processes
+from slurm import miniconf, minidaemons, processes
 
 needs_slurm = pytest.mark.slurm
 
@@ -153,7 +153,8 @@ def test_a_controller_that_was_killed_is_replaced(tmp_path_factory: pytest.TempP
     directory = tmp_path_factory.mktemp("mini") / "m"
     first = mini.up(directory, num_nodes=1)
     os.kill(int((directory / "slurmctld.pid").read_text()), 9)
-    wait_for(lambda: mini.status(directory) is None, "the controller is gone")
+    wait_for(lambda: not minidaemons.controller(first.layout), "the controller is gone")
+    assert mini.status(directory) is None
     second = mini.up(directory, num_nodes=2)
     try:
         assert second.started
@@ -163,13 +164,33 @@ def test_a_controller_that_was_killed_is_replaced(tmp_path_factory: pytest.TempP
 
 
 @needs_slurm
+def test_where_cgroups_do_not_work_it_comes_up_without_limits(
+    minicluster: mini.Minicluster,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = "v1" if minidaemons.cgroup_version() == "v2" else "v2"
+    monkeypatch.setattr(minidaemons, "cgroup_version", lambda: other)
+    monkeypatch.setattr(mini, "_START_S", 5.0)
+    directory = tmp_path_factory.mktemp("mini") / "m"
+    cluster = mini.up(directory, num_nodes=2)
+    try:
+        assert not cluster.limits_memory
+        assert cluster.notice.startswith("memory is not limited")
+        assert cluster.run("srun", "-N2", "hostname").count("\n") == 2
+    finally:
+        mini.down(directory)
+
+
+@needs_slurm
 def test_a_killed_node_goes_down_and_comes_back(minicluster: mini.Minicluster) -> None:
     victim, witness = minicluster.nodes[2], minicluster.nodes[3]
     step = subprocess.Popen(
-        ["srun", "-N2", f"-w{victim},{witness}", "sleep", "1000"],
-        stderr=subprocess.PIPE, text=True,
+        ["srun", "-N2", "-u", f"-w{victim},{witness}", "sh", "-c", "echo up; exec sleep 1000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for(lambda: minicluster.node_states()[victim] == "mixed", "the step runs")
+    assert step.stdout is not None
+    assert [step.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     minicluster.kill_node(victim)
     stderr = step.communicate(timeout=60)[1]
     assert f"Node failure on {victim}" in stderr
