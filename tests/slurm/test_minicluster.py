@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,14 @@ def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0)
     while not condition():
         assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
         time.sleep(0.1)
+
+
+@pytest.fixture
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a test may have a cluster of its own; it is stopped in any case."""
+    folder = tmp_path_factory.mktemp("mini") / "m"  # short, as a socket's path must be
+    yield folder
+    mini.down(folder)
 
 
 def layout(**changes: object) -> miniconf.Layout:
@@ -130,9 +138,8 @@ def test_status_shows_nodes_and_jobs(minicluster: mini.Minicluster) -> None:
 
 @needs_slurm
 def test_two_clusters_live_side_by_side_and_down_leaves_nothing(
-    minicluster: mini.Minicluster, tmp_path_factory: pytest.TempPathFactory
+    minicluster: mini.Minicluster, directory: Path
 ) -> None:
-    directory = tmp_path_factory.mktemp("mini") / "second"
     second = mini.up(directory, num_nodes=2, gpus_per_node=0)
     assert not set(second.nodes) & set(minicluster.nodes)
     second.run("sbatch", "-N2", "-o/dev/null", "--wrap=srun sleep 1000")
@@ -149,37 +156,29 @@ def test_two_clusters_live_side_by_side_and_down_leaves_nothing(
 
 
 @needs_slurm
-def test_a_controller_that_was_killed_is_replaced(tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.mktemp("mini") / "m"
+@pytest.mark.usefixtures("minicluster")
+def test_a_controller_that_was_killed_is_replaced(directory: Path) -> None:
     first = mini.up(directory, num_nodes=1)
     os.kill(int((directory / "slurmctld.pid").read_text()), 9)
     wait_for(lambda: not minidaemons.controller(first.layout), "the controller is gone")
     assert mini.status(directory) is None
     second = mini.up(directory, num_nodes=2)
-    try:
-        assert second.started
-        assert len(second.node_states()) == 2 > len(first.nodes)
-    finally:
-        mini.down(directory)
+    assert second.started
+    assert len(second.node_states()) == 2
 
 
 @needs_slurm
+@pytest.mark.usefixtures("minicluster")
 def test_where_cgroups_do_not_work_it_comes_up_without_limits(
-    minicluster: mini.Minicluster,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "v1" if minidaemons.cgroup_version() == "v2" else "v2"
     monkeypatch.setattr(minidaemons, "cgroup_version", lambda: other)
     monkeypatch.setattr(mini, "_START_S", 5.0)
-    directory = tmp_path_factory.mktemp("mini") / "m"
     cluster = mini.up(directory, num_nodes=2)
-    try:
-        assert not cluster.limits_memory
-        assert cluster.notice.startswith("memory is not limited")
-        assert cluster.run("srun", "-N2", "hostname").count("\n") == 2
-    finally:
-        mini.down(directory)
+    assert not cluster.limits_memory
+    assert cluster.notice.startswith("memory is not limited")
+    assert cluster.run("srun", "-N2", "hostname").count("\n") == 2
 
 
 @needs_slurm
