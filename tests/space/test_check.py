@@ -89,6 +89,12 @@ def test_an_impossible_space_names_the_rules_that_remove_the_most(load: Load, go
     assert "constraint_1 removes" in worst
 
 
+def test_a_sample_without_a_valid_configuration_does_not_claim_there_is_none(load: Load) -> None:
+    space = load(BIG.replace("a * b <= 5000", "a * b * c == 1"))
+    with pytest.raises(SpaceError, match=r"no valid configuration found in 1,000,000 random ones"):
+        check(space, exact_limit=1000)
+
+
 def test_the_report_prints_totals_rules_and_notes() -> None:
     text = check(load_space("gpt_20b_zero_topo_frontier")).text()
     assert "9,216 raw configurations" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema
@@ -213,3 +215,21 @@ def test_a_cluster_whose_links_do_not_reach_the_node_is_refused() -> None:
         Machine(**facts, links=[{"level": "half", "gpus": 4, "gb_per_s": 1}])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="grow"):
         Machine(**facts, links=[{"level": "n", "gpus": g, "gb_per_s": 1} for g in (8, 2)])  # type: ignore[arg-type]
+
+
+def test_reading_a_space_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, workflows.space as s; s.check(s.load_space('tiny_cpu'));"
+        "print({'torch', 'pandas', 'deephyper', 'scipy', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_demo_fits_four_ranks_and_its_budget() -> None:
+    space = load_space("tiny_cpu")
+    assert space.cluster.gpus_per_node == 4 and space.unsupported() == []
+    assert 12 <= (space.budget.trials or 0) <= 16
+    assert check(space).valid > 10 * (space.budget.trials or 0)
+    assert space.trainer.builtin is not None
+    assert space.trainer.builtin.device_memory_bytes == space.cluster.memory_bytes

@@ -142,12 +142,14 @@ def _sample(space: SearchSpace) -> tuple[Facts, tuple[int, ...]]:
 
 def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], exact: bool) -> str:
     worst = sorted((c for c in counts if c.alone), key=lambda c: -c.alone)[:3]
-    seen = f"all {space.raw_size:,}" if exact else f"{SAMPLE:,} random ones of {space.raw_size:,}"
+    head = f"no configuration is valid (all {space.raw_size:,} tried)"
+    if not exact:
+        head = f"no valid configuration found in {SAMPLE:,} random ones of {space.raw_size:,}"
     lines = [
         f"  {c.name} removes {c.alone:,} ({100 * c.alone / space.raw_size:.3g} %): {c.text}"
         for c in worst
     ]
-    return "\n".join([f"{space.file}: no configuration is valid ({seen} tried)", *lines])
+    return "\n".join([f"{space.file}: {head}", *lines])
 
 
 def _values(values: tuple[object, ...]) -> str:

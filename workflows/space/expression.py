@@ -107,6 +107,8 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
     text = " ".join(text.split())
     if not text:
         raise ExpressionError(text, 0, "found an empty expression, accepted a comparison")
+    if not text.isprintable():
+        raise ExpressionError(ascii(text), 0, "found control characters, accepted plain text")
     if len(text) > MAX_LENGTH:
         raise ExpressionError(
             text, MAX_LENGTH, f"found {len(text)} characters, accepted at most {MAX_LENGTH}"

@@ -15,7 +15,7 @@ import search_spaces
 from analysis.machine import Machine
 
 from . import facts, parameters, rules
-from .expression import Expression, ExpressionError, Kind, parse
+from .expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
 from .mistakes import validate
 from .parameters import Parameter
 from .schema import ModelFile, SpaceFile
@@ -105,6 +105,7 @@ class _Builder:
     def build(self, name: str) -> SearchSpace:
         if self.model is None and not self.own_trainer:
             raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        self._facts()
         own = self._parameters()
         kinds = facts.kinds(own, self.static, self.defaults)
         conditions = self._conditions(own, kinds)
@@ -152,6 +153,12 @@ class _Builder:
             for number, expression in enumerate(constraints, start=1)
         ]
         return (*once, *builtin, *given)
+
+    def _facts(self) -> None:
+        for name, value in self.static.items():
+            if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
+                key = "cluster" if hasattr(self.cluster, name) else "model"
+                raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
 
     def _parameters(self) -> dict[str, Parameter]:
         return {name: self._parameter(name) for name in self.file.parameters}

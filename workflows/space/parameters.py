@@ -138,7 +138,7 @@ def _check(
     where: tuple[str | int, ...],
     document: Document,
 ) -> None:
-    if isinstance(value, (int, float)) and (not math.isfinite(value) or abs(value) > MAX_NUMBER):
+    if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # NaN compares false
         raise document.error(
             where, f"found {shown(value)}, accepted numbers up to 2^53", at_value=True
         )
@@ -146,8 +146,10 @@ def _check(
         return
     try:
         typed = adapter.validate_python(value, strict=True)
-        if isinstance(typed, bool) != isinstance(value, bool):
-            raise document.error(where, f"found {shown(value)}, accepted a number", at_value=True)
+        if type(typed) is not type(value):  # a literal 1 takes 1.0 and true for equal
+            raise document.error(
+                where, f"found {shown(value)}, accepted a whole number", at_value=True
+            )
     except ValidationError as error:
         raise document.error(where, found(error.errors()[0]), at_value=True) from None
 
@@ -188,12 +190,15 @@ def _range(spec: Range, path: tuple[str | int, ...], document: Document) -> list
             f"found [{low}, {high}], accepted the lower end first: [{high}, {low}]",
             at_value=True,
         )
+    for index, end in enumerate(spec.range):
+        _check(end, None, (*path, "range", index), document)
     # The tolerance lets [0.1, 0.3] with step 0.1 reach 0.3.
-    count = math.floor((high - low) / step + 1e-9) + 1
-    if count > MAX_VALUES:
+    steps = (high - low) / step + 1e-9
+    if steps >= MAX_VALUES:
         raise document.error(
-            path, f"found {count:,} values, accepted at most {MAX_VALUES:,}", at_value=True
+            path, f"found {steps:.3g} steps, accepted at most {MAX_VALUES:,} values", at_value=True
         )
+    count = math.floor(steps) + 1
     if whole and isinstance(step, int):
         return [low + i * step for i in range(count)]
     return [round(low + i * step, 12) for i in range(count)]

@@ -101,6 +101,13 @@ ParameterSpec = Annotated[
 ]
 
 
+def _whole(value: Any) -> int:
+    """Python takes true and 1.0 for equal to 1; a version is neither."""
+    if type(value) is not int:
+        raise ValueError("accepted 1")
+    return value
+
+
 def _inline(value: Any) -> str:
     return "<inline>" if isinstance(value, (dict, BaseModel)) else "<name>"
 
@@ -200,7 +207,7 @@ class Budget(_Record):
 class SpaceFile(_Record):
     """A search space: what may be tried, how a trial is run, and what is sought."""
 
-    version: Literal[1] = Field(description="of this format")
+    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of this format")
     name: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
     description: str = ""
     model: (

@@ -105,8 +105,14 @@ def dotted(path: Iterable[str | int]) -> str:
     """``('parameters', 'tp', 2)`` as ``parameters.tp[2]``."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f"{'.' if text else ''}{step}"
+        text += f"[{step}]" if isinstance(step, int) else f"{'.' if text else ''}{printable(step)}"
     return text
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """Text from a file, fit for one line of a terminal."""
+    text = text if text.isprintable() else ascii(text)[1:-1]
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -129,8 +135,7 @@ def shown(value: Any, limit: int = 60) -> str:
         return "an empty list"
     if value is None:
         return "nothing"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return printable(str(value).lower() if isinstance(value, bool) else repr(value), limit)
 
 
 def read(path: Path) -> Document:

@@ -1,0 +1,36 @@
+"""Every example in docs/spaces.md is a space, or a part of one, that loads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflows.space import SearchSpace, check
+from workflows.space.rules import BUILTIN_TRAINER_RULES, COMMON_RULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "spaces.md").read_text()
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_loads_and_has_valid_configurations(
+    load: Callable[[str], SearchSpace], good: str, example: str
+) -> None:
+    content = yaml.safe_load(example)
+    if "version" not in content:  # a part: put into a small space
+        content = {**yaml.safe_load(good), **content}
+        content["parameters"] |= {"gas": [32, 64, 128], "recompute": ["none", "full"]}
+        if "constraints" not in yaml.safe_load(example):
+            del content["constraints"]
+    assert check(load(yaml.safe_dump(content))).valid > 0
+
+
+def test_the_page_has_examples_and_names_every_rule() -> None:
+    assert len(EXAMPLES) >= 5
+    for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES):
+        assert f"`{name}`" in PAGE
