@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 _THREAD_STACK_BYTES = 1 << 20
-_M_ARENA_MAX = -8  # of <malloc.h>
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of <malloc.h>
 _start_bytes = 0  # anonymous resident memory when start-up was over
 _end_bytes: int | None = None  # private memory at which the limit is reached
 
@@ -69,14 +69,16 @@ def peak_memory_bytes() -> int:
     return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
 
 
-def spare_threads() -> None:
-    """Keep threads that are started from now on from holding memory that they do not use.
+def spare_memory() -> None:
+    """Make this process hold what it uses, and not what it once used or may use.
 
-    Each gloo group starts three threads, and the limit counts what a thread reserves: 8 MiB of
-    stack, which becomes 1 MiB here, and a malloc arena, which never shrinks; here all threads
-    share the main one. (glibc's mallopt(3) and pthread_setattr_default_np(3).)
+    The limit counts what glibc reserves: freed tensors that lie between others in the heap, since
+    glibc raises the size from which an allocation has pages of its own to 32 MiB as it goes (with
+    ZeRO 1 that doubled the peak); for every thread, and each gloo group starts three, 8 MiB of
+    stack and a heap that never shrinks. (mallopt(3) and pthread_setattr_default_np(3).)
     """
     libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
     libc.mallopt(_M_ARENA_MAX, 1)
     attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes on 64-bit Linux
     if libc.pthread_attr_init(attributes) == 0:

@@ -108,7 +108,7 @@ class _Run:
         config, place = self.config, self.place
         device = Device.of_this_rank(config.device)
         if device.type == "cpu":
-            memory.spare_threads()
+            memory.spare_memory()
         dist.init_process_group(
             device.backend,
             store=dist.PrefixStore("trainer", self.peers.store),
