@@ -68,6 +68,15 @@ class Allocation:
         user = str(os.getuid())
         return _steps(self._run(["squeue", "-h", "-s", "-u", user, "-o", "%i|%j|%N"]))
 
+    def on_live_nodes(self, steps: list[Step]) -> list[Step]:
+        """Those of ``steps`` that have a node which is not down.
+
+        Slurm (22.05 was seen to) lists a step whose every node died until the job ends; nothing
+        of it can be running on nodes that this job will use again.
+        """
+        down = self.down_nodes() if steps else set()
+        return [s for s in steps if set(self._hostnames(s.nodes)) - down]
+
     def cancel(self, step: Step, signal: str | None = None) -> None:
         """Send a step a signal, or end it. It may be gone already; only :meth:`steps` tells."""
         with contextlib.suppress(SlurmError):
@@ -106,6 +115,9 @@ class Allocation:
         compact = self._run(["squeue", "-h", "-j", self.job, "-o", "%N"])
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
+        return self._hostnames(compact)
+
+    def _hostnames(self, compact: str) -> tuple[str, ...]:
         return tuple(self._run(["scontrol", "show", "hostnames", compact]).split())
 
     def _cpus_per_node(self) -> int:

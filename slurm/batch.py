@@ -142,9 +142,9 @@ _SCRIPT = """\
 {directives}
 
 # A meshtune search. Slurm sends USR1 before the time limit; the driver then starts nothing more,
-# lets its trials end and exits with 3 if the search is not done. The job is requeued: that keeps
-# its id, its log and this script. Where a site forbids requeueing, the next job is submitted.
-# The run folder's journal carries the search from one allocation to the next.
+# lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
+# the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
+# next job is submitted. The run folder's journal carries the search from one job to the next.
 set -u
 {modules}
 ended() {{ cat {journal} 2>/dev/null | grep -c '"ended"'; }}
@@ -163,9 +163,12 @@ while
     [ -n "$interrupted" ]
 do :; done
 
-if [ "$code" -ne 3 ] || [ -n "$cancelled" ]; then
-    exit "$code"
-fi
+# 3: there is work left. Above 128, the driver was killed, for its memory perhaps; the journal is
+# whole, and the next one settles what this one left. 130 is somebody's wish.
+case "$cancelled:$code" in
+    :3|:129|:13[1-9]|:1[4-9]?) ;;
+    *) exit "$code" ;;
+esac
 if [ "$(ended)" = "$before" ]; then
     echo "not requeued: no trial ended in this allocation; does one fit into its time?" >&2
     exit 1

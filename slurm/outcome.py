@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm.core import Kind, Outcome, ResultSource
+from slurm.core import Kind, Outcome
 from slurm.evidence import Evidence, find_result, read_end
 from slurm.watch import STDERR_NAME, STDOUT_NAME, End
 
@@ -106,7 +106,7 @@ def classify(evidence: Evidence) -> Outcome:
     )
 
 
-def read_result(directory: Path, source: ResultSource) -> Outcome | None:
+def read_result(directory: Path) -> Outcome | None:
     """The outcome of a trial whose driver was killed, if the trainer wrote one.
 
     Nobody knows the exit code, so only a complete statement of the trainer's counts
@@ -115,12 +115,10 @@ def read_result(directory: Path, source: ResultSource) -> Outcome | None:
 
     Args:
         directory: the trial's folder; its processes are gone.
-        source: of the trial; its patterns are left alone.
 
     Returns:
         None if the trainer had not come to an end.
     """
-    del source
     result, _ = find_result(directory, read_end(directory / STDOUT_NAME))
     kind = Kind.CRASH if result is None else _STATUS_KINDS[str(result.get("status", "ok"))]
     if kind is Kind.CRASH:

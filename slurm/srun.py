@@ -88,7 +88,8 @@ class SrunLauncher(Launcher):
             raise
         grace_s = 0.0 if watched.end is End.EXITED else spec.grace_s
         stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
-        down = self.down_nodes() if child.returncode else set()
+        # Whatever srun's exit code: it was seen to be 0 after a node had died.
+        down = self.down_nodes()
         evidence = gather(
             spec, lease, watched, child.returncode, down_nodes=down, stuck_nodes=stuck
         )
@@ -181,7 +182,7 @@ class SrunLauncher(Launcher):
         while True:
             steps: list[Step] | None = None  # Slurm does not answer: nothing is proven
             with contextlib.suppress(SlurmError):
-                steps = find()
+                steps = self.allocation.on_live_nodes(find())
             if steps == [] and not waiting():
                 return True
             now = time.monotonic()

@@ -9,7 +9,9 @@ from argparse import Namespace
 from pathlib import Path
 
 from analysis.run import RunError, read_run
+from slurm.batch import BatchError
 from slurm.core import Launcher, LauncherError
+from slurm.site import SiteError
 from trainer.config import ConfigError
 from workflows.budget import Budget
 from workflows.folder import FingerprintError, RunFolder
@@ -23,7 +25,10 @@ class UsageError(Exception):
 
 def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
-    return (SpaceError, FingerprintError, RunError, RunBusyError, ConfigError, UsageError)
+    return (
+        *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
+        *(FingerprintError, RunError, RunBusyError),
+    )
 
 
 def run_errors() -> tuple[type[Exception], ...]:

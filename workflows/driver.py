@@ -169,8 +169,7 @@ class Driver:
 
     def _left_behind(self, trial: Trial) -> Outcome:
         """How an attempt ended whose driver was killed: by its result if it has one."""
-        spec = self.factory.spec(trial.number, len(trial.attempts), trial.config)
-        outcome = read_result(spec.directory, spec.result)
+        outcome = read_result(self.folder.trial(trial.number))
         return outcome or Outcome(Kind.CANCELLED, message="its driver was killed")
 
     def _fill(self) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.core import Kind, Outcome, ResultSource, TrialSpec
+from slurm.evidence import clear
 from workflows.folder import RunFolder
 from workflows.space import SearchSpace
 
@@ -35,8 +36,12 @@ class TrialFactory:
         return f"{self.run_id}-{number:04d}-{attempt}"
 
     def write(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
-        """Write the trial's ``config.json`` and ``trial.json``; return what to start."""
+        """Write the trial's ``config.json`` and ``trial.json``; return what to start.
+
+        What an earlier attempt left is removed first, so that it cannot pass for this one's.
+        """
         spec = self.spec(number, attempt, config)
+        clear(spec.directory)
         files: dict[str, Any] = {
             "trial.json": {
                 "name": spec.name,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def minicluster() -> Iterator[mini.Minicluster]:
         if os.environ.get("MESHTUNE_KEEP_SLURM_LOGS"):
             shutil.copytree(directory / "log", f"{directory}-log")
         mini.down(directory)
+
+
+@pytest.fixture(scope="session")
+def allocate(minicluster: mini.Minicluster) -> Callable[[int], str]:
+    """Makes a job without a script on so many nodes of the minicluster; gives its id."""
+
+    def salloc(num_nodes: int) -> str:
+        options = ["--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t20"]
+        said = subprocess.run(
+            ["salloc", f"-N{num_nodes}", *options],
+            capture_output=True, text=True, check=True, timeout=60,
+        ).stderr  # fmt: skip
+        return said.split("job allocation ")[1].split()[0]
+
+    return salloc
 
 
 def _end_abandoned() -> None:

@@ -46,17 +46,8 @@ def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0)
         time.sleep(0.05)
 
 
-def allocate(num_nodes: int) -> str:
-    """A job without a script; its id."""
-    said = subprocess.run(
-        ["salloc", "--no-shell", f"-N{num_nodes}", "--exclusive", "--mem=0", "--no-kill", "-t20"],
-        capture_output=True, text=True, check=True, timeout=60,
-    ).stderr  # fmt: skip
-    return said.split("job allocation ")[1].split()[0]
-
-
 @pytest.fixture(scope="module")
-def launcher(minicluster: Minicluster) -> Iterator[SrunLauncher]:
+def launcher(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
     """On four nodes of the minicluster."""
     job = allocate(4)
     yield SrunLauncher(load_site("generic"), Allocation(job))
@@ -314,7 +305,7 @@ def test_what_a_killed_driver_left_is_settled(
 
 @needs_slurm
 def test_a_node_that_dies_takes_its_trial_along_and_no_other(
-    minicluster: Minicluster, tmp_path: Path
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
 ) -> None:
     job = allocate(3)
     launcher = SrunLauncher(load_site("generic"), Allocation(job))

@@ -1,0 +1,184 @@
+"""Searches on a real Slurm: submitted, killed, requeued; and every way a trial can fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from analysis.run import Run, RunError, read_events, read_run
+from slurm.minicluster import Minicluster
+from workflows.journal import driver_of
+
+pytestmark = pytest.mark.slurm
+
+# One program for all trials: does what `case` says, on every rank.
+TRAINER = """
+import os, sys, time
+case, mbs = sys.argv[1], int(sys.argv[2])
+rank = int(os.environ["RANK"])
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"], flush=True)
+if case == "host_oom":
+    memory = []
+    while True:
+        memory.append(bytearray(b"x" * (64 << 20)))
+if case == "crash" and rank == 1:
+    raise RuntimeError("this trainer is broken")
+if case == "gpu_oom":
+    print("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", file=sys.stderr)
+    sys.exit(1)
+if case in ("hang", "node") and (case == "hang" or not os.path.exists("node_is_dead")):
+    time.sleep(600)
+time.sleep(0.5)
+if rank == 0:
+    print('MESHTUNE_RESULT {"speed": %d}' % (100 * int(os.environ["WORLD_SIZE"]) + mbs))
+"""
+SPACE = """
+version: 1
+name: mini
+cluster: {{name: mini, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
+trainer:
+  command: [{python}, {trainer}, "{{case}}", "{{mbs}}"]
+parameters:
+{parameters}
+objective: {{maximize: speed}}
+trial: {{timeout: 90s, no_progress_timeout: 10s}}
+budget: {{trials: {trials}}}
+"""
+
+
+def write_space(folder: Path, parameters: str, trials: int) -> Path:
+    (folder / "train.py").write_text(TRAINER)
+    space = folder / "space.yaml"
+    space.write_text(
+        SPACE.format(
+            python=sys.executable, trainer=folder / "train.py", parameters=parameters, trials=trials
+        )
+    )
+    return space
+
+
+def meshtune(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "workflows.cli", *map(str, arguments)]
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.1)
+
+
+def peek(run_dir: Path) -> Run:
+    """The run as it stands; an empty one before there is a journal."""
+    try:
+        return read_run(run_dir)
+    except RunError:
+        return Run(run_dir)
+
+
+def ended(run_dir: Path) -> int:
+    return sum(t.ended for t in peek(run_dir).trials.values())
+
+
+def test_a_submitted_search_survives_kill_9_and_a_requeue(
+    minicluster: Minicluster, tmp_path: Path
+) -> None:
+    parameters = "  num_nodes: [1, 2]\n  case: [ok]\n  mbs: {range: [1, 6]}"
+    space, run_dir = write_space(tmp_path, parameters, trials=10), tmp_path / "run"
+    command = meshtune("submit", space, "--nodes", 3, "--time", "00:10:00", "--run-dir", run_dir)
+    submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "submitted job" in submitted.stdout
+    until(lambda: ended(run_dir) >= 3, "three trials ended")
+    driver = driver_of(run_dir)
+    assert driver is not None
+    os.kill(int(driver.rpartition(" ")[2]), 9)
+    until(lambda: peek(run_dir).closed, "the requeued job finished the search", 240)
+    until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    run = read_run(run_dir)
+    assert len(run.opened_t) == 2
+    assert run.closed == "budget: 10 trials"
+    events = list(read_events(run_dir / "journal.jsonl"))
+    final = Counter(e["trial"] for e in events if e["event"] == "ended" and e["final"])
+    assert final == dict.fromkeys(range(1, 11), 1)
+    assert {t.kind for t in run.trials.values()} == {"ok"}
+    assert {len(t.attempts[-1].nodes) for t in run.trials.values()} == {1, 2}
+    assert (run_dir / "report" / "index.html").exists()
+    best = run.best
+    assert best is not None
+    assert best.config["num_nodes"] == 2
+
+
+def test_every_failure_is_told_apart_and_the_search_goes_on(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    cases = ["ok", "gpu_oom", "host_oom", "crash", "hang", "node"]
+    parameters = f"  num_nodes: [1]\n  case: [{', '.join(cases)}]\n  mbs: [1]"
+    space, run_dir = write_space(tmp_path, parameters, trials=6), tmp_path / "run"
+    # Not a batch job: the node that the test lets die may not be the driver's own.
+    job = allocate(3)
+    driver = subprocess.Popen(
+        meshtune("search", space, "--run-dir", run_dir),
+        env={**os.environ, "SLURM_JOB_ID": job},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def running_case(case: str) -> list[tuple[Path, str]]:
+        return [
+            (run_dir / "trials" / f"{t.number:04d}", t.running.nodes[0])
+            for t in peek(run_dir).trials.values()
+            if t.config["case"] == case and t.running
+        ]
+
+    def node_trial_speaks() -> bool:
+        found = running_case("node")
+        return (
+            bool(found)
+            and (found[0][0] / "stdout.log").exists()
+            and bool((found[0][0] / "stdout.log").read_text())
+        )
+
+    node = ""
+    try:
+        until(node_trial_speaks, "the trial that loses its node runs")
+        [(folder, node)] = running_case("node")
+        (folder / "node_is_dead").touch()
+        minicluster.kill_node(node)
+        output, _ = driver.communicate(timeout=240)
+        assert driver.returncode == 0, output
+        # Slurm lists a step whose only node died until the job ends.
+        steps = minicluster.run("squeue", "-h", "-s", "-j", job, "-o", "%N").split()
+        assert set(steps) <= {node}
+    finally:
+        driver.kill()
+        driver.wait()
+        minicluster.run("scancel", job)
+        if node:
+            minicluster.revive_node(node)
+        until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    run = read_run(run_dir)
+    kinds = {t.config["case"]: t.kind for t in run.trials.values()}
+    limited = minicluster.limits_memory
+    assert kinds == {
+        "ok": "ok",
+        "gpu_oom": "oom",
+        "host_oom": "host_oom" if limited else "crash",
+        "crash": "crash",
+        "hang": "timeout",
+        "node": "ok",
+    }
+    trial = next(t for t in run.trials.values() if t.config["case"] == "node")
+    assert [a.kind for a in trial.attempts] == ["node_failure", "ok"]
+    assert node not in trial.attempts[-1].nodes
+    messages = {t.config["case"]: t.message for t in run.trials.values()}
+    assert "no progress" in messages["hang"] or "10 s" in messages["hang"]
+    crash = next(t for t in run.trials.values() if t.config["case"] == "crash")
+    assert "this trainer is broken" in crash.stderr_tail
