@@ -92,14 +92,13 @@ class _Run:
     def run(self) -> int:
         try:
             training = self._train()
-            peaks = self.peers.gather(self._peak_memory_bytes())
+            code = self._conclude(training, self.peers.gather(self._peak_memory_bytes()))
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
                 _end_process(code)
             self._destroy_group()
             return code
-        code = self._conclude(training, peaks)
         self.peers.part()
         self._destroy_group()
         return code
@@ -119,7 +118,7 @@ class _Run:
         dataset = TokenDataset(config.data, config.model.vocab_size)
         progress = self._progress()
         progress(
-            f"{place.world_size} ranks on {device.type}: tp {config.tp}, pp {config.pp}, "
+            f"{place.world_size} x {device.type}: tp {config.tp}, pp {config.pp}, "
             f"dp {config.data_parallel(place.world_size)}"
         )
         memory.limit_memory(config.device_memory_bytes, device.torch)
@@ -183,8 +182,9 @@ class _Run:
         try:
             if write_result(self.directory, result):
                 print(said, file=sys.stderr, flush=True)
-        finally:
-            self.peers.tell(said)
+        except OSError as trouble:
+            print(f"{said}; no result.json: {trouble}", file=sys.stderr, flush=True)
+        self.peers.tell(said)
         return code
 
     def _destroy_group(self) -> None:

@@ -1,0 +1,326 @@
+"""Whole runs of ``python -m trainer``: what they leave, and how their ranks leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.__main__ import main
+from trainer.config import ConfigError
+from trainer.distributed import EXIT_PEER_FAILED, RankEnvironment, rank_environment
+from trainer.prepare import prepare_data, python_source_files
+from trainer.run import EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY
+from trainer.run import run as run_alone
+
+MB = 1_000_000
+Config = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    prefix = tmp_path_factory.mktemp("data") / "python"
+    prepare_data(python_source_files(max_bytes=200_000), prefix)
+    return str(prefix)
+
+
+@pytest.fixture
+def config(data: str) -> Config:
+    """Small enough for a second, large enough that every phase has memory of its own to take."""
+    return {
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 256,
+            "num_heads": 4,
+            "vocab_size": 260,
+            "seq_length": 64,
+        },
+        "data": data,
+        "mbs": 8,
+        "precision": "fp32",
+        "device": "cpu",
+        "warmup_steps": 1,
+        "measured_steps": 2,
+    }
+
+
+def without(environ: dict[str, str], *prefixes: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("fork_ranks.py")
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=without(dict(os.environ), "SLURM_") | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+class Ended:
+    """What four ranks left."""
+
+    def __init__(self, folder: Path, codes: list[int | None]) -> None:
+        self.codes = codes
+        self.stderr = "".join(path.read_text() for path in sorted(folder.glob("rank*.err")))
+        path = folder / "result.json"
+        self.result = json.loads(path.read_text()) if path.exists() else None
+        self.drafts = [p.name for p in folder.iterdir() if p.name.startswith(".result")]
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Runs a configuration on four ranks; those named in ``other`` get one of their own."""
+
+    def run(
+        config: Config, other: dict[int, Config] | None = None, kill: tuple[int, str] | None = None
+    ) -> Ended:
+        paths = [tmp_path / "config.json"] * 4
+        paths[0].write_text(json.dumps(config))
+        for rank, changed in (other or {}).items():
+            paths[rank] = tmp_path / f"config{rank}.json"
+            paths[rank].write_text(json.dumps(changed))
+        job = {"configs": [str(p) for p in paths], "logs": str(tmp_path), "kill": kill}
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        ended = Ended(tmp_path, json.loads(server.stdout.readline()))
+        assert None not in ended.codes, f"a rank stayed: {ended.codes}\n{ended.stderr}"
+        assert ended.drafts == []
+        return ended
+
+    return run
+
+
+def test_a_run_on_four_ranks_leaves_a_complete_result(run: Run, config: Config) -> None:
+    ended = run(config | {"tp": 2, "mbs": 2, "gas": 3, "recompute": "selective"})
+    assert ended.codes == [0, 0, 0, 0]
+    result = ended.result
+    assert result["status"] == "ok"
+    assert (result["world_size"], result["dp"], result["global_batch_size"]) == (4, 2, 12)
+    assert len(result["loss"]) == len(result["grad_norm"]) == 3
+    assert len(result["step_time_s"]["all"]) == 2
+    assert result["loss"][0] == pytest.approx(5.6, abs=1.0)  # ln 257, and a little
+    assert 0 < result["tflops_per_gpu"] < result["hardware_tflops_per_gpu"]
+    assert result["tokens_per_second_per_gpu"] * 4 == pytest.approx(result["tokens_per_second"])
+    assert 0 <= result["peak_memory_rank"] < 4
+    weights_bytes = 4 * result["parameters"] / 2
+    assert result["peak_memory_bytes"] > 3 * weights_bytes
+    assert {"meshtune", "torch", "python"} <= result["versions"].keys()
+    assert "Traceback" not in ended.stderr
+
+
+# A rank of this configuration holds 6.7 MB of weights, as much of gradients, twice as much of
+# optimizer states, and 58 MB at its peak; the wide one 20 MB, and hardly any activations.
+WIDE = {"mbs": 1, "hidden_size": 640, "num_layers": 1}
+
+
+def shaped(config: Config, changes: Config) -> Config:
+    """The configuration with changes, those of the model under their own names."""
+    model = {k: changes.get(k, v) for k, v in config["model"].items()}
+    return config | {k: v for k, v in changes.items() if k not in model} | {"model": model}
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "changes", "where"),
+    [
+        (1, {}, "build"),
+        (8 * MB, {}, "build"),
+        (32 * MB, {}, "forward"),
+        (65 * MB, WIDE, "backward"),
+        (88 * MB, WIDE, "optimizer"),
+    ],
+)
+def test_running_out_of_memory_is_told_with_its_place(
+    run: Run, config: Config, limit_bytes: int, changes: Config, where: str
+) -> None:
+    ended = run(shaped(config, changes) | {"device_memory_bytes": limit_bytes})
+    assert set(ended.codes) <= {EXIT_OUT_OF_MEMORY, EXIT_PEER_FAILED}
+    assert (ended.result["status"], ended.result["where"]) == ("oom", where)
+    rank = ended.result["rank"]
+    assert ended.codes[rank] == EXIT_OUT_OF_MEMORY
+    assert f"rank {rank}: oom in {where}" in ended.stderr
+    assert 0 <= ended.result["peak_memory_bytes"] <= limit_bytes + MB
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("changes", [{}, {"pp": 2, "gas": 2, "mbs": 4}], ids=["dp", "pp"])
+def test_one_rank_without_memory_takes_its_peers_along(
+    run: Run, config: Config, rank: int, changes: Config
+) -> None:
+    whole = config | changes
+    ended = run(whole, other={rank: whole | {"device_memory_bytes": 16 * MB}})
+    assert [code == EXIT_OUT_OF_MEMORY for code in ended.codes] == [r == rank for r in range(4)]
+    assert set(ended.codes) == {EXIT_OUT_OF_MEMORY, EXIT_PEER_FAILED}
+    assert (ended.result["status"], ended.result["rank"]) == ("oom", rank)
+
+
+def test_the_peak_predicts_what_limit_is_enough(run: Run, config: Config) -> None:
+    """Within 8 MB: stacks of threads, and memory that is reserved but never touched."""
+    peak = run(config).result["peak_memory_bytes"]
+    assert run(config | {"device_memory_bytes": peak + 8 * MB}).result["status"] == "ok"
+    assert run(config | {"device_memory_bytes": peak - 8 * MB}).result["status"] == "oom"
+
+
+def test_a_killed_rank_takes_its_peers_along_and_leaves_the_verdict_to_the_launcher(
+    run: Run, config: Config
+) -> None:
+    ended = run(config | {"measured_steps": 10_000}, kill=(3, "step 2/"))
+    assert ended.codes[3] == -9
+    assert set(ended.codes[:3]) <= {EXIT_FAILED, EXIT_PEER_FAILED}
+    assert ended.result is None
+
+
+def test_a_learning_rate_that_explodes_is_diverged(run: Run, config: Config) -> None:
+    ended = run(config | {"optimizer": {"lr": 1e30}})
+    assert ended.codes == [EXIT_FAILED] * 4
+    assert (ended.result["status"], ended.result["where"]) == ("diverged", "step 1")
+    assert ended.result["loss"][1] is None
+
+
+def test_a_token_that_one_replica_meets_is_an_invalid_run(run: Run, config: Config) -> None:
+    ended = run(shaped(config, {"vocab_size": 64}))
+    assert EXIT_INVALID in ended.codes
+    assert set(ended.codes) <= {EXIT_INVALID, EXIT_PEER_FAILED}
+    assert ended.result["status"] == "invalid"
+    assert "is not in the model's vocabulary of 64" in ended.result["message"]
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tp": 3}, "4 ranks are not divisible by tp 3"),
+        ({"data": "/nowhere/x"}, "/nowhere/x.idx: No such file"),
+        ({"mbs": 0}, "mbs: "),
+    ],
+)
+def test_a_configuration_that_cannot_run_is_invalid_on_every_rank(
+    run: Run, config: Config, changes: Config, says: str
+) -> None:
+    ended = run(config | changes)
+    assert set(ended.codes) <= {EXIT_INVALID, EXIT_PEER_FAILED}
+    assert ended.result["status"] == "invalid"
+    assert says in ended.result["message"]
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_earlier_result_does_not_pass_for_this_runs(
+    run: Run, config: Config, tmp_path: Path
+) -> None:
+    (tmp_path / "result.json").write_text('{"status": "ok", "old": true}')
+    assert run(config | {"device_memory_bytes": 1}).result["status"] == "oom"
+
+
+def alone(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "trainer", *arguments],
+        env=without(dict(os.environ), "SLURM_", "RANK", "WORLD_SIZE") | environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"mbs": 2}))
+    done = alone(str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("1 x cpu: tp 1")
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 3}', '{"nonsense": 1}'])
+def test_a_bad_file_is_one_message_and_exit_code_2(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_text(content)
+    assert run_alone(path, {}) == EXIT_INVALID
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {path}") and said.count("\n") == 1
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "invalid"
+    assert str(path) in result["message"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"]])
+def test_a_wrong_command_line_is_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == EXIT_INVALID
+    assert "usage: python -m trainer CONFIG.json" in capsys.readouterr().err
+
+
+TORCH = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+SLURM = {
+    "SLURM_PROCID": "5",
+    "SLURM_NTASKS": "7",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_the_place_comes_from_torchs_variables() -> None:
+    assert rank_environment(TORCH) == RankEnvironment(5, 8, 1, 4, "node0", 29500)
+
+
+def test_torchs_variables_go_before_slurms() -> None:
+    assert rank_environment(SLURM | TORCH).world_size == 8
+
+
+def test_the_place_comes_from_a_slurm_step() -> None:
+    assert rank_environment(SLURM) == RankEnvironment(5, 7, 1, 3, "node0", 29500)
+    even = SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NTASKS": "8"}
+    assert rank_environment(even) == RankEnvironment(5, 8, 1, 4, "node0", 29500)
+
+
+def test_no_variables_mean_a_single_process() -> None:
+    assert rank_environment({}) == RankEnvironment(0, 1, 0, 1)
+    assert rank_environment({"RANK": "0", "WORLD_SIZE": "1"}) == RankEnvironment(0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        (TORCH | {"RANK": "eight"}, "RANK is 'eight', not a number"),
+        (TORCH | {"RANK": "8"}, "rank 8 of 8"),
+        (TORCH | {"MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({k: v for k, v in TORCH.items() if k != "MASTER_ADDR"}, "MASTER_ADDR is not set"),
+        ({k: v for k, v in TORCH.items() if k != "WORLD_SIZE"}, "WORLD_SIZE is not set"),
+        ({k: v for k, v in TORCH.items() if k != "LOCAL_RANK"}, "LOCAL_RANK is not set"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "many"}, "'many' is not a list of counts"),
+        (SLURM | {"SLURM_NODEID": "2"}, "SLURM_NODEID 2 is not in"),
+    ],
+)
+def test_a_wrong_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        rank_environment(environ)
