@@ -92,7 +92,7 @@ class _Run:
     def run(self) -> int:
         try:
             training = self._train()
-            code = self._conclude(training, self.peers.gather(self._peak_memory_bytes()))
+            code = self._conclude(training, self.peers.gather(training["peak_memory_bytes"]))
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
@@ -126,12 +126,6 @@ class _Run:
         training = train(config, dataset, progress)
         memory.lift_limit()
         return training
-
-    def _peak_memory_bytes(self) -> int:
-        """Of this rank, in what ``device_memory_bytes`` limits."""
-        if self.device is not None and self.device.type != "cpu":
-            return self.device.peak_memory_bytes()
-        return memory.peak_memory_bytes()
 
     def _progress(self) -> Callable[[str], None]:
         if self.place.rank == 0:
@@ -174,7 +168,7 @@ class _Run:
         code: int,
     ) -> int:
         rank = self.place.rank
-        peak = self._peak_memory_bytes() if self.device else None
+        peak = self.device.peak_memory_bytes() if self.device else None
         line = next(iter(str(error).splitlines()), "")
         message = line if status == "invalid" else f"{type(error).__name__}: {line}"
         result = failure(status, where, message[:_MESSAGE_CHARS], rank, peak)
