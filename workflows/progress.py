@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from workflows.driver import Driver
 
 SHOWN_RUNNING = 8
+SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -105,7 +107,8 @@ class Progress:
             self.say(f"{what} ok       {trial.objective:.5g} {run.objective_key}  {spent}{new}")
         else:
             again = "" if trial.ended else "  (will run again)"
-            self.say(f"{what} {attempt.kind:8s} {attempt.message}  {spent}{again}")
+            why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
+            self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}")
 
 
 def _panel(driver: Driver) -> Group:
