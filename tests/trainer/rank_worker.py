@@ -149,15 +149,17 @@ def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(max(1, ranks)))
     torch.set_num_threads(1)
-    if ranks:
-        dist.init_process_group(
-            "gloo",
-            store=dist.FileStore(f"{folder}/store{ranks}", ranks),
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=120),
-        )
-    for job in jobs:
+    for number, job in enumerate(jobs):
+        if ranks:
+            # Anew for every job: a mesh's groups keep their threads until all are destroyed, and
+            # a long sweep would end up with hundreds on every rank.
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(f"{folder}/store-{ranks}-{number}", ranks),
+                rank=rank,
+                world_size=ranks,
+                timeout=timedelta(seconds=120),
+            )
         try:
             answer = {"id": job["id"], "result": run_job(job)}
         except Exception:
@@ -167,9 +169,9 @@ def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> 
             os._exit(1)
         if rank == 0:
             print(json.dumps(answer), flush=True)
-    if ranks:
-        dist.barrier()
-        dist.destroy_process_group()
+        if ranks:
+            dist.barrier()
+            dist.destroy_process_group()
 
 
 def main() -> int:
