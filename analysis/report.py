@@ -256,7 +256,9 @@ def _write_best(run: Run, path: Path) -> str:
         if spec["argv"][1:3] == ["-m", "trainer"]:
             content["train"] = json.loads((folder / "config.json").read_text())
         else:
-            content["command"] = spec["argv"]
+            # The trial's own folder, wherever the command has it, becomes that of the training.
+            here = str(folder.absolute())
+            content["command"] = [a.replace(here, "{trial_dir}") for a in spec["argv"]]
         if spec["env"]:
             content["env"] = spec["env"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -71,7 +71,7 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     """
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
-    argv = best.command
+    argv = tuple(argument.replace("{trial_dir}", str(out)) for argument in best.command)
     if best.train is not None:
         config = {**best.train, **({"measured_steps": steps} if steps else {})}
         write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")

@@ -43,12 +43,13 @@ def run_session(
         budget: of the whole run.
     """
     console = Console()
+    data = prepare_data(space, folder.path)
     folder.create(space)
     journal = Journal(folder.path)
     try:
         if seed is None:
             seed = journal.run.seed
-        factory = TrialFactory(space, folder, _run_id(folder), prepare_data(space, folder.path))
+        factory = TrialFactory(space, folder, _run_id(folder), data)
         with Progress(console) as progress:
             driver = Driver(
                 space=space,

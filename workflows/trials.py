@@ -10,8 +10,11 @@ from typing import Any
 
 from slurm.core import Kind, Outcome, ResultSource, TrialSpec
 from slurm.evidence import clear
+from trainer.config import ConfigError
 from workflows.folder import RunFolder
 from workflows.space import SearchSpace
+
+PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
 
 
 class TrialFactory:
@@ -98,17 +101,30 @@ def judge(space: SearchSpace, outcome: Outcome) -> tuple[Kind, float | None, str
 
 
 def prepare_data(space: SearchSpace, folder: Path) -> str | None:
-    """The token file's prefix for the built-in trainer, made here if the space says so."""
+    """The token file's prefix for the built-in trainer, made in ``folder`` if the space says so.
+
+    Returns:
+        An absolute path without its suffix; None for a trainer of the user's.
+
+    Raises:
+        ConfigError: if the space names a token file that is not there.
+    """
     from trainer.prepare import prepare_data as tokenize
     from trainer.prepare import python_source_files
 
     builtin = space.trainer.builtin
     if builtin is None:
         return None
-    if builtin.data != "python-source":
-        return builtin.data
-    prefix = folder / "data" / "python-source"
-    if not prefix.with_suffix(".idx").exists():
+    if builtin.data != PYTHON_SOURCE:
+        prefix = Path(builtin.data).absolute()
+        if not Path(f"{prefix}.idx").exists():
+            raise ConfigError(
+                f"{space.file}: trainer.builtin.data: there is no {prefix}.idx; "
+                f"`meshtune prepare-data FILES --out {builtin.data}` makes it from text"
+            )
+        return str(prefix)
+    prefix = folder.absolute() / "data" / PYTHON_SOURCE
+    if not Path(f"{prefix}.idx").exists():
         prefix.parent.mkdir(parents=True, exist_ok=True)
         tokenize(python_source_files(), prefix)
     return str(prefix)

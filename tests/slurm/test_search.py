@@ -28,6 +28,7 @@ if case == "host_oom":
     memory = []
     while True:
         memory.append(bytearray(b"x" * (64 << 20)))
+        print(len(memory), flush=True)  # slow as this machine may be, it is no hang
 if case == "crash" and rank == 1:
     raise RuntimeError("this trainer is broken")
 if case == "gpu_oom":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import signal
@@ -172,6 +173,8 @@ def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> 
         if ranks:
             dist.barrier()
             dist.destroy_process_group()
+            # A trained model's hooks refer to it and to its groups, in circles.
+            gc.collect()
 
 
 def main() -> int:

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workflows.cli import main
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "workflows.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; from workflows.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'deephyper', 'rich', 'yaml'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "HEAVY []" in done.stdout
+
+
+def test_check_counts_table_iv(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "gpt_175b_frontier_table4"]) == 0
+    output = capsys.readouterr().out
+    assert "3,264 raw configurations, 2,788 valid" in output
+    assert re.search(r"world_by_tp_pp +476", output)
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["type"] == "object"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["search", "no_such_space"], "no_such_space"),
+        (["check", "tiny_cpuu"], "tiny_cpu"),
+        (["search", "gpt_20b_zero_topo_frontier"], "the built-in trainer has no"),
+        (["search", "tiny_cpu", "--site", "nowhere", "--launcher", "srun"], "no site 'nowhere'"),
+        (["submit", "tiny_cpu", "--nodes", "1", "--time", "soon"], "not a time limit"),
+        (["search", "tiny_cpu", "--trials", "0"], "not a positive whole number"),
+    ],
+)
+def test_a_wrong_argument_is_one_clear_error_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert complaint in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_srun_outside_an_allocation_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    done = run("search", "tiny_cpu", "--launcher", "srun", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "meshtune submit" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_token_file_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: tokens/code}}\n"
+        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    done = run("search", str(space), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "tokens/code.idx" in done.stderr
+    assert "prepare-data" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["space.yaml"]
+
+
+def test_a_batch_script_can_be_read_before_it_is_submitted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["submit", "tiny_cpu", "--nodes", "2", "--time", "01:00:00", "--dry-run"]
+    assert main([*arguments, "--account", "ABC"]) == 0
+    script = capsys.readouterr().out
+    assert "#SBATCH --account=ABC" in script
+    assert "search tiny_cpu --run-dir" in script
+    assert not list(tmp_path.iterdir())
