@@ -57,7 +57,7 @@ _DEVICE_OOM = re.compile(
 )
 _PROCESS_OOM = re.compile(
     r"DefaultCPUAllocator: can't allocate memory|(?m:^(?:\[rank\d+\]: *)?MemoryError\b)"
-    r"|std::bad_alloc"
+    r"|std::bad_alloc|cannot allocate memory for thread-local data"
 )
 _BROKEN_DEVICE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
