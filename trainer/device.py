@@ -40,9 +40,8 @@ class Device:
             torch.cuda.set_device(self.torch)
         else:
             self.torch = torch.device("cpu")
-            # More threads than cores would wait for each other.
-            cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // local_world_size))
+            if "OMP_NUM_THREADS" not in os.environ:  # else torch has done as it says
+                torch.set_num_threads(_fair_threads(local_world_size))
 
     @classmethod
     def of_this_rank(cls, name: str) -> Device:
@@ -75,3 +74,13 @@ def _bound() -> bool:
     """Whether the launcher gave this rank a device of its own."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     return any(os.environ.get(name) for name in names)
+
+
+def _fair_threads(local_world_size: int) -> int:
+    """Threads of a rank that shares its cores: more would wait for each other.
+
+    Cores that the launcher bound to this rank, as srun does with ``-c``, are not shared.
+    """
+    cores = len(os.sched_getaffinity(0))
+    shared_by = local_world_size if cores == os.cpu_count() else 1
+    return max(1, cores // shared_by)
