@@ -203,8 +203,8 @@ def _end(run: Run, trial: Trial, event: Mapping[str, Any], t: float) -> None:
         if attempt.number == event["attempt"]:
             # What a killed driver left running is settled by the next one, maybe hours later: its
             # nodes were held up to the last word of its own session, as far as anybody knows.
-            orphan = run.left_t and attempt.started_t <= run.left_t[-1]
-            attempt.ended_t = run.left_t[-1] if orphan else t
+            own_end = (left for left in run.left_t if left >= attempt.started_t)
+            attempt.ended_t = next(own_end, t)
             attempt.kind, attempt.message = event["kind"], event["message"]
     trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
     if event["final"]:

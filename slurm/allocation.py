@@ -14,7 +14,7 @@ from slurm.core import LauncherError
 from slurm.shell import SlurmError
 
 _TIME_CHECK_S = 60.0
-_DOWN = ("down", "fail", "unknown", "future")
+_DOWN = ("down", "fail", "future")
 Run = Callable[..., str]
 
 

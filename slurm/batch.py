@@ -145,9 +145,9 @@ _SCRIPT = """\
 # lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
 # the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
 # next job is submitted. The run folder's journal carries the search from one job to the next.
-set -u
 {modules}
-ended() {{ cat {journal} 2>/dev/null | grep -c '"ended"'; }}
+set -u
+ended() {{ cat {journal} 2>/dev/null | grep -c '"final": true'; }}
 before=$(ended)
 
 driver='' interrupted='' cancelled=''

@@ -90,7 +90,7 @@ def find_result(directory: Path, stdout: str) -> tuple[Mapping[str, Any] | None,
 def _parse(text: str, what: str) -> tuple[Mapping[str, Any] | None, str]:
     try:
         result = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return None, f"{what} is not JSON: {error}"
     if not isinstance(result, dict):
         return None, f"{what} is not an object"

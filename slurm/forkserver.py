@@ -35,9 +35,8 @@ _SINGLE_THREADED = dict.fromkeys(
 class Ranks:
     """The running ranks of one trial, as the driver sees them."""
 
-    def __init__(self, conn: socket.socket, world_size: int) -> None:
+    def __init__(self, conn: socket.socket) -> None:
         self._conn = conn
-        self._world_size = world_size
         self._buffer = b""
         self.exit_codes: dict[int, int] = {}  # rank -> code; negative: the signal. In order of end
         self.gone = False  # no process of the trial is left
@@ -110,28 +109,38 @@ class ForkServer:
             LauncherError: if the server has died.
         """
         ours, theirs = socket.socketpair()
+        order = b"f" if request.module else b"x"
         with self._lock, theirs:
-            if self._control is None:
-                self._start_server()
-            assert self._control is not None
             try:
-                order = b"f" if request.module else b"x"
-                socket.send_fds(self._control, [order], [theirs.fileno()])
-            except OSError as error:
-                self._errors.seek(0)
-                said = self._errors.read().decode(errors="replace").strip()
-                raise LauncherError(f"the fork server died: {said or error}") from error
+                self._send(order, theirs)
+            except OSError:  # it has died, killed for the machine's memory perhaps: one more
+                self._stop_server()
+                try:
+                    self._send(order, theirs)
+                except OSError as error:
+                    self._errors.seek(0)
+                    said = self._errors.read().decode(errors="replace").strip()
+                    raise LauncherError(f"the fork server died: {said or error}") from error
         ours.sendall(request.to_json().encode() + b"\n")
-        return Ranks(ours, len(request.rank_env))
+        return Ranks(ours)
 
     def close(self) -> None:
         """End the server. Trials that still run are not touched."""
         with self._lock:
-            if self._control is not None and self._process is not None:
-                self._control.close()
-                self._process.wait()
-                self._control = None
+            self._stop_server()
             self._errors.close()
+
+    def _send(self, order: bytes, conn: socket.socket) -> None:
+        if self._control is None:
+            self._start_server()
+        assert self._control is not None
+        socket.send_fds(self._control, [order], [conn.fileno()])
+
+    def _stop_server(self) -> None:
+        if self._control is not None and self._process is not None:
+            self._control.close()
+            self._process.wait()
+            self._control = None
 
     def _start_server(self) -> None:
         self._control, theirs = socket.socketpair()

@@ -59,6 +59,8 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
+    except OSError as error:  # no process or memory for it
+        raise SlurmError(f"{argv[0]} cannot be started: {error}") from error
     except subprocess.CalledProcessError as error:
         said = " ".join((error.stderr or error.stdout).split()) or f"exit code {error.returncode}"
         raise SlurmError(f"{argv[0]}: {said}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -51,12 +52,12 @@ def load_best(path: Path) -> Best:
             num_nodes=int(content["num_nodes"]),
             ranks_per_node=int(content["ranks_per_node"]),
             train=train,
-            command=tuple(command or ()),
+            command=tuple(str(argument) for argument in command or ()),
             env={str(k): str(v) for k, v in (content.get("env") or {}).items()},
         )
     except KeyError as error:
         raise ConfigError(f"{path}: has no key {error}") from error
-    except ConfigError as error:
+    except (ValueError, TypeError, AttributeError) as error:  # ConfigError is a ValueError
         raise ConfigError(f"{path}: {error}") from error
 
 
@@ -89,6 +90,8 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     if len(nodes) < best.num_nodes:
         raise ConfigError(f"{best.path} needs {best.num_nodes} nodes; there are {len(nodes)}")
     stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
+        signal.signal(number, lambda *_: stop.set())
     try:
         print(f"training on {', '.join(nodes)}; logs in {out}")
         outcome = launcher.run(spec, Lease("train", nodes), stop)

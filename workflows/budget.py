@@ -25,6 +25,10 @@ class Budget:
             counted = sum(1 for t in run.trials.values() if t.kind not in _NO_ANSWER)
             if counted >= self.trials:
                 return f"budget: {self.trials} trials"
+        return self.resources_spent(run, now)
+
+    def resources_spent(self, run: Run, now: float) -> str | None:
+        """Which of time and node-hours is used up; then not even a lost trial runs again."""
         if self.wall_time_s is not None and wall_time_s(run, now) >= self.wall_time_s:
             return f"budget: {self.wall_time_s:.0f} s of wall time"
         if self.node_hours is not None and node_hours(run, now) >= self.node_hours:

@@ -28,6 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except BrokenPipeError:
         return 1
+    except KeyboardInterrupt:
+        return 130
     return code
 
 
@@ -51,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _site(sub)
     sub.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")
-    sub.add_argument("--seed", type=int, metavar="N", help="default: 0, or the run's own")
+    sub.add_argument("--seed", type=_seed, metavar="N", help="default: 0, or the run's own")
     sub.add_argument(
         "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
     )
@@ -119,6 +121,12 @@ def _site(parser: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 

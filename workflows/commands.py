@@ -46,7 +46,7 @@ def search(arguments: Namespace) -> int:
     if arguments.dry_run:
         from workflows.session import dry_run
 
-        for line in dry_run(space, folder, launcher, arguments.seed or 0):
+        for line in dry_run(space, folder, launcher, arguments.seed):
             print(line)
         return 0
     return run_session(space, folder, launcher, arguments.seed, _budget(space, arguments))
@@ -59,9 +59,7 @@ def submit(arguments: Namespace) -> int:
     space = _searchable(arguments.space)
     folder = RunFolder(_run_directory(arguments, space))
     script = batch.batch_script(
-        space=str(Path(arguments.space).absolute())
-        if Path(arguments.space).exists()
-        else arguments.space,
+        space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
         site=site.load_site(arguments.site),
         nodes=arguments.nodes,
@@ -174,7 +172,14 @@ def _launcher_name(asked: str | None) -> str:
 
 
 def _launcher(arguments: Namespace, space: SearchSpace) -> Launcher:
-    return make_launcher(_launcher_name(arguments.launcher), _widest(space), arguments.site)
+    name = _launcher_name(arguments.launcher)
+    ranks, cores = _widest(space) * space.cluster.gpus_per_node, os.cpu_count() or 1
+    if name == "local" and arguments.launcher is None and ranks > max(8, 4 * cores):
+        raise UsageError(
+            f"{arguments.space}: a trial has up to {ranks} ranks, and this machine {cores} cores; "
+            "`meshtune submit` searches on a cluster, --launcher local insists on this machine"
+        )
+    return make_launcher(name, _widest(space), arguments.site)
 
 
 def _widest(space: SearchSpace) -> int:

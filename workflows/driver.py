@@ -7,6 +7,7 @@ moment can be started again: :meth:`Driver.run` first settles what its predecess
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ from workflows.proposer import Proposer
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory, judge
 
-MAX_RETRIES = 2  # of a trial whose nodes or launch failed
+MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
 HOPELESS_STREAK = 8  # attempts in a row that crash or cannot start, with no success ever
 END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
@@ -48,7 +49,6 @@ class _Running:
     trial: int
     attempt: int
     lease: Lease
-    stop: threading.Event
 
 
 class Driver:
@@ -95,13 +95,14 @@ class Driver:
         self._too_wide: set[int] = set()  # for what is left of this allocation
         self._done: queue.SimpleQueue[tuple[_Running, Outcome] | None] = queue.SimpleQueue()
         self._ending: Ending | None = None  # nothing more is started
+        self._stop = threading.Event()  # what runs is being ended
         self._streak = 0
         self._nodes_checked = time.monotonic()
 
     @property
     def stopping(self) -> bool:
         """Whether running trials are being ended."""
-        return any(r.stop.is_set() for r in self.running.values())
+        return self._stop.is_set()
 
     @property
     def state(self) -> Run:
@@ -118,8 +119,7 @@ class Driver:
     def stop(self, ending: Ending) -> None:
         """Start nothing more and end what runs; its trials run again when the run goes on."""
         self._ending = ending
-        for running in list(self.running.values()):
-            running.stop.set()
+        self._stop.set()
         self._done.put(None)
 
     # ---- the loop ----
@@ -132,20 +132,28 @@ class Driver:
         """
         self._open()
         try:
-            why_no_more = self._fill()
-            while self.running or self._waiting or not (why_no_more or self._ending):
+            no_more = self._fill()
+            while self.running or self._waiting or not (no_more or self._ending):
                 self._wait()
-                why_no_more = self._fill()
+                no_more = self._fill()
         except BaseException:
             self._abandon()
             raise
-        ending = self._ending or Ending(why_no_more or "", DONE)
-        if ending.code == DONE and self._too_wide:
-            ending = Ending(f"{len(self._too_wide)} trials need more nodes than are left", CONTINUE)
-        if ending.code == DONE and self.state.best is None:
-            ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
+        ending = self._final_ending(no_more)
         self.journal.write("closed", reason=ending.reason)
         self.folder.write_results(self.state)
+        return ending
+
+    def _final_ending(self, no_more: Ending | None) -> Ending:
+        ending = self._ending or no_more or Ending("", DONE)
+        if ending.code == DONE and self._too_wide:
+            ending = Ending(f"{len(self._too_wide)} trials need more nodes than are left", CONTINUE)
+        if ending.code == CONTINUE and all(t.ended for t in self.state.trials.values()):
+            # The last trial may have ended while the search was being stopped.
+            spent = self.budget.spent(self.state, self.journal.clock())
+            ending = Ending(spent, DONE) if spent else ending
+        if ending.code == DONE and self.state.best is None:
+            ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
         return ending
 
     def _open(self) -> None:
@@ -170,27 +178,31 @@ class Driver:
     def _left_behind(self, trial: Trial) -> Outcome:
         """How an attempt ended whose driver was killed: by its result if it has one."""
         outcome = read_result(self.folder.trial(trial.number))
-        return outcome or Outcome(Kind.CANCELLED, message="its driver was killed")
+        # Not CANCELLED: a trial that brings its driver down must not be tried for ever.
+        return outcome or Outcome(Kind.PREEMPTED, message="its driver was killed")
 
-    def _fill(self) -> str | None:
+    def _fill(self) -> Ending | None:
         """Start what the pool, the budget and the allocation allow.
 
         Returns:
-            Why no trial will ever be started any more, or None.
+            Why no further trial is started unless one has to run again; None if one may be.
         """
-        why_no_more = None
+        no_more = None
         self._check_allocation()
         while not self._ending:
             self._grant()
             if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:
                 return None
             if self.pool.size == 0:
-                self._ending = Ending("no usable node is left", FAILED)
+                # Another allocation has other nodes.
+                code = FAILED if self.launcher.time_left_s() is None else CONTINUE
+                self._ending = Ending("no usable node is left", code)
                 break
             if not self.pool.free or len(self._waiting) >= LOOKAHEAD:
                 return None
-            number, why_no_more = self._next()
-            if number is None:
+            number = self._next()
+            if isinstance(number, Ending):
+                no_more = number
                 break
             self._waiting.add(number)
             self.pool.request(str(number), self.space.num_nodes(self.state.trials[number].config))
@@ -198,26 +210,31 @@ class Driver:
             for number in self._waiting:
                 self.pool.withdraw(str(number))
             self._waiting.clear()
-        return why_no_more
+        return no_more
 
-    def _next(self) -> tuple[int | None, str | None]:
+    def _next(self) -> int | Ending:
         """The number of the next trial to start, or why there is none."""
+        now = self.journal.clock()
+        if spent := self.budget.resources_spent(self.state, now):
+            return Ending(spent, DONE)
         while self._again:
             number = self._again.popleft()
             if self.space.num_nodes(self.state.trials[number].config) <= self.pool.size:
-                return number, None
+                return number
             self._too_wide.add(number)
-        why_no_more = self.budget.spent(self.state, self.journal.clock())
-        if why_no_more:
-            return None, why_no_more
+        if spent := self.budget.spent(self.state, now):
+            return Ending(spent, DONE)
         proposal = self.proposer.propose(self.state, self.pool.size)
         if proposal is None:
-            return None, "every valid configuration has been tried"
+            if self.proposer.propose(self.state, sys.maxsize) is None:
+                return Ending("every valid configuration has been tried", DONE)
+            size = self.pool.size
+            return Ending(f"the configurations left need more than {size} nodes", CONTINUE)
         number = max(self.state.trials, default=0) + 1
         self.journal.write(
             "proposed", trial=number, config=proposal.config, by=proposal.by, why=proposal.why
         )
-        return number, None
+        return number
 
     def _grant(self) -> None:
         for lease in self.pool.grants():
@@ -232,20 +249,32 @@ class Driver:
         self.journal.write(
             "started", trial=number, attempt=attempt, name=spec.name, nodes=list(lease.nodes)
         )
-        running = _Running(number, attempt, lease, threading.Event())
+        running = _Running(number, attempt, lease)
         self.running[number] = running
         thread = threading.Thread(target=self._watch, args=(running, spec), daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads
+            self._done.put((running, Outcome(Kind.LAUNCH_FAILURE, message=str(error))))
         self.listen("started", self, number)
 
     def _watch(self, running: _Running, spec: TrialSpec) -> None:
         """In a thread of its own: wait for a trial's end and report it, whatever happens."""
         try:
-            outcome = self.launcher.run(spec, running.lease, running.stop)
+            outcome = self.launcher.run(spec, running.lease, self._stop)
         except Exception as error:  # the loop must hear of it, or the lease is lost for good
             message = f"{type(error).__name__}: {error}"
-            outcome = Outcome(Kind.LAUNCH_FAILURE, message=message)
+            lost = () if self._settled(spec.name) else running.lease.nodes
+            outcome = Outcome(Kind.LAUNCH_FAILURE, message=message, lost_nodes=lost)
         self._done.put((running, outcome))
+
+    def _settled(self, name: str) -> bool:
+        """Whether nothing of a trial is left whose launcher failed half-way."""
+        try:
+            self.launcher.settle([name])
+        except Exception:
+            return False
+        return True
 
     def _wait(self) -> None:
         try:
@@ -293,15 +322,18 @@ class Driver:
         if kind is Kind.CANCELLED:
             return
         self._streak = self._streak + 1 if kind in (Kind.CRASH, Kind.LAUNCH_FAILURE) else 0
-        if self._streak >= HOPELESS_STREAK and self.state.best is None:
+        never = self.state.best is None
+        # A launch that fails says nothing of its trial: eight in a row, and none will start.
+        if self._streak >= HOPELESS_STREAK and (never or kind is Kind.LAUNCH_FAILURE):
             reason = f"the last {self._streak} trials failed alike ({kind}): {message}"
-            self.stop(Ending(reason, FAILED))
+            self.stop(Ending(reason, FAILED if never else CONTINUE))
 
     def _check_allocation(self) -> None:
         left_s = self.launcher.time_left_s()
         trial = self.space.trial
-        if left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
-            self.drain(Ending("a further trial could not end before the allocation", CONTINUE))
+        if not self._ending and left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
+            reason = "a further trial could not end before the allocation"
+            self._ending = Ending(reason, CONTINUE)
         if time.monotonic() - self._nodes_checked >= NODE_CHECK_S:
             self._nodes_checked = time.monotonic()
             for node in self.launcher.down_nodes():
@@ -316,8 +348,7 @@ class Driver:
 
     def _abandon(self) -> None:
         """Something went wrong in the loop itself: leave no process behind."""
-        for running in self.running.values():
-            running.stop.set()
+        self._stop.set()
         while self.running:
             ended = self._done.get()
             if ended:

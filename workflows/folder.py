@@ -39,6 +39,8 @@ class RunFolder:
     def create(self, space: SearchSpace) -> None:
         """Make the folder and freeze the space in it, or check that the frozen one is the same.
 
+        The same space with another budget is frozen anew.
+
         Raises:
             FingerprintError: if the folder belongs to a run of a different space.
         """
@@ -51,7 +53,6 @@ class RunFolder:
                     "results of different spaces are not comparable. Continue it with "
                     f"`meshtune search {self.space_file}`, or choose another --run-dir"
                 )
-            return
         (self.path / "trials").mkdir(parents=True, exist_ok=True)
         write_atomically(self.space_file, space.frozen())
 
@@ -90,5 +91,5 @@ def _scalar(value: Any) -> bool:
 def write_atomically(path: Path, text: str) -> None:
     """Replace ``path`` in one step, so that a reader or a crash never sees half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text)
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
     part.replace(path)

@@ -19,6 +19,7 @@ from typing import IO, Any
 from analysis.run import JOURNAL_VERSION, Run, apply, read_run
 
 LOCK_NAME = "driver.lock"
+LOCK_ATTEMPTS = 10  # within half a second
 
 
 class RunBusyError(Exception):
@@ -66,9 +67,9 @@ def driver_of(directory: Path) -> str | None:
     path = directory / LOCK_NAME
     if not path.exists():
         return None
-    with path.open("r+") as file:
+    with path.open() as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             return None if error.errno in _NO_LOCKS else file.read().strip()
     return None
@@ -83,7 +84,7 @@ def _lock(directory: Path) -> IO[str]:
     # and so flock over NFS), and the journal is opened by every reader.
     file = (directory / LOCK_NAME).open("a+")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _try_lock(file)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             file.seek(0)
@@ -97,6 +98,18 @@ def _lock(directory: Path) -> IO[str]:
     file.write(f"{socket.gethostname()} pid {os.getpid()}")
     file.flush()
     return file
+
+
+def _try_lock(file: IO[str]) -> None:
+    """Lock exclusively; ``meshtune status`` may hold the lock for a moment to see who does."""
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise
+            time.sleep(0.05)
 
 
 def _cut_torn_line(path: Path) -> None:

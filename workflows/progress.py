@@ -91,7 +91,9 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print one line above the panel, as it is."""
-        self._console.print(Text(text), soft_wrap=True)
+        # Trainers may print anything, lone surrogates among it.
+        printable = text.encode("utf-8", "backslashreplace").decode()
+        self._console.print(Text(printable), soft_wrap=True)
 
     def _line(self, event: str, run: Run, trial: Trial) -> None:
         attempt = trial.attempts[-1]

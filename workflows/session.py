@@ -25,7 +25,7 @@ from workflows.journal import Journal
 from workflows.progress import Progress, config_text
 from workflows.proposer import Proposer
 from workflows.space import SearchSpace
-from workflows.trials import TrialFactory, prepare_data
+from workflows.trials import TrialFactory, data_prefix, make_data
 
 DRY_RUN_TRIALS = 3
 
@@ -43,10 +43,14 @@ def run_session(
         budget: of the whole run.
     """
     console = Console()
-    data = prepare_data(space, folder.path)
+    # Slurm's warning may come while there is no driver yet, or none any more.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    data = data_prefix(space, folder.path)
     folder.create(space)
     journal = Journal(folder.path)
     try:
+        if data:
+            make_data(data)
         if seed is None:
             seed = journal.run.seed
         factory = TrialFactory(space, folder, _run_id(folder), data)
@@ -65,20 +69,20 @@ def run_session(
             with _signals(driver, progress):
                 ending = driver.run()
         console.print(Text(_last_words(driver, ending)), soft_wrap=True)
-        report = _report(folder)
-        if report:
-            console.print(Text(report), soft_wrap=True)
+        console.print(Text(_report(folder)), soft_wrap=True)
     finally:
         journal.close()
         launcher.close()
     return ending.code
 
 
-def dry_run(space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int) -> Iterator[str]:
+def dry_run(
+    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int | None
+) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
-    factory = TrialFactory(space, folder, _run_id(folder), data="DATA")
-    proposer = Proposer(space, seed)
+    factory = TrialFactory(space, folder, _run_id(folder), data_prefix(space, folder.path))
+    proposer = Proposer(space, run.seed if seed is None else seed)
     pool = NodePool(launcher.nodes())
     yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
     for _ in range(DRY_RUN_TRIALS):
@@ -111,13 +115,13 @@ def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
     def stop(number: int, _: FrameType | None) -> None:
         if driver.stopping:
             os._exit(128 + number)
-        progress.say("stopping: ending the running trials (once more: at once)")
         code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
+        progress.say("stopping: ending the running trials (once more: at once)")
 
     def drain(_: int, __: FrameType | None) -> None:
-        progress.say("the allocation ends soon: no further trial is started")
         driver.drain(Ending("the allocation ends", CONTINUE))
+        progress.say("the allocation ends soon: no further trial is started")
 
     handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -142,6 +146,13 @@ def _last_words(driver: Driver, ending: Ending) -> str:
 
 
 def _report(folder: RunFolder) -> str:
-    from analysis.report import write_report
+    """Write the report; whatever goes wrong there must not change how the search ended."""
+    try:
+        from analysis.report import write_report
 
-    return f"report: {write_report(folder.path)}"
+        return f"report: {write_report(folder.path)}"
+    except Exception as error:
+        return (
+            f"the report was not written ({type(error).__name__}: {error}); "
+            f"`meshtune report {folder.path}` tries again"
+        )

@@ -95,13 +95,17 @@ def judge(space: SearchSpace, outcome: Outcome) -> tuple[Kind, float | None, str
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         found = ", ".join(sorted(result)) or "nothing"
         return Kind.CRASH, None, f"the result has no number {key!r}; it has {found}"
-    if not math.isfinite(value):
-        return Kind.DIVERGED, None, f"{key} is {value}"
-    return Kind.OK, float(value), outcome.message
+    try:
+        figure = float(value)
+    except OverflowError:  # a whole number beyond any float
+        figure = math.inf
+    if not math.isfinite(figure):
+        return Kind.DIVERGED, None, f"{key} is not finite"
+    return Kind.OK, figure, outcome.message
 
 
-def prepare_data(space: SearchSpace, folder: Path) -> str | None:
-    """The token file's prefix for the built-in trainer, made in ``folder`` if the space says so.
+def data_prefix(space: SearchSpace, folder: Path) -> str | None:
+    """Where the built-in trainer's token file is, or will be made; writes nothing.
 
     Returns:
         An absolute path without its suffix; None for a trainer of the user's.
@@ -109,9 +113,6 @@ def prepare_data(space: SearchSpace, folder: Path) -> str | None:
     Raises:
         ConfigError: if the space names a token file that is not there.
     """
-    from trainer.prepare import prepare_data as tokenize
-    from trainer.prepare import python_source_files
-
     builtin = space.trainer.builtin
     if builtin is None:
         return None
@@ -123,8 +124,13 @@ def prepare_data(space: SearchSpace, folder: Path) -> str | None:
                 f"`meshtune prepare-data FILES --out {builtin.data}` makes it from text"
             )
         return str(prefix)
-    prefix = folder.absolute() / "data" / PYTHON_SOURCE
+    return str(folder.absolute() / "data" / PYTHON_SOURCE)
+
+
+def make_data(prefix: str) -> None:
+    """Make the token file of Python's own source if it is not there yet."""
+    from trainer.prepare import prepare_data, python_source_files
+
     if not Path(f"{prefix}.idx").exists():
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        tokenize(python_source_files(), prefix)
-    return str(prefix)
+        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        prepare_data(python_source_files(), Path(prefix))

@@ -92,5 +92,5 @@ def test_a_batch_script_can_be_read_before_it_is_submitted(
     assert main([*arguments, "--account", "ABC"]) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --account=ABC" in script
-    assert "search tiny_cpu --run-dir" in script
+    assert f"search {tmp_path}/runs/tiny_cpu/space.yaml --run-dir" in script
     assert not list(tmp_path.iterdir())
