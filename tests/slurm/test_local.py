@@ -442,3 +442,23 @@ def test_hidden_gpus_stay_hidden() -> None:
 def test_no_nodes_are_refused() -> None:
     with pytest.raises(LauncherError, match="at least 1"):
         LocalLauncher(num_nodes=0)
+
+
+def test_a_fork_server_that_was_killed_is_started_again(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    first = launcher.run(*_trivial(tmp_path, "before"), threading.Event())
+    server = launcher._server._process
+    assert server is not None
+    server.kill()
+    server.wait()
+    second = launcher.run(*_trivial(tmp_path, "after"), threading.Event())
+    assert (first.kind, second.kind) == (Kind.OK, Kind.OK)
+
+
+def _trivial(folder: Path, name: str) -> tuple[TrialSpec, Lease]:
+    directory = folder / name
+    directory.mkdir()
+    argv = ("/bin/echo", 'MESHTUNE_RESULT {"speed": 1}')
+    spec = TrialSpec(f"test-{name}", directory, argv, num_nodes=1, ranks_per_node=1, timeout_s=60)
+    return spec, Lease(name, ("local0",))

@@ -350,3 +350,65 @@ def test_results_csv_has_deephypers_columns(make_driver: MakeDriver) -> None:
     assert lines[0] == "p:num_nodes,p:tp,p:mbs,objective,job_id,job_status,m:speed"
     assert lines[2].split(",")[3:] == ["F_oom", "2", "FAILED", ""]
     assert lines[6].split(",")[3:] == ["6.0", "6", "DONE", "6"]
+
+
+def test_configurations_that_fit_no_node_left_wait_for_another_allocation(
+    make_driver: MakeDriver, make_space: Make
+) -> None:
+    space = make_space(parameters="{num_nodes: [1, 2], mbs: [1, 2]}", trainer="{command: [t]}")
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(), num_nodes=1), 9, space=space)
+    assert driver.run() == Ending("the configurations left need more than 1 nodes", CONTINUE)
+    assert kinds(driver) == ["ok", "ok"]
+
+
+def test_a_trial_that_kills_its_driver_is_not_tried_for_ever(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    for attempt in range(1, MAX_RETRIES + 2):
+        driver = make_driver(launcher)
+        if attempt == 1:
+            config = {"num_nodes": 1, "tp": 1, "mbs": 1}
+            driver.journal.write("proposed", trial=1, config=config, by="random", why="")
+        driver._open()
+        name = f"meshtune-test-0001-{attempt}"
+        driver.journal.write("started", trial=1, attempt=attempt, name=name, nodes=["n0"])
+    driver = make_driver(launcher)
+    assert driver.run().code == DONE
+    assert driver.state.trials[1].kind == "preempted"
+    assert kinds(driver).count("ok") == 6
+
+
+def test_a_search_that_is_done_when_the_allocation_ends_is_done(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+
+    def end_allocation(event: str, driver: Driver, number: int | None) -> None:
+        if event == "started":
+            launcher.left_s = 1.0
+
+    driver = make_driver(launcher, trials=1, listen=end_allocation)
+    assert driver.run() == Ending("budget: 1 trials", DONE)
+
+
+def test_a_draining_driver_waits_without_turning(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok())
+    launcher.gate.clear()
+    ticks = 0
+
+    def count(event: str, driver: Driver, number: int | None) -> None:
+        nonlocal ticks
+        launcher.left_s = 1.0 if driver.running else None
+        ticks += event == "tick"
+        if ticks == 2:
+            launcher.gate.set()
+
+    make_driver(launcher, trials=1, listen=count).run()
+    assert ticks <= 5
+
+
+def test_launches_that_all_fail_end_a_search_that_had_worked(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return ok() if number == 1 else Outcome(Kind.LAUNCH_FAILURE, message="no controller")
+
+    driver = make_driver(ScriptedLauncher(script), trials=30)
+    ending = driver.run()
+    assert ending.code == CONTINUE
+    assert "no controller" in ending.reason
