@@ -119,7 +119,7 @@ def note(text):
 def ended(number, _):
     note(signal.Signals(number).name)
     with (run / "journal.jsonl").open("a") as file:
-        print('{"event": "ended"}', file=file)
+        print('{"event": "ended", "final": true}', file=file)
     time.sleep(0.3)  # a driver takes its time: bash must not take the signal for its end
     sys.exit(3)
 for number in (signal.SIGUSR1, signal.SIGTERM):

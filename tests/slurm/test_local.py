@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -390,7 +391,8 @@ def test_settle_finds_forked_ranks(quick: LocalLauncher, make: Any, module: Any)
         """)  # fmt: skip
     spec = make(sys.executable, "-m", "quick")
     driver = start_driver(spec, "quick")
-    wait_for(lambda: log(spec).count("up") == 4, "both ranks and their children run")
+    whole = re.compile(r"up \d+\n")  # a line may arrive in pieces
+    wait_for(lambda: len(whole.findall(log(spec))) == 4, "both ranks and their children run")
     ranks = {int(line.split()[1]) for line in log(spec).splitlines()}
     processes.send(processes.descendants(driver.pid) - ranks | {driver.pid}, signal.SIGKILL)
     driver.wait()
