@@ -8,6 +8,7 @@ left (the same command goes on), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         code: int = getattr(commands, arguments.handler)(arguments)
+        sys.stdout.flush()
     except commands.input_errors() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read us has enough; the interpreter's own last flush must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except commands.run_errors() as error:
         print(f"meshtune: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
         return 130

@@ -6,10 +6,12 @@ import json
 import os
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 from analysis.run import RunError, read_run
-from slurm.batch import BatchError
+from slurm.batch import SCRIPT_NAME, BatchError
 from slurm.core import Launcher, LauncherError
 from slurm.site import SiteError
 from trainer.config import ConfigError
@@ -41,6 +43,9 @@ def search(arguments: Namespace) -> int:
     from workflows.session import run_session
 
     space = _searchable(arguments.space)
+    if arguments.trials:  # frozen with the run, so that status and a continuation know of it
+        budget = space.budget.model_copy(update={"trials": arguments.trials})
+        space = replace(space, budget=budget)
     folder = RunFolder(_run_directory(arguments, space))
     launcher = _launcher(arguments, space)
     if arguments.dry_run:
@@ -49,7 +54,7 @@ def search(arguments: Namespace) -> int:
         for line in dry_run(space, folder, launcher, arguments.seed):
             print(line)
         return 0
-    return run_session(space, folder, launcher, arguments.seed, _budget(space, arguments))
+    return run_session(space, folder, launcher, arguments.seed, _budget(space))
 
 
 def submit(arguments: Namespace) -> int:
@@ -73,7 +78,7 @@ def submit(arguments: Namespace) -> int:
         return 0
     folder.create(space)
     job = batch.submit(script, folder.path)
-    print(f"submitted job {job}; `meshtune status {folder.path}` shows how it stands")
+    print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows how it stands")
     return 0
 
 
@@ -97,6 +102,9 @@ def status(arguments: Namespace) -> int:
     """Print how a run stands; works while it runs, and after."""
     from workflows.progress import summary
 
+    if (arguments.run / SCRIPT_NAME).exists() and not RunFolder(arguments.run).started:
+        print("submitted, not started yet; squeue shows the job, and its log will be here")
+        return 0
     run = read_run(arguments.run)
     space = load_space(arguments.run / "space.yaml")
     driver = driver_of(arguments.run)
@@ -209,6 +217,6 @@ def _run_directory(arguments: Namespace, space: SearchSpace) -> Path:
     return Path("runs") / space.name
 
 
-def _budget(space: SearchSpace, arguments: Namespace | None = None) -> Budget:
-    trials = getattr(arguments, "trials", None) or space.budget.trials
-    return Budget(trials, space.budget.wall_time_s, space.budget.node_hours)
+def _budget(space: SearchSpace) -> Budget:
+    budget = space.budget
+    return Budget(budget.trials, budget.wall_time_s, budget.node_hours)

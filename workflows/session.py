@@ -141,7 +141,7 @@ def _last_words(driver: Driver, ending: Ending) -> str:
             f"{config_text(best.config)}"
         )
     if ending.code in (CONTINUE, INTERRUPTED):
-        words += f"\ngo on with: meshtune search {driver.folder.space_file}"
+        words += f"\ngo on with: meshtune search {shlex.quote(str(driver.folder.space_file))}"
     return words
 
 

@@ -94,3 +94,29 @@ def test_a_batch_script_can_be_read_before_it_is_submitted(
     assert "#SBATCH --account=ABC" in script
     assert f"search {tmp_path}/runs/tiny_cpu/space.yaml --run-dir" in script
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+    meshtune = f"{sys.executable} -m workflows.cli check gpt_22b_frontier"
+    done = subprocess.run(
+        ["bash", "-c", f"{meshtune} | true; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_whose_file_has_a_difficult_name_can_be_continued(tmp_path: Path) -> None:
+    space = tmp_path / "my spâce.yaml"
+    space.write_text(
+        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
+        "trainer: {command: [/bin/echo, 'MESHTUNE_RESULT {\"speed\": {mbs}}']}\n"
+        "parameters: {mbs: [1, 2, 3, 4]}\nobjective: {maximize: speed}\nbudget: {trials: 1}\n"
+    )
+    assert run("search", str(space), "--launcher", "local", cwd=tmp_path).returncode == 0
+    folder = tmp_path / "runs" / "my_sp_ce"
+    again = ["search", str(folder / "space.yaml"), "--launcher", "local", "--trials", "3"]
+    assert run(*again, cwd=tmp_path).returncode == 0
+    status = run("status", str(folder), cwd=tmp_path)
+    assert "3 of 3 done" in status.stdout

@@ -43,7 +43,7 @@ def load_space(reference: str | Path) -> SearchSpace:
     cluster = _named(Machine, "cluster", file.cluster, document)
     assert cluster is not None  # the schema requires it
     builder = _Builder(document, file, model, cluster)
-    return builder.build(file.name or Path(document.name).stem)
+    return builder.build(file.name or _default_name(Path(document.name)))
 
 
 def _file(reference: str | Path) -> Path:
@@ -258,3 +258,8 @@ class _Builder:
                 f"found {quiet:g} s, accepted at most the timeout of {trial.timeout_s:g} s",
                 at_value=True,
             )
+
+
+def _default_name(path: Path) -> str:
+    """The file's name, as far as a space may be called so: it names folders and jobs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-") or "space"
