@@ -35,7 +35,6 @@ parameters:
   gas: [1, 2, 4, 8]
   zero_stage: [0, 1, 2, 3]
 allow: [tp_across_nodes]
-constraints: ['tp * pp >= 1']
 objective: {{maximize: speed}}
 trial: {{timeout: 60s}}
 budget: {{trials: {trials}}}
