@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from trainer.formats import Format
+from trainer.placement import Placement, PlacementError, Preset, Topology, Wishes, place
+
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -106,9 +109,44 @@ class TrainConfig(_Record):
     mbs: int = Field(default=1, ge=1, description="sequences per micro-batch and replica")
     gas: int = Field(default=1, ge=1, description="micro-batches per step and replica")
     zero_stage: Literal[0, 1, 2, 3] = 0
+    placement: Preset | None = Field(
+        default=None, description="a named placement, in place of zero_stage"
+    )
+    weight_shard: int | None = Field(
+        default=None, ge=1, description="data-parallel ranks that weights are split over"
+    )
+    secondary_shard: int | None = Field(
+        default=None, ge=0, description="and a nearer copy of them (hpZ); 0: no copy"
+    )
+    gradient_shard: int | None = Field(default=None, ge=1, description="and gradients")
+    optimizer_shard: int | None = Field(default=None, ge=1, description="and optimizer states")
+    quantize_weights: bool | None = Field(
+        default=None, description="gather weights as INT8 (qwZ); default as the placement says"
+    )
+    quantize_gradients: bool | None = Field(
+        default=None, description="reduce gradients as INT4 (qgZ)"
+    )
+    quantize_secondary: bool | None = Field(
+        default=None, description="keep the secondary copy as INT8"
+    )
+    refresh_secondary: Literal["step", "micro_batch"] = Field(
+        default="step",
+        description="when the secondary copy is renewed: once the weights changed, or in every "
+        "forward pass, as ZeRO++ was published",
+    )
+    reduce_precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="of gradients on their way, where they are not quantized"
+    )
+    ranks_per_node: int | None = Field(
+        default=None, ge=1, description="default what the launcher says (LOCAL_WORLD_SIZE)"
+    )
+    ranks_per_pair: int = Field(
+        default=1, ge=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
+    )
     sequence_parallel: bool = False
     recompute: Recompute = "none"
     precision: Precision = "bf16"
+    engine: Literal["meshtune", "deepspeed"] = "meshtune"
     optimizer: OptimizerConfig = OptimizerConfig()
     seed: int = Field(default=1234, ge=0)
     warmup_steps: int = Field(default=2, ge=0)
@@ -118,6 +156,14 @@ class TrainConfig(_Record):
         default=None, ge=1, description="memory limit per rank; default the device's own"
     )
     collective_timeout_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _one_placement(self) -> TrainConfig:
+        if self.placement is not None and self.zero_stage:
+            raise ValueError(
+                f"placement {self.placement} and zero_stage {self.zero_stage}: give one of them"
+            )
+        return self
 
     @property
     def steps(self) -> int:
@@ -131,10 +177,37 @@ class TrainConfig(_Record):
             )
         return world_size // (self.tp * self.pp)
 
-    def check(self, world_size: int) -> None:
+    def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
+        """Ranks of a node and of a pair.
+
+        Args:
+            world_size: what a node has where neither the configuration nor the launcher says.
+            local_world_size: the launcher's word.
+        """
+        return Topology(self.ranks_per_node or local_world_size or world_size, self.ranks_per_pair)
+
+    def place(self, world_size: int, local_world_size: int | None = None) -> Placement:
+        """Where weights, gradients and optimizer states go; raises ConfigError."""
+        names: tuple[Preset, ...] = ("zero0", "zero1", "zero2", "zero3")
+        dp = self.data_parallel(world_size)
+        wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
+        try:
+            return place(
+                self.placement or names[self.zero_stage],
+                Wishes(**wishes),
+                dp,
+                self.tp,
+                self.topology(world_size, local_world_size),
+                Format(self.precision),
+                Format(self.reduce_precision),
+            )
+        except PlacementError as error:
+            raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
+
+    def check(self, world_size: int, local_world_size: int | None = None) -> None:
         """Raise ConfigError for a configuration that this trainer cannot run on so many ranks."""
         model = self.model
-        self.data_parallel(world_size)
+        self.place(world_size, local_world_size)
         rules = (
             (model.num_heads % self.tp == 0, f"num_heads {model.num_heads} by tp {self.tp}"),
             (model.kv_heads % self.tp == 0, f"num_kv_heads {model.kv_heads} by tp {self.tp}"),
