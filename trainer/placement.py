@@ -100,7 +100,8 @@ class Placement:
         optimizer: float32 master weights and AdamW's two moments.
         gather_format: of weights on their way.
         reduce_format: of gradients on their way.
-        weights_are_master: weights and master weights are one copy, counted as the optimizer's.
+        weights_are_master: weights and master weights are one copy in float32, split as the
+            weights are and counted as the optimizer's.
     """
 
     dp: int
@@ -120,6 +121,8 @@ class Placement:
             ("dp", self.dp),
         )
         for (inner, low), (outer, high) in itertools.pairwise(chain):
+            if low < 1:
+                raise PlacementError(f"{inner} {low} is below 1")
             # Xu et al. 2025, section V: N >= N_os >= N_g >= N_w, else a rank would hold states
             # of parameters that it has no part in.
             if low > high:
@@ -133,7 +136,7 @@ class Placement:
                     f"secondary_shard {degree}: a secondary copy needs split weights, "
                     "but weight_shard is 1"
                 )
-            if degree > self.dp or self.dp % degree:
+            if degree < 1 or self.dp % degree:
                 raise PlacementError(f"secondary_shard {degree} does not divide dp {self.dp}")
 
     @property
@@ -168,6 +171,9 @@ class Placement:
         def split(share: Share, tensors: int = 1) -> float:
             return tensors * share.format.bits / 8 * parameters / share.degree
 
+        master = Share(
+            self.weights.degree if self.weights_are_master else self.optimizer.degree, Format.FP32
+        )
         weights = 0.0 if self.weights_are_master else split(self.weights)
         if self.keeps_whole and 1 < self.gradients.degree < self.optimizer.degree:
             weights += split(Share(self.gradients.degree, self.weights.format))
@@ -175,7 +181,7 @@ class Placement:
             "weights": weights,
             "secondary": split(self.secondary) if self.secondary else 0.0,
             "gradients": split(self.gradients),
-            "optimizer": split(self.optimizer, tensors=3),
+            "optimizer": split(master) + split(self.optimizer, tensors=2),
         }
 
 
