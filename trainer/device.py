@@ -26,6 +26,7 @@ class Device:
     """
 
     def __init__(self, name: str, local_rank: int = 0, local_world_size: int = 1) -> None:
+        self.local_world_size = local_world_size
         found = torch.cuda.device_count()
         self.type = ("cuda" if found else "cpu") if name == "auto" else name
         if self.type == "cuda":

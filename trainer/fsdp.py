@@ -1,119 +1,304 @@
-"""Data parallelism with sharded gradients and weights: ZeRO stages 2 and 3, on torch's FSDP2.
+"""Data parallelism with split gradients or weights: ZeRO 2 and 3, hpZ, MiCS, ZeRO++, ZeRO-topo.
 
-Gradients are scattered after every micro-batch, so that no rank ever holds more than its share
-of them. Stage 2 gathers the weights once a step and keeps them; stage 3 frees each layer's
-weights after its forward and backward pass.
+torch's FSDP2 does what all of them share: it gathers a layer's weights before a pass, frees them
+behind it, and hands over the gradients. Over how many ranks each state is split, and in which
+format it travels, is the placement's; ``hooks`` does that. Gradients are scattered after every
+micro-batch, so that no rank ever holds more than its piece of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trainer.collectives import Group
+from trainer.config import TrainConfig
+from trainer.hooks import GatherWeights, ReduceGradients
 from trainer.initialize import initialize
-from trainer.kinds import Kind, slots
+from trainer.kinds import Kind, Piece, Slot, slots
+from trainer.lanes import InOrder, Lane, StreamLane, ThreadLane
+from trainer.layout import UnitLayout
 from trainer.mesh import Mesh
 from trainer.model import Stage
 from trainer.phase import phase
+from trainer.precision import COMPUTE_DTYPE, WIRE_DTYPE
+from trainer.quantization import dequantize, quantize
+from trainer.quantized import gather_rows
+from trainer.secondary import SecondaryCopy
+
+PENDING_UNITS = 2
+"""Units whose gradients may wait for a host's network at once; each holds whole gradients."""
+
+
+class Unit:
+    """The parameters that FSDP2 gathers together: one layer, or what is outside of all layers.
+
+    Args:
+        module: under FSDP2.
+        members: its parameters, in FSDP2's order.
+        layout: of them.
+        weights: what builds it.
+    """
+
+    def __init__(
+        self, module: FSDPModule, members: list[Slot], layout: UnitLayout, weights: ShardedWeights
+    ) -> None:
+        self.module = module
+        self.members = members
+        self.layout = layout
+        self.mesh = mesh = weights.mesh
+        self.dtype = weights.dtype
+        placement = layout.placement
+        degree = placement.gradients.degree
+        dp = mesh.dp.rank
+        self.gather = GatherWeights(
+            layout,
+            _group(mesh, layout.ranks, 1, "gather"),
+            self._secondary(weights),
+            weights.refresh_every_forward,
+            weights.gather_lane,
+        )
+        hops, stride = [], 1
+        for size in layout.hops if placement.reduce_format.quantized else (degree,):
+            hops.append(_group(mesh, size, stride, "reduce"))
+            stride *= size
+        self.reduce = ReduceGradients(
+            layout,
+            hops,
+            mesh.replicas(layout.slices, degree, "reduce"),
+            mesh.replicas(layout.copies, placement.optimizer.degree, "reduce"),
+            weights.micro_batches,
+            weights.reduce_lane,
+            weights.device,
+            weights.scratch,
+        )
+        module.set_custom_all_gather(self.gather)
+        module.set_custom_reduce_scatter(self.reduce)
+        self.across = mesh.replicas(layout.slices, degree, "main")
+        self.within = mesh.replicas(layout.pieces, layout.ranks, "main")
+        # Where this rank's slice of the row begins.
+        self.begin = (dp % degree) // layout.ranks * layout.piece
+        self.begin += (dp % placement.optimizer.degree) // degree * layout.slice
+        self.locals = [_local(slot.parameter.detach()) for slot in members]
+        self.flat: Tensor | None = None
+        self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
+
+    def _secondary(self, weights: ShardedWeights) -> SecondaryCopy | None:
+        copy = self.layout.placement.secondary
+        if copy is None:
+            return None
+        return SecondaryCopy(
+            self.layout,
+            self.mesh.replicas(copy.degree, 1, "gather"),
+            self.mesh.dp.rank % copy.degree,
+            self.dtype,
+            weights.device,
+            weights.copy_lane,
+            weights.copy_lane,
+        )
+
+    def _whole(self) -> Iterator[Piece]:
+        """Masters where the stored weights are they: one per parameter."""
+        start = 0
+        rank = self.mesh.dp.rank % self.layout.ranks
+        for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
+            if local.numel():
+                master = nn.Parameter(local)
+                end = start + local.numel()
+                master.grad = self.reduce.final[start:end].view_as(local)
+                yield Piece(slot, master, 0, local.numel(), rank * chunk)
+            start += chunk
+
+    def _split(self) -> Iterator[Piece]:
+        """Masters where they are split further than the stored weights: cuts of the row."""
+        layout = self.layout
+        row = self.locals[0].new_zeros(layout.row)
+        start = 0
+        for local, chunk in zip(self.locals, layout.chunks, strict=True):
+            row[start : start + local.numel()] = local.view(-1)
+            start += chunk
+        self.flat = row[self.begin : self.begin + layout.slice].float()
+        rank = self.mesh.dp.rank % layout.ranks
+        for number, begin, offset, length in layout.segments(self.begin, layout.slice):
+            # A chunk's filling is no part of the parameter.
+            length = min(length, self.locals[number].numel() - begin)
+            if length > 0:
+                master = nn.Parameter(self.flat[offset : offset + length])
+                master.grad = self.reduce.final[offset : offset + length]
+                first = rank * layout.chunks[number] + begin
+                yield Piece(self.members[number], master, 0, length, first)
+
+    def publish(self) -> None:
+        """Bring updated weights from the ranks that updated them to the stored ones."""
+        self.gather.weights_changed()
+        if self.flat is None:
+            return
+        layout, wire = self.layout, self.layout.placement.gather_format
+        mine = self.flat.to(self.dtype)[None]
+        rows = quantize(mine, wire) if wire.quantized else mine
+        rows = gather_rows(rows, self.across, "publish")
+        rows = gather_rows(rows, self.within, "publish")
+        if wire.quantized:
+            rows = dequantize(rows, wire, mine.new_empty(rows.size(0), layout.slice))
+        row, start, parts = rows.view(-1), 0, []
+        for local, chunk in zip(self.locals, layout.chunks, strict=True):
+            parts.append(row[start : start + local.numel()].view_as(local))
+            start += chunk
+        torch._foreach_copy_(self.locals, parts)
 
 
 class ShardedWeights:
-    """The weights of a rank's stages, in shares over the replicas; see ``zero.WholeWeights``.
+    """The weights of a rank's stages, placed; see ``zero.WholeWeights``.
 
-    The optimizer works on plain local tensors: it then needs no DTensor dispatch, and one fused
-    call serves all parameters.
+    Args:
+        stages: of this rank, without storage yet (meta device).
+        mesh: where this rank stands, and the placement.
+        config: what is trained.
+        device: to build on.
     """
 
-    replicas = 1
-
     def __init__(
-        self,
-        stages: list[Stage],
-        mesh: Mesh,
-        zero_stage: int,
-        sequence_parallel: bool,
-        dtype: torch.dtype,
-        seed: int,
-        device: torch.device,
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
     ) -> None:
         self.mesh = mesh
-        self.stages = stages
-        self.sequence_parallel = sequence_parallel
-        self.keep_whole = zero_stage == 2
-        kinds = [slot.kind for stage in stages for slot in slots(stage, mesh.tp.size)]
-        policy = MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+        self.device = device
+        self.dtype = COMPUTE_DTYPE[config.precision]
+        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        self.micro_batches = config.gas
+        self.refresh_every_forward = config.refresh_secondary == "micro_batch"
+        on_host = device.type == "cpu"
+        self.gather_lane: Lane = ThreadLane("gather", 2) if on_host else StreamLane()
+        self.reduce_lane: Lane = ThreadLane("reduce", PENDING_UNITS) if on_host else StreamLane()
+        self.copy_lane: Lane = InOrder() if on_host else StreamLane()
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        placement = mesh.placement
+        self.counts = mesh.dp.rank < placement.optimizer.degree
+        ranks = placement.storage_degree
+        self.shards = DeviceMesh.from_group(
+            _group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
         )
-        options = {"mesh": mesh.device["dp"], "mp_policy": policy}
-        for stage in stages:
-            for layer, block in stage.blocks.items():
-                _fill(block, f"blocks.{layer}.", stage, mesh, seed, dtype, device)
-                fully_shard(block, reshard_after_forward=not self.keep_whole, **options)
-            for name, child in stage.named_children():
-                if child is not stage.blocks:
-                    _fill(child, f"{name}.", stage, mesh, seed, dtype, device)
-            # Embedding and head stay whole between the passes: backward begins with them.
-            fully_shard(stage, reshard_after_forward=False, **options)
-            if self.keep_whole:
-                stage.set_reshard_after_backward(False)
-        found = [slot.parameter for stage in stages for slot in slots(stage, mesh.tp.size)]
-        self.parameters = found
-        self.shares = [nn.Parameter(_local(parameter.detach())) for parameter in found]
-        self.kinds = kinds
+        self.units = [unit for stage in stages for unit in self._place(stage, config)]
         self.masters: dict[Kind, list[nn.Parameter]] = {}
-        for kind, share in zip(kinds, self.shares, strict=True):
-            if share.numel():
-                self.masters.setdefault(kind, []).append(share)
+        for piece in self.pieces():
+            self.masters.setdefault(piece.slot.kind, []).append(piece.master)
+
+    def _place(self, stage: Stage, config: TrainConfig) -> list[Unit]:
+        """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
+        placement = self.mesh.placement
+        whole_slots = list(slots(stage, self.mesh.tp.size))
+        pipelined = not (stage.is_first and stage.is_last)
+        modules: list[nn.Module] = list(stage.blocks.values())
+        if pipelined:
+            # By itself, so that both stages that share it cut it in the same places.
+            modules += [m for m in (stage.embedding, stage.head) if m is not None]
+        units = []
+        for module in [*modules, stage]:
+            inside = set(module.modules())
+            if module is stage:
+                inside -= {inner for other in modules for inner in other.modules()}
+            members = [slot for slot in whole_slots if slot.module in inside]
+            self._fill(members, stage, config)
+            shapes = tuple(tuple(slot.parameter.shape) for slot in members)
+            # Without a pipeline, backward begins with what the forward pass ended with.
+            outermost = module is stage and not pipelined
+            fully_shard(
+                module,
+                mesh=self.shards,
+                mp_policy=self._policy(),
+                reshard_after_forward=not (placement.keeps_whole or outermost),
+            )
+            if placement.keeps_whole:
+                module.set_reshard_after_backward(False, recurse=False)
+            if members:
+                near = self.mesh.topology.replicas_per_node(self.mesh.dp.size, self.mesh.tp.size)
+                units.append(Unit(module, members, UnitLayout(placement, shapes, near), self))
+        if self.device.type == "cpu":  # streams overlap without being told
+            blocks = list(stage.blocks.values())
+            for before, after in zip([stage, *blocks], blocks, strict=False):
+                before.set_modules_to_forward_prefetch([after])
+        return units
+
+    def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
+        """First weights, as exact as the computation's format is, in the format of storage."""
+        tp, placement = self.mesh.tp, self.mesh.placement
+        stored = (
+            torch.float32 if placement.storage_degree == placement.optimizer.degree else self.dtype
+        )
+        names = {module: name for name, module in stage.named_modules()}
+        for module in dict.fromkeys(slot.module for slot in members):
+            module.to_empty(device=self.device, recurse=False)
+            initialize(module, f"{names[module]}.", stage.model, config.seed, tp.rank, tp.size)
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                exact = parameter.detach().to(self.dtype).to(stored)
+                setattr(module, name, nn.Parameter(exact))
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        wire = self.mesh.placement.reduce_format
+        narrow = wire.quantized or WIRE_DTYPE[wire] == self.dtype
+        return MixedPrecisionPolicy(
+            param_dtype=self.dtype,
+            reduce_dtype=self.dtype if narrow else torch.float32,
+            cast_forward_inputs=False,
+        )
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory that FSDP2 wants to give gradients in, and that nobody reads."""
+        held = self._scratch.get(dtype)
+        if held is None or held.numel() < numel:
+            held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
+        return held[:numel]
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's master weights, each a part of one parameter."""
+        for unit in self.units:
+            yield from unit.pieces
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        for unit in self.units:
+            unit.reduce.start_step()
 
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
+        self.reduce_lane.finish()
         partial: list[Tensor] = []
-        for parameter, share, kind in zip(self.parameters, self.shares, self.kinds, strict=True):
-            assert parameter.grad is not None
-            grad = share.grad = _local(parameter.grad)
-            if kind.shared:
-                dist.all_reduce(grad, group=self.mesh.embedding)
-            if self.sequence_parallel and not kind.split:
-                partial.append(grad)
+        for unit in self.units:
+            for slot in unit.members:
+                slot.parameter.grad = None  # FSDP2's view of scratch memory
+            if unit.members[0].kind.shared and self.mesh.embedding is not None:
+                self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
+        if not self.sequence_parallel:
+            return
+        for piece in self.pieces():
+            if not piece.slot.kind.split and piece.master.grad is not None:
+                partial.append(piece.master.grad)
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])
-            dist.all_reduce(joined, group=self.mesh.tp.group)
-            pieces = joined.split([grad.numel() for grad in partial])
-            torch._foreach_copy_([grad.view(-1) for grad in partial], list(pieces))
+            assert self.mesh.tp.group is not None
+            self.mesh.tp.group.all_reduce(joined, "tensor")
+            parts = joined.split([grad.numel() for grad in partial])
+            torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
     def publish(self) -> None:
-        """Drop whole weights of before the update; the next forward pass gathers new ones."""
-        if self.keep_whole:
-            for stage in self.stages:
-                for module in stage.modules():
-                    if isinstance(module, FSDPModule):
-                        module.reshard()
+        """Bring updated weights to where passes gather them from, and drop what was gathered."""
+        self.gather_lane.finish()
+        with torch.no_grad():
+            for unit in self.units:
+                unit.publish()
+                if unit.layout.placement.keeps_whole:
+                    unit.module.reshard()
 
 
-def _fill(
-    module: nn.Module,
-    prefix: str,
-    stage: Stage,
-    mesh: Mesh,
-    seed: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> None:
-    """Give a module storage and its first weights, as exact as the computation's format is."""
-    module.to_empty(device=device)
-    initialize(module, prefix, stage.model, seed, mesh.tp.rank, mesh.tp.size)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(parameter.to(dtype))
+def _group(mesh: Mesh, size: int, stride: int, lane: str) -> Group:
+    group = mesh.replicas(size, stride, lane)
+    assert group is not None
+    return group
 
 
 def _local(tensor: Tensor) -> Tensor:

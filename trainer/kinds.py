@@ -37,6 +37,18 @@ class Slot(NamedTuple):
         return found
 
 
+class Piece(NamedTuple):
+    """Master weights of consecutive elements of one parameter, which this rank updates."""
+
+    slot: Slot
+    master: nn.Parameter
+    begin: int
+    """Where they begin in the master, flat."""
+    length: int
+    start: int
+    """Where they begin in the parameter of this tensor-parallel rank, flat."""
+
+
 def slots(stage: Stage, tp: int) -> Iterator[Slot]:
     """Every parameter of a stage, in forward order.
 

@@ -8,20 +8,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.collectives import Group
+
 
 class _CrossEntropy(torch.autograd.Function):
     """Keeps the logits and one figure per token; the probabilities are computed again."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group | None) -> Tensor:
         rows = logits.size(-1)
         values = logits.float()
         peak = values.amax(-1)
         if group is not None:
-            dist.all_reduce(peak, dist.ReduceOp.MAX, group)
-            targets = targets - group.rank() * rows
+            group.all_reduce(peak, "tensor", dist.ReduceOp.MAX)
+            targets = targets - group.rank * rows
         inside = (targets >= 0) & (targets < rows)
         local = targets.masked_fill(~inside, 0)[:, None]
         sums = torch.stack(
@@ -31,7 +31,7 @@ class _CrossEntropy(torch.autograd.Function):
             )
         )
         if group is not None:
-            dist.all_reduce(sums, group=group)
+            group.all_reduce(sums, "tensor")
         log_total = sums[0].log_().add_(peak)
         ctx.save_for_backward(logits, log_total, local, inside)
         return (log_total - sums[1]).mean()
@@ -44,7 +44,7 @@ class _CrossEntropy(torch.autograd.Function):
         return result.mul_(grad / result.size(0)).to(logits.dtype), None, None
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tensor:
     """Mean loss of next-token prediction, in float32; the whole logits are never in one place.
 
     Two small all-reduces over the group (Shoeybi et al. 2019, section 3).

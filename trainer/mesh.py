@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.collectives import Group, Traffic
 from trainer.config import TrainConfig
-
-Group = dist.ProcessGroup
+from trainer.placement import Grid, Placement, Topology
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,17 @@ class Mesh:
     """
 
     device: DeviceMesh
+    grid: Grid
+    topology: Topology
+    placement: Placement
     pp: Axis
     dp: Axis
     tp: Axis
+    world: Group
+    traffic: Traffic
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
+    _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
 
     @property
     def is_first(self) -> bool:
@@ -44,28 +50,76 @@ class Mesh:
     def is_last(self) -> bool:
         return self.pp.rank == self.pp.size - 1
 
+    def replicas(self, size: int, stride: int, lane: str) -> Group | None:
+        """This rank's group of ``size`` data-parallel ranks, ``stride`` apart.
 
-def build_mesh(config: TrainConfig, device_type: str) -> Mesh:
+        Every rank must ask for the same groups in the same order.
+
+        Args:
+            size: of the group; None is returned for 1.
+            stride: between its members, in data-parallel ranks.
+            lane: groups that are used from different threads must not be one.
+        """
+        if size == 1:
+            return None
+        if size == self.dp.size and lane == "main":
+            return self.dp.group
+        key = (size, stride, lane)
+        if key not in self._blocks:
+            every = self.grid.replica_groups(size, stride)
+            handle, _ = dist.new_subgroups_by_enumeration(every)
+            rank = dist.get_rank()
+            mine = next(ranks for ranks in every if rank in ranks)
+            level = self.topology.level(mine)
+            self._blocks[key] = Group(handle, mine, level, self.traffic)
+        return self._blocks[key]
+
+
+def build_mesh(
+    config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
+) -> Mesh:
     """Arrange all ranks of the default process group; every rank must call it.
+
+    Args:
+        config: what is trained.
+        device_type: of torch.
+        local_world_size: ranks on this node, as the launcher says.
+        traffic: where all groups count.
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """
     world_size = dist.get_world_size()
-    config.check(world_size)
-    shape = (config.pp, config.data_parallel(world_size), config.tp)
+    config.check(world_size, local_world_size)
+    topology = config.topology(world_size, local_world_size)
+    grid = Grid(config.pp, config.data_parallel(world_size), config.tp)
+    shape = (grid.pp, grid.dp, grid.tp)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp", "tp"))
+
+    def group(handle: dist.ProcessGroup) -> Group:
+        ranks = dist.get_process_group_ranks(handle)
+        return Group(handle, ranks, topology.level(ranks), traffic)
+
     embedding = None
     if config.model.tied_embeddings and config.pp > 1:
-        grid = mesh.mesh
-        ends = [
-            [int(grid[0, dp, tp]), int(grid[-1, dp, tp])]
-            for dp in range(shape[1])
-            for tp in range(shape[2])
-        ]
-        embedding, _ = dist.new_subgroups_by_enumeration(ends)
+        last = (grid.pp - 1) * grid.dp * grid.tp
+        ends = [[first, last + first] for first in range(grid.dp * grid.tp)]
+        handle, _ = dist.new_subgroups_by_enumeration(ends)
+        if mesh.get_local_rank("pp") in (0, grid.pp - 1):
+            embedding = group(handle)
     axes = {
-        name: Axis(size, mesh.get_local_rank(name), mesh.get_group(name) if size > 1 else None)
+        name: Axis(
+            size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None
+        )
         for name, size in zip(("pp", "dp", "tp"), shape, strict=True)
     }
-    return Mesh(mesh, axes["pp"], axes["dp"], axes["tp"], embedding)
+    return Mesh(
+        device=mesh,
+        grid=grid,
+        topology=topology,
+        placement=config.place(world_size, local_world_size),
+        **axes,
+        world=group(dist.group.WORLD),
+        traffic=traffic,
+        embedding=embedding,
+    )

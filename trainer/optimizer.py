@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
-from trainer.kinds import Kind
+from trainer.kinds import Kind, Piece
 from trainer.mesh import Mesh
 from trainer.phase import phase
 from trainer.precision import LossScaler
+
+ROW = 1024
+"""Gradients whose norm is taken at once."""
 
 
 class Weights(Protocol):
@@ -21,9 +24,10 @@ class Weights(Protocol):
 
     masters: dict[Kind, list[nn.Parameter]]
     """Float32 weights that this rank updates."""
-    replicas: int
-    """Data-parallel ranks that hold and update the same masters."""
+    counts: bool
+    """Whether this rank's masters are in global sums: one of the ranks that update the same is."""
 
+    def pieces(self) -> Iterator[Piece]: ...
     def start_step(self) -> None: ...
     def finish_gradients(self) -> None: ...
     def publish(self) -> None: ...
@@ -52,12 +56,11 @@ class Optimizer:
         self.weights = weights
         self.clip = config.grad_clip
         self.scaler = scaler
+        self.world = mesh.world
         self.counted = [
             master
             for kind, masters in weights.masters.items()
-            if not kind.copy
-            and (kind.split or mesh.tp.rank == 0)
-            and (weights.replicas == 1 or mesh.dp.rank == 0)
+            if not kind.copy and (kind.split or mesh.tp.rank == 0) and weights.counts
             for master in masters
         ]
         self.loss_share = 1 / mesh.dp.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
@@ -104,14 +107,22 @@ class Optimizer:
     def _totals(self, loss: Tensor) -> Tensor:
         """Squared gradient norm and mean loss of the whole job, in float64."""
         totals = torch.zeros(2, dtype=torch.float64, device=loss.device)
-        if self.counted:
-            # On CPU a float32 norm of 16 million numbers at once is wrong by 1e-3; rows are not.
-            rows = [torch.linalg.vector_norm(m.grad, dim=-1).flatten() for m in self.counted]
-            totals[0] = torch.cat(rows).double().square().sum()
+        grads = [master.grad for master in self.counted if master.grad is not None]
+        if grads:
+            norms = [norm for grad in grads for norm in _row_norms(grad)]
+            totals[0] = torch.cat(norms).double().square().sum()
         totals[1] = loss.double() * self.loss_share
-        if dist.get_world_size() > 1:
-            dist.all_reduce(totals)
+        if self.world.size > 1:
+            self.world.all_reduce(totals, "totals")
         return totals
+
+
+def _row_norms(grad: Tensor) -> Iterator[Tensor]:
+    """Norms of parts: on CPU a float32 norm of 16 million numbers at once is wrong by 1e-3."""
+    flat = grad.view(-1)
+    whole = flat.numel() // ROW * ROW
+    yield torch.linalg.vector_norm(flat[:whole].view(-1, ROW), dim=-1)
+    yield torch.linalg.vector_norm(flat[whole:]).view(1)
 
 
 def norm_is_finite(norm: float) -> bool:

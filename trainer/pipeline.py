@@ -135,14 +135,15 @@ class Pipeline:
     ) -> None:
         self.mesh = mesh
         # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
-        dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group)
+        assert mesh.pp.group is not None
+        dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
         parts = [
             _LeanStage(
                 _Opaque(stage),
                 mesh.pp.rank + number * mesh.pp.size,
                 config.pp * config.vpp,
                 device,
-                group=mesh.pp.group,
+                group=mesh.pp.group.handle,
                 **_stage_io(config, mesh, stage, dtype),
             )
             for number, stage in enumerate(stages)

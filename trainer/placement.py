@@ -76,6 +76,33 @@ class Topology:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """All ranks as a grid; the number of a rank is ((pp) * dp + dp) * tp + tp."""
+
+    pp: int
+    dp: int
+    tp: int
+
+    def replica_groups(self, size: int, stride: int) -> list[list[int]]:
+        """Global ranks of all groups of ``size`` data-parallel ranks, ``stride`` apart.
+
+        They tile the data-parallel axis: blocks of ``size * stride`` ranks, each cut into
+        ``stride`` groups.
+        """
+        span = size * stride
+        firsts = [block + i for block in range(0, self.dp, span) for i in range(stride)]
+        return [
+            [
+                (pp * self.dp + replica) * self.tp + tp
+                for replica in range(first, first + span, stride)
+            ]
+            for pp in range(self.pp)
+            for tp in range(self.tp)
+            for first in firsts
+        ]
+
+
+@dataclass(frozen=True)
 class Share:
     """One state: the ranks it is split over, and its number format.
 
@@ -266,6 +293,11 @@ def place(
     secondary = _either(wishes.secondary_shard, base.secondary_shard)
     if wishes.secondary_shard is None and weights == 1:
         secondary = 0
+    if gradients == 1:
+        for name in ("quantize_weights", "quantize_gradients"):
+            if getattr(wishes, name) and dp > 1:
+                raise PlacementError(f"{name} needs split gradients, but gradient_shard is 1")
+        base = replace(base, quantize_weights=False, quantize_gradients=False)
     int8_weights = _either(wishes.quantize_weights, base.quantize_weights)
     int4_gradients = _either(wishes.quantize_gradients, base.quantize_gradients)
     int8_secondary = _either(wishes.quantize_secondary, base.quantize_secondary)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from trainer.config import Precision
+from trainer.formats import Format
 
 COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+WIRE_DTYPE: dict[Format, torch.dtype] = {Format(k): dtype for k, dtype in COMPUTE_DTYPE.items()}
+"""Formats on their way that torch has itself."""
 
 
 class LossScaler:

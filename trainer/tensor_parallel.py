@@ -12,29 +12,27 @@ import functools
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from trainer.collectives import all_gather, reduce_scatter
+from trainer.collectives import Group
+from trainer.mesh import Mesh
 from trainer.model import Embedding, Head, Linear, Positions, Stage
-
-Group = dist.ProcessGroup
 
 
 def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
     """Join the ranks' tensors along the first dimension."""
-    whole = x.new_empty(x.size(0) * group.size(), *x.shape[1:])
-    return whole, all_gather(whole, x.contiguous(), group, async_op)
+    whole = x.new_empty(x.size(0) * group.size, *x.shape[1:])
+    return whole, group.all_gather(whole, x.contiguous(), "tensor", async_op)
 
 
 def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
     """Sum over the ranks; each keeps its share of the first dimension."""
-    share = x.new_empty(x.size(0) // group.size(), *x.shape[1:])
-    return share, reduce_scatter(share, x.contiguous(), group, async_op=async_op)
+    share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
+    return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -60,7 +58,7 @@ class _ColumnLinear(torch.autograd.Function):
             gathering.wait()
             grad_x, summing = scatter_sum(grad_x, ctx.group, async_op=True)
         else:
-            summing = dist.all_reduce(grad_x, group=ctx.group, async_op=True)
+            summing = ctx.group.all_reduce(grad_x, "tensor", async_op=True)
         grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
         grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
         summing.wait()
@@ -76,7 +74,7 @@ class _Sum(torch.autograd.Function):
         if sequence:
             return scatter_sum(x, group)[0]
         ctx.mark_dirty(x)
-        dist.all_reduce(x, group=group)
+        group.all_reduce(x, "tensor")
         return x
 
     @staticmethod
@@ -102,18 +100,20 @@ class Style(ParallelStyle):
     """One way of splitting a module.
 
     Args:
+        group: of the tensor-parallel ranks.
         sequence: whether activations outside of the projections are split by sequence.
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
-    def __init__(self, sequence: bool) -> None:
+    def __init__(self, group: Group, sequence: bool) -> None:
         super().__init__()
+        self.group = group
         self.sequence = sequence
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        split(module, self.dims, device_mesh.size())
-        module.forward = functools.partial(self.compute, module, device_mesh.get_group())
+        split(module, self.dims, self.group.size)
+        module.forward = functools.partial(self.compute, module, self.group)
         return module
 
     def compute(self, module: Any, group: Group, *inputs: Any) -> Tensor:
@@ -147,7 +147,7 @@ class VocabParallelEmbedding(Style):
 
     def compute(self, module: Embedding, group: Group, tokens: Tensor) -> Tensor:
         rows = module.weight.size(0)
-        local = tokens - group.rank() * rows
+        local = tokens - group.rank * rows
         outside = (local < 0) | (local >= rows)
         partial = F.embedding(local.masked_fill(outside, 0), module.weight)
         partial = partial.masked_fill(outside[..., None], 0.0)
@@ -170,24 +170,26 @@ class SequencePositions(Style):
     def compute(self, module: Positions, group: Group, x: Tensor) -> Tensor:
         if not self.sequence:
             return x + module.weight[:, None]
-        begin = group.rank() * x.size(0)
+        begin = group.rank * x.size(0)
         return x + module.weight[begin : begin + x.size(0), None]
 
 
-def parallelize(stage: Stage, mesh: DeviceMesh, sequence: bool) -> None:
+def parallelize(stage: Stage, mesh: Mesh, sequence: bool) -> None:
     """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
 
     Norms, biases after a sum and learned positions stay whole. With ``sequence`` their gradients
     are partial sums over the mesh, which the optimizer's side adds up once a step.
     """
+    group = mesh.tp.group
+    assert group is not None
     plan = {
-        "embedding": VocabParallelEmbedding(sequence),
-        "positions": SequencePositions(sequence),
-        "head": VocabParallelHead(sequence),
-        "blocks.*.attention.qkv": ColumnParallel(sequence),
-        "blocks.*.attention.out": RowParallel(sequence),
-        "blocks.*.mlp.up": ColumnParallel(sequence),
-        "blocks.*.mlp.down": RowParallel(sequence),
+        "embedding": VocabParallelEmbedding(group, sequence),
+        "positions": SequencePositions(group, sequence),
+        "head": VocabParallelHead(group, sequence),
+        "blocks.*.attention.qkv": ColumnParallel(group, sequence),
+        "blocks.*.attention.out": RowParallel(group, sequence),
+        "blocks.*.mlp.up": ColumnParallel(group, sequence),
+        "blocks.*.mlp.down": RowParallel(group, sequence),
     }
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
-    parallelize_module(stage, mesh, present)
+    parallelize_module(stage, mesh.device["tp"], present)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.collectives import Traffic
 from trainer.config import TrainConfig
 from trainer.device import Device
 from trainer.fsdp import ShardedWeights
@@ -53,7 +54,7 @@ def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
         ]
         if mesh.tp.size > 1:
             for stage in stages:
-                parallelize(stage, mesh.device["tp"], config.sequence_parallel)
+                parallelize(stage, mesh, config.sequence_parallel)
     return stages
 
 
@@ -61,13 +62,9 @@ def build_weights(
     config: TrainConfig, mesh: Mesh, stages: list[Stage], device: torch.device
 ) -> Weights:
     """Give the stages their storage and first weights, spread over the replicas as asked."""
-    dtype = COMPUTE_DTYPE[config.precision]
-    sequence = config.sequence_parallel and mesh.tp.size > 1
-    if config.zero_stage >= 2 and mesh.dp.size > 1:
-        return ShardedWeights(stages, mesh, config.zero_stage, sequence, dtype, config.seed, device)
-    return WholeWeights(
-        stages, mesh, config.zero_stage, config.gas, sequence, dtype, config.seed, device
-    )
+    if mesh.placement.fully_sharded:
+        return ShardedWeights(stages, mesh, config, device)
+    return WholeWeights(stages, mesh, config, device)
 
 
 class Trainer:
@@ -85,7 +82,8 @@ class Trainer:
         phase.name = "build"
         self.config = config
         self.device = device
-        self.mesh = build_mesh(config, device.type)
+        self.traffic = Traffic()
+        self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
         stages = build_stages(config, self.mesh)
         self.weights = build_weights(config, self.mesh, stages, device.torch)

@@ -2,23 +2,25 @@
 
 Weights and gradients of a rank live in a few flat buckets. A bucket's gradients are reduced as
 soon as the last micro-batch's backward pass has filled it, while the pass goes on. Stage 0 gives
-every rank all gradients; stage 1 gives each rank its share, whose weights it alone updates.
+every rank all gradients; stage 1 gives each rank its share, whose weights it alone updates. The
+ranks that share may also be fewer than all, say those of a node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.collectives import all_gather, reduce_scatter
+from trainer.config import TrainConfig
 from trainer.initialize import initialize
-from trainer.kinds import Kind, Slot, slots
+from trainer.kinds import Kind, Piece, Slot, slots
 from trainer.mesh import Mesh
 from trainer.model import Stage
 from trainer.phase import phase
+from trainer.precision import COMPUTE_DTYPE, WIRE_DTYPE
 
 BUCKET_ELEMENTS = 16 * 2**20
 ROW = 1024
@@ -30,26 +32,22 @@ class Bucket:
 
     Args:
         members: the parameters, of any device and contents; they become views of this memory.
-        mesh: where this rank stands.
-        sharded: whether each data-parallel rank keeps the optimizer's states of its share only.
+        mesh: where this rank stands, and over how many ranks optimizer states are split.
         dtype: of the computation. Gradients are summed in float32 whatever it is.
         device: of the memory.
     """
 
     def __init__(
-        self,
-        members: list[Slot],
-        mesh: Mesh,
-        sharded: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, members: list[Slot], mesh: Mesh, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.kind = members[0].kind
-        self.group = mesh.dp.group
-        self.sharded = sharded
-        self.works: list[dist.Work] = []
+        self.members = members
+        shares = mesh.placement.optimizer.degree
+        self.sharing = mesh.replicas(shares, 1, "main")
+        self.copies = mesh.replicas(mesh.dp.size // shares, shares, "main")
+        self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
+        self.waiting: list[Callable[[], None]] = []
         used = sum(slot.parameter.numel() for slot in members)
-        shares = mesh.dp.size if sharded else 1
         total = -(-used // (shares * ROW)) * shares * ROW
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.grads = torch.zeros(total, device=device)
@@ -64,9 +62,9 @@ class Bucket:
             self.parameters.append(parameter)
             offset = end
         share = total // shares
-        begin = mesh.dp.rank * share if sharded else 0
-        self.weight_share = self.weights[begin : begin + share].view(-1, ROW)
-        self.grad_share = self.grads[begin : begin + share].view(-1, ROW)
+        self.begin = mesh.dp.rank % shares * share
+        self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
+        self.grad_share = self.grads[self.begin : self.begin + share].view(-1, ROW)
         self.master: nn.Parameter | None = None
         self.missing = 0
 
@@ -99,31 +97,65 @@ class Bucket:
 
     def reduce(self) -> None:
         """Begin to average the gradients over the replicas."""
-        if self.group is None:
-            return
-        if self.sharded:
-            work = reduce_scatter(
-                self.grad_share.view(-1), self.grads, self.group, dist.ReduceOp.AVG, async_op=True
-            )
-        else:
-            work = dist.all_reduce(self.grads, dist.ReduceOp.AVG, self.group, async_op=True)
-        self.works.append(work)
+        average = dist.ReduceOp.AVG
+        if self.sharing is not None:
+            whole = self.grads.to(self.wire)
+            share = self.grad_share.view(-1)
+            out = share if whole is self.grads else torch.empty_like(share, dtype=self.wire)
+            work = self.sharing.reduce_scatter(out, whole, "gradients", average, async_op=True)
+            self._later(work, out, share)
+        elif self.copies is not None:
+            out = self.grads.to(self.wire)
+            work = self.copies.all_reduce(out, "gradients", average, async_op=True)
+            self._later(work, out, self.grads)
+
+    def finish_reduce(self) -> None:
+        """Until the gradients are final."""
+        self.wait()
+        if self.sharing is not None and self.copies is not None:
+            out = self.grad_share.to(self.wire)
+            self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
+            if out is not self.grad_share:
+                self.grad_share.copy_(out)
+
+    def _later(self, work: dist.Work | None, found: Tensor, wanted: Tensor) -> None:
+        """Wait for the work when asked to, and bring what it found to its place."""
+
+        def finish() -> None:
+            if work is not None:
+                work.wait()
+            if found is not wanted:
+                wanted.copy_(found)
+
+        self.waiting.append(finish)
 
     def publish(self) -> None:
         """Begin to bring the updated weights to the model on every replica."""
         assert self.master is not None
         if self.master.dtype != self.weights.dtype:
             self.weight_share.copy_(self.master.detach())
-        if self.sharded and self.group is not None:
-            self.works.append(
-                all_gather(self.weights, self.weight_share.view(-1), self.group, async_op=True)
-            )
+        if self.sharing is not None:
+            share = self.weight_share.view(-1)
+            work = self.sharing.all_gather(self.weights, share, "publish", async_op=True)
+            self._later(work, self.weights, self.weights)
 
     def wait(self) -> None:
         """Until what was begun is done."""
-        for work in self.works:
-            work.wait()
-        self.works.clear()
+        for finish in self.waiting:
+            finish()
+        self.waiting.clear()
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's share of each parameter that has a part in it."""
+        assert self.master is not None
+        end = self.begin + self.master.numel()
+        offset = 0
+        for slot in self.members:
+            low = max(self.begin, offset)
+            high = min(end, offset + slot.parameter.numel())
+            if low < high:
+                yield Piece(slot, self.master, low - self.begin, high - low, low - offset)
+            offset += slot.parameter.numel()
 
 
 class WholeWeights:
@@ -131,40 +163,31 @@ class WholeWeights:
 
     Args:
         stages: of this rank, without storage yet (meta device).
-        mesh: where this rank stands.
-        zero_stage: 0 or 1.
-        micro_batches: per step and replica.
-        sequence_parallel: gradients of unsplit parameters are partial sums over tp.
-        dtype: of the computation.
-        seed: of the first weights.
+        mesh: where this rank stands, and the placement.
+        config: what is trained.
         device: to build on.
     """
 
     def __init__(
-        self,
-        stages: list[Stage],
-        mesh: Mesh,
-        zero_stage: int,
-        micro_batches: int,
-        sequence_parallel: bool,
-        dtype: torch.dtype,
-        seed: int,
-        device: torch.device,
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
     ) -> None:
         self.mesh = mesh
-        self.micro_batches = micro_batches
-        self.sequence_parallel = sequence_parallel
-        self.sharded = zero_stage == 1 and mesh.dp.size > 1
+        self.micro_batches = config.gas
+        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        self.counts = mesh.dp.rank < mesh.placement.optimizer.degree
+        dtype = COMPUTE_DTYPE[config.precision]
         every = [slot for stage in stages for slot in slots(stage, mesh.tp.size)]
-        self.buckets = [
-            Bucket(members, mesh, self.sharded, dtype, device) for members in fill(reversed(every))
-        ]
+        self.buckets = [Bucket(members, mesh, dtype, device) for members in fill(reversed(every))]
         for stage in stages:
-            initialize(stage, "", stage.model, seed, mesh.tp.rank, mesh.tp.size)
+            initialize(stage, "", stage.model, config.seed, mesh.tp.rank, mesh.tp.size)
         self.masters: dict[Kind, list[nn.Parameter]] = {}
         for bucket in self.buckets:
             self.masters.setdefault(bucket.kind, []).append(bucket.make_master())
-        self.replicas = 1 if self.sharded else mesh.dp.size
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's master weights, each a part of one parameter."""
+        for bucket in self.buckets:
+            yield from bucket.pieces()
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""
@@ -175,12 +198,12 @@ class WholeWeights:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         for bucket in self.buckets:
-            bucket.wait()
+            bucket.finish_reduce()
         for bucket in self.buckets:
-            if bucket.kind.shared:
-                dist.all_reduce(bucket.grad_share, group=self.mesh.embedding)
-            if self.sequence_parallel and not bucket.kind.split:
-                dist.all_reduce(bucket.grad_share, group=self.mesh.tp.group)
+            if bucket.kind.shared and self.mesh.embedding is not None:
+                self.mesh.embedding.all_reduce(bucket.grad_share, "embedding")
+            if self.sequence_parallel and not bucket.kind.split and self.mesh.tp.group is not None:
+                self.mesh.tp.group.all_reduce(bucket.grad_share, "tensor")
 
     def publish(self) -> None:
         """Bring the updated weights to the model on every replica."""
