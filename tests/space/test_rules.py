@@ -101,6 +101,7 @@ def as_columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 
 def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> None:
     settings_ = set(BuiltinTrainer.model_fields) | {"model", "warmup_steps", "measured_steps"}
+    settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
     assert settings_ | set(SEARCHABLE) == set(TrainConfig.model_fields)
     assert set(TrainConfig.model_fields) >= _FIXED
 
@@ -133,7 +134,10 @@ objective: {maximize: speed}
         ({"secondary_shard": 16}, "secondary_by_dp"),
         ({"weight_shard": 4, "gradient_shard": 2}, "gradients_nest_weights"),
         ({"weight_shard": 4, "secondary_shard": 8}, None),
-        ({"num_nodes": 3, "weight_shard": 2, "secondary_shard": 3}, "secondary_nests_weights"),
+        ({"gradient_shard": 4, "optimizer_shard": 2}, "optimizer_nests_gradients"),
+        ({"optimizer_shard": 3}, "optimizer_by_dp"),
+        ({"weight_shard": 1, "secondary_shard": 2}, "secondary_needs_split_weights"),
+        ({"secondary_shard": 0, "quantize_secondary": True}, "quantize_secondary_needs_copy"),
         ({"weight_shard": 2, "secondary_shard": 0}, None),
         ({"pp": 8, "gas": 2}, None),
         ({"tp": 8}, None),

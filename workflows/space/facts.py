@@ -11,6 +11,7 @@ import numpy as np
 from analysis.machine import Machine
 from trainer.config import ModelConfig, TrainConfig
 
+from . import placements
 from .expression import Array, Expression, Kind
 from .parameters import SEARCHABLE, Parameter, kind_of
 from .rules import Facts
@@ -32,6 +33,7 @@ def static_facts(model: ModelConfig | None, cluster: Machine) -> dict[str, Scala
         facts["num_parameters"] = model.num_parameters
     machine = cluster.model_dump(exclude={"name", "source", "gpu", "num_nodes", "links", "nic"})
     facts |= {name: value for name, value in machine.items() if value is not None}
+    facts["ranks_per_pair"] = placements.ranks_per_pair(cluster)
     if cluster.num_nodes is not None:
         facts["cluster_nodes"] = cluster.num_nodes
     return {name: v for name, v in facts.items() if isinstance(v, (bool, int, float, str))}
@@ -55,7 +57,9 @@ def kinds(
     parameters: Mapping[str, Parameter], static: Mapping[str, Scalar], known: Mapping[str, Scalar]
 ) -> dict[str, Kind]:
     """The type of every name that a constraint can use."""
-    result: dict[str, Kind] = {name: kind_of(value) for name, value in {**static, **known}.items()}
+    placed = placements.KINDS if _places(known) else {}
+    facts = {name: kind_of(value) for name, value in {**static, **known}.items()}
+    result: dict[str, Kind] = {**placed, **facts}
     result |= {name: parameter.kind for name, parameter in parameters.items()}
     result |= {"world_size": "number", "dp": "number"}
     if "mbs" in result and "gas" in result:
@@ -84,6 +88,7 @@ def derive(
 
     A conditional parameter is active where its condition is true and every conditional parameter
     that the condition names is active. Elsewhere it has the trainer's default, or is missing.
+    The built-in trainer's placement is resolved: its columns are what configurations end with.
     """
     columns: dict[str, Array] = {name: _constant(v) for name, v in {**static, **known}.items()}
     typed = {name: parameters[name].column(raw[name]) for name in parameters}
@@ -102,12 +107,21 @@ def derive(
             missing[name] = np.logical_not(is_active)
     columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
     columns["dp"] = np.floor_divide(columns["world_size"], columns["tp"] * columns["pp"])
+    if _places(known):
+        wished = {name: active.get(name, np.True_) for name in typed}
+        columns |= placements.resolve(columns, wished)
+        missing = {name: where for name, where in missing.items() if name not in placements.KINDS}
     if "mbs" in columns and "gas" in columns:
         columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
         absent = [missing[name] for name in ("mbs", "gas") if name in missing]
         if absent:
             missing["global_batch_size"] = np.logical_or.reduce(absent)
     return Facts(columns, typed, active, missing)
+
+
+def _places(known: Mapping[str, Scalar]) -> bool:
+    """Whether the trainer is the built-in one, whose defaults name a stage of ZeRO."""
+    return "zero_stage" in known
 
 
 def _constant(value: Scalar) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from graphlib import CycleError
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +15,7 @@ from pydantic import BaseModel
 import search_spaces
 from analysis.machine import Machine
 
-from . import facts, parameters, rules
+from . import facts, parameters, placements, rules
 from .expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
 from .mistakes import validate
 from .parameters import Parameter
@@ -148,6 +149,10 @@ class _Builder:
             for name, condition in conditions.items()
         ]
         builtin = rules.builtin(kinds, own_trainer=self.own_trainer, allow=self.file.allow)
+        if not self.own_trainer:
+            derive = partial(facts.derive, own, conditions, self.static, self.defaults)
+            builtin += placements.one_placement(own)
+            builtin += placements.counted_once(own, conditions, derive)
         given = [
             rules.expressed(f"constraint_{number}", expression)
             for number, expression in enumerate(constraints, start=1)
@@ -187,7 +192,8 @@ class _Builder:
     def _conditions(
         self, own: Mapping[str, Parameter], kinds: Mapping[str, Kind]
     ) -> dict[str, Expression]:
-        usable = {name: kind for name, kind in kinds.items() if name not in facts.DERIVED}
+        derived = {*facts.DERIVED, *(placements.KINDS.keys() - own.keys())}
+        usable = {name: kind for name, kind in kinds.items() if name not in derived}
         conditions = {}
         for name, text in self.file.conditions.items():
             if name not in own:

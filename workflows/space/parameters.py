@@ -24,25 +24,17 @@ MAX_VALUES = 10_000
 _FIXED = {
     *("model", "data", "seed", "optimizer", "device", "device_memory_bytes"),
     *("warmup_steps", "measured_steps", "collective_timeout_s"),
+    *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster
 }
 SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)
 
 _Count = Annotated[int, Field(ge=1)]
-_PLACEMENT: dict[str, Any] = {  # the field's names, whether or not the built-in trainer has them
-    "weight_shard": _Count,
-    "gradient_shard": _Count,
-    "secondary_shard": Annotated[int, Field(ge=0)],  # 0: no secondary copy
-    "quantize_weights": bool,
-    "quantize_gradients": bool,
-    "quantize_secondary": bool,
-    "gx": _Count,
-    "gy": _Count,
-    "gz": _Count,
-}
+# AxoNN's grid, which the built-in trainer does not have yet.
+_GRID: dict[str, Any] = {"gx": _Count, "gy": _Count, "gz": _Count}
 _TYPES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(annotation)
     for name, annotation in {
-        **_PLACEMENT,
+        **_GRID,
         "num_nodes": _Count,
         **{
             name: Annotated[(field.annotation, *field.metadata)]
@@ -54,7 +46,9 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
     }.items()
 }
 # A user's own trainer may mean something else by these; no built-in rule reads them.
-_FREE = {"recompute", "precision"}
+_FREE = {
+    *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
+}
 BUILTIN_NAMES = tuple(_TYPES)
 
 

@@ -29,16 +29,21 @@ COMMON_RULES = {
     "weights_by_dp": "dp % weight_shard == 0",
     "gradients_by_dp": "dp % gradient_shard == 0",
     "secondary_by_dp": "secondary_shard == 0 or dp % secondary_shard == 0",
+    "optimizer_by_dp": "dp % optimizer_shard == 0",
     # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next.
     "gradients_nest_weights": "gradient_shard % weight_shard == 0",
-    "secondary_nests_weights": "secondary_shard == 0 or weight_shard % secondary_shard == 0"
-    " or secondary_shard % weight_shard == 0",
+    "optimizer_nests_gradients": "optimizer_shard % gradient_shard == 0",
+    "secondary_needs_split_weights": "secondary_shard == 0 or weight_shard > 1",
+    "quantize_secondary_needs_copy": "not quantize_secondary or secondary_shard > 0",
 }
 # The built-in trainer does not pad; others may.
 BUILTIN_TRAINER_RULES = {
     "kv_heads_by_tp": "num_kv_heads % tp == 0",
     "ffn_by_tp": "ffn_hidden_size % tp == 0",
     "vocab_by_tp": "vocab_size % tp == 0",
+    # With one replica nothing is on its way.
+    "quantize_weights_needs_split": "not quantize_weights or gradient_shard > 1 or dp == 1",
+    "quantize_gradients_needs_split": "not quantize_gradients or gradient_shard > 1 or dp == 1",
 }
 SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node"}
 
@@ -108,8 +113,10 @@ _KINDS: dict[str, Kind] = {
             *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
             *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
             *("vocab_size", "seq_length", "weight_shard", "gradient_shard", "secondary_shard"),
+            "optimizer_shard",
         ),
         "number",
     ),
     "sequence_parallel": "boolean",
+    **dict.fromkeys(("quantize_weights", "quantize_gradients", "quantize_secondary"), "boolean"),
 }

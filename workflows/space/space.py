@@ -156,7 +156,8 @@ class SearchSpace:
     def facts(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
         """Parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
 
-        An inactive parameter has the trainer's default, or its first value.
+        An inactive parameter has the trainer's default, or its first value. What the built-in
+        trainer's placement comes to is resolved: ``weight_shard`` and the like.
         """
         facts = self.columns(_one_row(self.raw(config)))
         return {name: _plain(column) for name, column in facts.columns.items()}
@@ -183,6 +184,8 @@ class SearchSpace:
         return {
             **self.trainer.builtin.model_dump(exclude_none=True),
             **searched,
+            "ranks_per_node": self.cluster.gpus_per_node,
+            "ranks_per_pair": self._static["ranks_per_pair"],
             "model": self.model.model_dump(exclude_none=True),
             "data": data,
             "warmup_steps": self.trial.warmup_steps,
