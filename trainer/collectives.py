@@ -48,6 +48,11 @@ class Traffic:
         self.bytes: Counter[tuple[Purpose, Level]] = Counter()
         self.seconds: Counter[tuple[Purpose, Level]] = Counter()
 
+    def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
+        """Note one call."""
+        self.calls[purpose, level] += 1
+        self.bytes[purpose, level] += num_bytes
+
     def clear(self) -> None:
         """Forget everything, e.g. what warm-up steps sent."""
         for counter in (self.calls, self.bytes, self.seconds):
@@ -137,11 +142,6 @@ class Group:
             lambda wait: dist.all_to_all_single(received, sent, group=self.handle),
         )
 
-    def count(self, purpose: Purpose, num_bytes: int) -> None:
-        """Note what others sent over this group, such as torch's pipeline."""
-        self.traffic.calls[purpose, self.level] += 1
-        self.traffic.bytes[purpose, self.level] += num_bytes
-
     def _do(
         self,
         purpose: Purpose,
@@ -149,7 +149,7 @@ class Group:
         async_op: bool,
         collective: Callable[[bool], dist.Work | None],
     ) -> dist.Work | None:
-        self.count(purpose, num_bytes)
+        self.traffic.add(purpose, self.level, num_bytes)
         clock = self.traffic.clock
         if clock is None:
             return collective(not async_op)

@@ -155,6 +155,9 @@ class TrainConfig(_Record):
     device_memory_bytes: int | None = Field(
         default=None, ge=1, description="memory limit per rank; default the device's own"
     )
+    time_communication: bool = Field(
+        default=False, description="wait for every collective and report its time; slows training"
+    )
     collective_timeout_s: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")

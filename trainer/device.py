@@ -6,6 +6,7 @@ torch built for AMD calls its devices ``cuda`` and RCCL ``nccl``; nothing else d
 from __future__ import annotations
 
 import os
+import time
 
 import torch
 
@@ -59,6 +60,11 @@ class Device:
         """Wait until all work given to the device is done."""
         if self.type == "cuda":
             torch.cuda.synchronize(self.torch)
+
+    def clock(self) -> float:
+        """Seconds, read when all work given to the device is done."""
+        self.synchronize()
+        return time.perf_counter()
 
     def peak_memory_bytes(self) -> int:
         """Most memory in use since start-up.

@@ -52,6 +52,20 @@ class _LeanStage(PipelineStage):
     at gas 320 far more than the activations that 1F1B is meant to bound.
     """
 
+    count: Callable[[dist.P2POp], None]
+    """Called with everything that is sent."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        for op in ops:
+            self.count(op)
+        return ops
+
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
         first = self.args_recv_info[0]
@@ -148,6 +162,8 @@ class Pipeline:
             )
             for number, stage in enumerate(stages)
         ]
+        for part in parts:
+            part.count = self._count
         options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
         if config.vpp > 1:
             self.schedule: Any = ScheduleInterleaved1F1B(parts, config.gas, **options)
@@ -157,6 +173,11 @@ class Pipeline:
             # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are
             # in flight at once in either schedule.
             self.schedule = ScheduleGPipe(parts[0], config.gas, **options)
+
+    def _count(self, op: dist.P2POp) -> None:
+        mesh = self.mesh
+        level = mesh.topology.level((dist.get_rank(), op.peer))
+        mesh.traffic.add("pipeline", level, op.tensor.numel() * op.tensor.element_size())
 
     def __call__(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
         """Accumulate the gradients of a step.

@@ -51,6 +51,7 @@ def completed(
         "grad_norm": list(training["grad_norms"]),
         "peak_memory_bytes": peak,
         "peak_memory_rank": list(peak_memory_bytes).index(peak),
+        **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
     }

@@ -82,7 +82,7 @@ class Trainer:
         phase.name = "build"
         self.config = config
         self.device = device
-        self.traffic = Traffic()
+        self.traffic = Traffic(device.clock if config.time_communication else None)
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
         stages = build_stages(config, self.mesh)
@@ -144,20 +144,26 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps`` and ``peak_memory_bytes`` (this rank's).
+        (before clipping), ``skipped_steps``, ``peak_memory_bytes`` and ``communication`` (both this
+        rank's; what it sent per measured step, see ``collectives.Traffic.report``).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
+    if config.engine == "deepspeed":
+        from trainer.deepspeed_engine import train_with_deepspeed  # heavy, and may not be there
+
+        return train_with_deepspeed(config, dataset, progress, device)
     trainer = Trainer(config, device)
     times, losses, norms, skipped = [], [], [], 0
     dist.barrier()
     for number in range(config.steps):
+        if number == config.warmup_steps:
+            trainer.traffic.clear()
         begin = time.perf_counter()
         report = trainer.step(number, dataset)
-        device.synchronize()
-        times.append(time.perf_counter() - begin)
+        times.append(device.clock() - begin)
         losses.append(report.loss)
         norms.append(report.grad_norm)
         skipped += not report.done
@@ -171,4 +177,5 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
         "grad_norms": norms,
         "skipped_steps": skipped,
         "peak_memory_bytes": device.peak_memory_bytes(),
+        "communication": trainer.traffic.report(config.measured_steps),
     }

@@ -39,6 +39,7 @@ def training(**changes: Any) -> dict[str, Any]:
         "losses": [5.0, 4.0, 3.0, 2.0],
         "grad_norms": [1.0, 1.0, 1.0, 1.0],
         "skipped_steps": 0,
+        "communication": {"bytes": {"gradients": {"node": 64}}, "calls": {}},
         "peak_memory_bytes": 1,
     } | changes
 
@@ -60,6 +61,7 @@ def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
     )
     assert result["loss"] == [5.0, 4.0, 3.0, 2.0]
     assert result["parameters"] == CONFIG.model.num_parameters
+    assert result["communication_bytes"] == {"gradients": {"node": 64}}
 
 
 def test_the_peak_names_the_first_rank_that_reached_it() -> None:

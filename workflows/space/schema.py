@@ -128,6 +128,9 @@ class BuiltinTrainer(_Record):
         default=None, ge=1, description="memory limit per rank; default the device's own"
     )
     collective_timeout_s: float | None = Field(default=None, gt=0)
+    time_communication: bool | None = Field(
+        default=None, description="wait for every collective and report its time; slows training"
+    )
 
 
 class ResultPatterns(_Record):
