@@ -188,6 +188,7 @@ def preload() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = "1"
     import torch
+
     import trainer.__main__  # noqa: F401
 
     torch.set_num_threads(1)

@@ -95,7 +95,7 @@ class SlowNetwork:
         self.rate_mbit_per_s = rate_mbit_per_s
 
     def address(self, node: int) -> str:
-        """Where a node's processes listen. No address of the machine itself: the bridge has none."""
+        """Where a node's processes listen; the machine itself has no such address."""
         return f"10.77.0.{node + 1}"
 
     def enter(self, node: int) -> None:
