@@ -25,6 +25,7 @@ REQUIRED = {
     "gpt_1t_frontier",
     "gpt_20b_zero_topo_frontier",
     "llama_8b_dgx_h100",
+    "placements_slow_links",
 }
 
 
@@ -233,3 +234,25 @@ def test_the_demo_fits_four_ranks_and_its_budget() -> None:
     assert check(space).valid > 10 * (space.budget.trials or 0)
     assert space.trainer.builtin is not None
     assert space.trainer.builtin.device_memory_bytes == space.cluster.memory_bytes
+
+
+def test_the_presets_of_the_slow_links_space_are_the_papers_on_its_nodes() -> None:
+    """Two nodes of two cards of two: ZeRO-topo's weights over a card, gradients over a node."""
+    space = load_space("placements_slow_links")
+    assert space.unsupported() == []
+    shares = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
+    found = {}
+    for name in space.parameters["placement"].values:
+        config = {"num_nodes": 2, "placement": name, "mbs": 4, "gas": 2}
+        raw = space.raw({"quantize_weights": False, "quantize_gradients": False, **config})
+        assert space.first_violation(raw) is None
+        found[name] = tuple(space.facts(raw)[share] for share in shares)
+    assert found == {
+        "zero1": (1, 0, 1, 8),
+        "zero2": (1, 0, 8, 8),
+        "zero3": (8, 0, 8, 8),
+        "hpz": (8, 4, 8, 8),
+        "mics": (4, 0, 4, 4),
+        "zero++": (8, 4, 8, 8),
+        "zero_topo": (2, 2, 4, 8),
+    }

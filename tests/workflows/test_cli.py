@@ -40,12 +40,23 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["type"] == "object"
 
 
+def test_a_parameter_that_the_trainer_lacks_can_be_checked_but_not_searched(tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(
+        "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: python-source}}\n"
+        "parameters: {gx: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    assert run("check", "space.yaml", cwd=tmp_path).returncode == 0
+    refused = run("search", "space.yaml", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "the built-in trainer has no gx" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["search", "no_such_space"], "no_such_space"),
         (["check", "tiny_cpuu"], "tiny_cpu"),
-        (["search", "gpt_20b_zero_topo_frontier"], "the built-in trainer has no"),
+        (["search", "gpt_20b_zero_topo_frontier"], "a trial has up to 384 ranks"),
         (["search", "tiny_cpu", "--site", "nowhere", "--launcher", "srun"], "no site 'nowhere'"),
         (["submit", "tiny_cpu", "--nodes", "1", "--time", "soon"], "not a time limit"),
         (["search", "tiny_cpu", "--trials", "0"], "not a positive whole number"),
