@@ -113,7 +113,7 @@ def build() -> Path:
         os.close(handle)
         try:
             _run([*compiler, *flags, str(SOURCE), "-o", name])
-            os.replace(name, library)
+            Path(name).replace(library)
         finally:
             Path(name).unlink(missing_ok=True)
     return library
