@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from workflows.space import SearchSpace, check
+from workflows.space import SearchSpace, check, deepspeed
 from workflows.space.rules import BUILTIN_TRAINER_RULES, COMMON_RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,6 +34,7 @@ def test_an_example_loads_and_has_valid_configurations(
 
 def test_the_page_has_examples_and_names_every_rule() -> None:
     assert len(EXAMPLES) >= 5
-    written = ("one_placement", "placement_counts_once")
-    for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES, *written):
+    written = ("one_placement", "placement_counts_once", "deepspeed_time_communication")
+    engine = {**deepspeed.RULES, **deepspeed.CPU_RULES, **deepspeed.CUDA_RULES}
+    for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES, *engine, *written):
         assert f"`{name}`" in PAGE

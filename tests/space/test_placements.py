@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from analysis.machine import Machine
 from trainer.config import ConfigError, TrainConfig
+from trainer.deepspeed_rules import unsupported as deepspeed_unsupported
 from trainer.placement import PRESETS, Placement
 from workflows.space import SearchSpace, check, load_space
 from workflows.space.placements import ranks_per_pair
@@ -209,6 +210,61 @@ def test_a_rejection_shows_the_degrees_that_a_preset_came_to(load: Load) -> None
         "gradients_nest_weights: gradient_shard % weight_shard == 0 "
         "(gradient_shard 4, weight_shard 8)"
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_space_and_the_engine_know_alike_what_deepspeed_cannot_train(
+    load: Load, device: Literal["cpu", "cuda"]
+) -> None:
+    parameters = {
+        "engine": ["deepspeed", "meshtune"],
+        "num_nodes": [1, 2],
+        "tp": [1, 2],
+        "pp": [1, 2],
+        "vpp": [1, 2],
+        "gas": 4,
+        "placement": list(PRESETS),
+        "secondary_shard": [1, 2],
+        "quantize_weights": [False, True],
+        "quantize_gradients": [False, True],
+        "recompute": ["none", "selective"],
+        "precision": ["bf16", "fp16"],
+    }
+    conditions = {
+        "secondary_shard": "placement in ['hpz', 'zero3']",
+        "quantize_weights": "placement != 'zero++'",
+        "quantize_gradients": "placement != 'zero_topo'",
+    }
+    trainer = {"builtin": {"data": "x", "device": device}}
+    space = load(description(parameters, "flat", conditions=conditions, trainer=trainer))
+    raws = rows(space)
+    found = space.violations(columns(raws))
+    engine = [name for name in found.removed if name.startswith("deepspeed_")]
+    others = [name for name in found.removed if name not in (*engine, "placement_counts_once")]
+    refused_by_others = np.logical_or.reduce([found.removed[name] for name in others])
+    refused = np.logical_or.reduce([found.removed[name] for name in engine])
+    deepspeed = columns(raws)["engine"] == "deepspeed"
+    assert not np.any(refused & ~deepspeed)
+    asked = np.flatnonzero(deepspeed & ~refused_by_others)
+    for row in asked:
+        config = TrainConfig.parse(space.train_config(raws[row], "x"))
+        world_size = 4 * raws[row]["num_nodes"]
+        reason = deepspeed_unsupported(config, world_size, device)
+        assert refused[row] == (reason is not None), (raws[row], reason)
+    assert 0 < np.count_nonzero(refused[asked]) < len(asked)
+
+
+def test_an_engine_that_is_not_searched_has_no_rules(load: Load) -> None:
+    names = {rule.name for rule in load(description({"zero_stage": [0]})).rules}
+    assert not any(name.startswith("deepspeed_") for name in names)
+
+
+def test_deepspeed_does_not_time_its_collectives(load: Load) -> None:
+    trainer = {"builtin": {"data": "x", "time_communication": True}}
+    space = load(description({"engine": ["meshtune", "deepspeed"]}, trainer=trainer))
+    found = space.first_violation({"engine": "deepspeed"})
+    assert found is not None and found.startswith("deepspeed_time_communication:")
+    assert space.first_violation({"engine": "meshtune"}) is None
 
 
 def test_the_first_spelling_of_a_placement_counts(load: Load) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import search_spaces
 from analysis.machine import Machine
 
-from . import facts, parameters, placements, rules
+from . import deepspeed, facts, parameters, placements, rules
 from .expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
 from .mistakes import validate
 from .parameters import Parameter
@@ -149,7 +149,9 @@ class _Builder:
             for name, condition in conditions.items()
         ]
         builtin = rules.builtin(kinds, own_trainer=self.own_trainer, allow=self.file.allow)
-        if not self.own_trainer:
+        if self.file.trainer.builtin is not None:
+            if "engine" in own:
+                builtin += deepspeed.rules(self.file.trainer.builtin, kinds)
             derive = partial(facts.derive, own, conditions, self.static, self.defaults)
             builtin += placements.one_placement(own)
             builtin += placements.counted_once(own, conditions, derive)
