@@ -98,16 +98,13 @@ class SlowNetwork:
         """Where a node's processes listen; the machine itself has no such address."""
         return f"10.77.0.{node + 1}"
 
+    def namespace(self, node: int) -> str:
+        """A node's name for ``ip netns`` and ``enter_namespace``."""
+        return self._name(node)
+
     def enter(self, node: int) -> None:
         """Move the calling process into a node; for a child just forked."""
-        handle = os.open(_NAMESPACES / self._name(node), os.O_RDONLY)
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(handle, _CLONE_NEWNET) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, f"setns to node {node}: {os.strerror(code)}")
-        finally:
-            os.close(handle)
+        enter_namespace(self._name(node))
 
     def link_bytes(self, node: int) -> int:
         """Bytes that crossed a node's link so far, headers included: the busier direction."""
@@ -129,6 +126,18 @@ class SlowNetwork:
 
     def _name(self, node: int) -> str:
         return f"{self._prefix}n{node}"
+
+
+def enter_namespace(name: str) -> None:
+    """Move the calling process, which has no other threads yet, into a network namespace."""
+    handle = os.open(_NAMESPACES / name, os.O_RDONLY)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(handle, _CLONE_NEWNET) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"setns to {name}: {os.strerror(code)}")
+    finally:
+        os.close(handle)
 
 
 def check_machine() -> None:
