@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from trainer.config import ConfigError, ModelConfig, TrainConfig
 from trainer.formats import Format
+from trainer.layout import Sent, UnitLayout, step_traffic
 from trainer.placement import (
     PRESETS,
+    Level,
     Placement,
     PlacementError,
     Preset,
@@ -50,7 +52,7 @@ def degrees(placement: Placement) -> tuple[int, int, int, int]:
 
 
 def test_placements_and_configurations_are_read_without_torch() -> None:
-    code = "import sys, trainer.placement, trainer.config; print('torch' in sys.modules)"
+    code = "import sys, trainer.placement, trainer.config, trainer.layout; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
@@ -230,7 +232,7 @@ FP16 = Format.FP16
 
 
 def papers(scheme: str, nodes: int) -> Placement:
-    """A scheme of Xu et al. 2025, Tables IV to VI: weights and gradients in 16 bits."""
+    """A scheme of Xu et al. 2025, Tables IV to VIII: weights and gradients in 16 bits."""
     everything = 8 * nodes
     weights, secondary, gradients = {
         "ZeRO-1": (1, None, 1),
@@ -246,8 +248,8 @@ def papers(scheme: str, nodes: int) -> Placement:
         secondary=secondary,
         gradients=Share(gradients, FP16),
         optimizer=Share(everything, Format.FP32),
-        gather_format=FP16,
-        reduce_format=FP16,
+        gather_format=FP16 if scheme.startswith("ZeRO-") else Format.INT8,
+        reduce_format=FP16 if scheme.startswith("ZeRO-") else Format.INT4,
     )
 
 
@@ -372,6 +374,99 @@ def test_a_split_between_whole_weights_and_optimizer_states_costs_its_copy() -> 
     """Gradients over the node, states over all: a 16-bit split to gather whole weights from."""
     placement = placed("zero1", gradient_shard=8)
     assert placement.bytes_per_rank(1600)["weights"] == 2 * 1600 + 2 * 200
+
+
+# Communication: the paper counts 16-bit numbers, and leaves out the scales of quantized ones.
+PARAMETERS = 2 * 8 * 48 * 256 * 5  # so that no row and no block has to be filled up
+NUMBER_BYTES = {FP16: 2.0, Format.INT8: 1 + 4 / 256, Format.INT4: 0.5 + 4 / 256}
+
+
+def sent(scheme: str, nodes: int, gathers: int, copies: int) -> list[Sent]:
+    """What rank 0 sends in a step of one micro-batch, by the trainer's own count."""
+
+    def level(size: int, stride: int) -> Level:
+        return FRONTIER.level(range(0, size * stride, stride))
+
+    placement = papers(scheme, nodes)
+    unit = UnitLayout(placement, ((PARAMETERS,),), FRONTIER.replicas_per_node(placement.dp, 1))
+    return step_traffic(unit, gathers, copies, 1, level)
+
+
+def volume(share: float, format_: Format, devices: int) -> float:
+    """A table's volume in bytes: share x psi x (d - 1) / d numbers of 16 bits."""
+    assert share == format_.bits / 16
+    return NUMBER_BYTES[format_] * PARAMETERS * (devices - 1) / devices
+
+
+@pytest.mark.parametrize("nodes", [2, 48])
+@pytest.mark.parametrize(
+    ("scheme", "share", "forward", "backward"),
+    [
+        ("ZeRO-3", 1, ("all", "inter_node"), ("all", "inter_node")),
+        ("ZeRO++", 1 / 2, ("all", "inter_node"), (8, "node")),
+        ("Ours, Sec-Degree=8", 1 / 2, (2, "pair"), (8, "node")),
+        ("Ours, Sec-Degree=2", 1 / 2, (2, "pair"), (2, "pair")),
+    ],
+)
+def test_weights_are_gathered_in_the_volumes_and_over_the_links_of_table_vii(
+    scheme: str, share: float, forward: Any, backward: Any, nodes: int
+) -> None:
+    format_ = FP16 if share == 1 else Format.INT8
+    passes = [s for s in sent(scheme, nodes, 2, 0) if s.purpose == "weights"]
+    if scheme != "ZeRO-3":
+        passes = [s for s in sent(scheme, nodes, 1, 1) if s.purpose in ("weights", "secondary")]
+    assert len(passes) == 2
+    for got, (devices, level) in zip(passes, (forward, backward), strict=True):
+        devices = 8 * nodes if devices == "all" else devices
+        assert got.num_bytes == pytest.approx(volume(share, format_, devices))
+        assert got.level == level
+
+
+@pytest.mark.parametrize("nodes", [2, 48])
+@pytest.mark.parametrize(
+    ("scheme", "share", "devices", "levels"),
+    [
+        ("ZeRO-3", 1, "all", ["inter_node"]),
+        # In the node first: between nodes, only what a node has summed.
+        ("ZeRO++", 1 / 4, "all", ["node", "inter_node"]),
+        ("Ours, Sec-Degree=2", 1 / 4, 8, ["node"]),
+    ],
+)
+def test_gradients_are_reduced_in_the_volumes_and_over_the_links_of_table_viii(
+    scheme: str, share: float, devices: Any, levels: list[str], nodes: int
+) -> None:
+    format_ = FP16 if share == 1 else Format.INT4
+    hops = [s for s in sent(scheme, nodes, 2, 0) if s.purpose == "gradients"]
+    total = sum(hop.num_bytes for hop in hops)
+    assert total == pytest.approx(volume(share, format_, 8 * nodes if devices == "all" else 8))
+    assert [hop.level for hop in hops] == levels
+    if len(hops) == 2:
+        assert hops[1].num_bytes == pytest.approx(volume(share, format_, nodes) / 8)
+
+
+@pytest.mark.parametrize("nodes", [2, 48])
+def test_zero_topo_brings_updated_weights_to_its_halves_only(nodes: int) -> None:
+    """Xu et al. 2025, section V-D: psi (d - 1) / d numbers over all d optimizer shards.
+
+    A rank stores half of the weights and gets what it lacks of that half, as INT8. Between nodes
+    go no more than the node's eighth of the gradients, and of the weights.
+    """
+    traffic = sent("Ours, Sec-Degree=2", nodes, 1, 1)
+    of = {
+        (s.purpose, s.level): s.num_bytes
+        for s in traffic
+        if s.purpose in ("publish", "gradient_sync")
+    }
+    ranks = 8 * nodes
+    published = of["publish", Level.INTER_NODE] + of["publish", Level.NODE]
+    assert published == pytest.approx(NUMBER_BYTES[Format.INT8] * PARAMETERS * (1 / 2 - 1 / ranks))
+    assert published < NUMBER_BYTES[FP16] * PARAMETERS * (ranks - 1) / ranks
+    eighth = PARAMETERS / 8 * (nodes - 1) / nodes
+    assert of["publish", Level.INTER_NODE] == pytest.approx(NUMBER_BYTES[Format.INT8] * eighth)
+    assert of["gradient_sync", Level.INTER_NODE] == pytest.approx(
+        NUMBER_BYTES[Format.INT4] * eighth
+    )
+    assert not [s for s in sent("ZeRO++", nodes, 1, 1) if s.purpose in ("publish", "gradient_sync")]
 
 
 TINY = ModelConfig(num_layers=2, hidden_size=8, num_heads=2, vocab_size=16, seq_length=8)
