@@ -151,6 +151,17 @@ class TrainConfig(_Record):
     seed: int = Field(default=1234, ge=0)
     warmup_steps: int = Field(default=2, ge=0)
     measured_steps: int = Field(default=5, ge=1)
+    save: str | None = Field(
+        default=None, description="folder for checkpoints; the last 2 are kept"
+    )
+    save_interval: int | None = Field(
+        default=None, ge=1, description="steps between checkpoints; default only at the end"
+    )
+    load: str | None = Field(
+        default=None,
+        description="folder with checkpoints: go on from the latest complete one, in any layout, "
+        "for warmup_steps + measured_steps more",
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = Field(
         default=None, ge=1, description="memory limit per rank; default the device's own"
@@ -166,6 +177,14 @@ class TrainConfig(_Record):
             raise ValueError(
                 f"placement {self.placement} and zero_stage {self.zero_stage}: give one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _checkpoints(self) -> TrainConfig:
+        if self.save_interval is not None and self.save is None:
+            raise ValueError(f"save_interval {self.save_interval} needs a folder: set save")
+        if self.engine == "deepspeed" and (self.save or self.load):
+            raise ValueError("engine deepspeed has no checkpoints here: remove save and load")
         return self
 
     @property
@@ -236,7 +255,7 @@ class TrainConfig(_Record):
             raise ConfigError(f"vpp {self.vpp} needs a pipeline: pp is 1")
 
     @classmethod
-    def load(cls, path: Path) -> TrainConfig:
+    def read(cls, path: Path) -> TrainConfig:
         """Read a JSON file; raises ConfigError that names the file, the key and the value."""
         try:
             return cls.parse(json.loads(path.read_text()))

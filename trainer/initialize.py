@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
+from trainer.boxes import rows_held
 from trainer.config import ModelConfig
 
 STD = 0.02
@@ -70,7 +70,7 @@ def _draw(
     if split != 0:
         ranges = [(0, out.size(0))]
     else:
-        ranges = list(_rows(parts or (out.size(0) * tp,), tp_rank, tp))
+        ranges = list(rows_held(parts or (out.size(0) * tp,), tp_rank, tp))
     per_draw = max(1, _DRAW_ELEMENTS // columns)
     filled = 0
     generator = torch.Generator(out.device)
@@ -85,12 +85,3 @@ def _draw(
             rows = values[low - first : high - first, kept]
             out[filled : filled + high - low].copy_(rows)
             filled += high - low
-
-
-def _rows(parts: tuple[int, ...], tp_rank: int, tp: int) -> Iterator[tuple[int, int]]:
-    """Rows of the whole matrix that a rank holds: its share of each stacked part."""
-    start = 0
-    for part in parts:
-        share = part // tp
-        yield start + tp_rank * share, start + (tp_rank + 1) * share
-        start += part

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Name = Literal["build", "forward", "backward", "optimizer", "communication"]
+Name = Literal["build", "forward", "backward", "optimizer", "communication", "checkpoint"]
 
 
 @dataclass

@@ -29,7 +29,7 @@ class LossScaler:
         self.enabled = precision == "fp16"
         self.scale = initial if self.enabled else 1.0
         self.interval = interval
-        self._good_steps = 0
+        self.good_steps = 0
 
     def update(self, finite: bool) -> bool:
         """Take note of a step's gradients; returns whether the step counts as done."""
@@ -37,10 +37,10 @@ class LossScaler:
             return True
         if not finite:
             self.scale /= 2
-            self._good_steps = 0
+            self.good_steps = 0
             return False
-        self._good_steps += 1
-        if self._good_steps == self.interval:
+        self.good_steps += 1
+        if self.good_steps == self.interval:
             self.scale *= 2
-            self._good_steps = 0
+            self.good_steps = 0
         return True

@@ -51,7 +51,7 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
         environ.update(place.variables())
         if place.rank == 0:
             clear_result(directory)  # before the ranks meet, so before any of this run's
-        config = TrainConfig.load(path)
+        config = TrainConfig.read(path)
         config.check(place.world_size)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

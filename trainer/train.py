@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.checkpoint import Checkpoints
 from trainer.collectives import Traffic
 from trainer.config import TrainConfig
 from trainer.device import Device
@@ -85,7 +86,7 @@ class Trainer:
         self.traffic = Traffic(device.clock if config.time_communication else None)
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
-        stages = build_stages(config, self.mesh)
+        self.stages = stages = build_stages(config, self.mesh)
         self.weights = build_weights(config, self.mesh, stages, device.torch)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
         self.run: Pipeline | SingleStage
@@ -156,10 +157,13 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
 
         return train_with_deepspeed(config, dataset, progress, device)
     trainer = Trainer(config, device)
+    checkpoints = Checkpoints(config)
+    first = checkpoints.load(trainer)
+    last = first + config.steps
     times, losses, norms, skipped = [], [], [], 0
     dist.barrier()
-    for number in range(config.steps):
-        if number == config.warmup_steps:
+    for number in range(first, last):
+        if number == first + config.warmup_steps:
             trainer.traffic.clear()
         begin = time.perf_counter()
         report = trainer.step(number, dataset)
@@ -168,9 +172,11 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
         norms.append(report.grad_norm)
         skipped += not report.done
         progress(
-            f"step {number + 1}/{config.steps} loss {report.loss:.4f} "
+            f"step {number + 1}/{last} loss {report.loss:.4f} "
             f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
         )
+        if checkpoints.due(number + 1, last):
+            progress(f"saved {checkpoints.save(trainer, number + 1)}")
     return {
         "step_times_s": times,
         "losses": losses,

@@ -24,6 +24,7 @@ MAX_VALUES = 10_000
 _FIXED = {
     *("model", "data", "seed", "optimizer", "device", "device_memory_bytes"),
     *("warmup_steps", "measured_steps", "collective_timeout_s", "time_communication"),
+    *("save", "save_interval", "load"),
     *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster
 }
 SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)

@@ -131,6 +131,17 @@ class BuiltinTrainer(_Record):
     time_communication: bool | None = Field(
         default=None, description="wait for every collective and report its time; slows training"
     )
+    save: str | None = Field(
+        default=None, description="folder for checkpoints, in the trial's own unless absolute"
+    )
+    save_interval: int | None = Field(
+        default=None, ge=1, description="steps between checkpoints; default only at the end"
+    )
+    load: str | None = Field(
+        default=None,
+        description="absolute path of a folder with checkpoints of this model: every trial goes "
+        "on from the latest",
+    )
 
 
 class ResultPatterns(_Record):

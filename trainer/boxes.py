@@ -1,0 +1,95 @@
+"""Where a flat part of a tensor-parallel rank's parameter lies in the whole parameter.
+
+Data parallelism splits parameters without regard to their rows; tensor parallelism splits rows or
+columns, of several stacked matrices each by itself. Checkpoints speak of boxes of the whole.
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+class Box(NamedTuple):
+    """A box of the whole parameter whose elements are consecutive in the rank's part, flat."""
+
+    begin: int
+    """Where they begin in the rank's part."""
+    offsets: Shape
+    sizes: Shape
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a rank's part is cut out of a whole vector or matrix.
+
+    Attributes:
+        shape: of the part.
+        dim: along which it is cut; None if the rank holds the whole.
+        parts: rows of each of the stacked matrices in the whole; None if there is one.
+        rank: which part it is.
+        ranks: number of parts.
+    """
+
+    shape: Shape
+    dim: int | None = None
+    parts: tuple[int, ...] | None = None
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def whole(self) -> Shape:
+        """Shape of the whole."""
+        return tuple(
+            size * self.ranks if dim == self.dim else size for dim, size in enumerate(self.shape)
+        )
+
+    def row_ranges(self) -> Iterator[tuple[int, int]]:
+        """Rows of the whole that the part holds, in its own order."""
+        if self.dim == 0:
+            yield from rows_held(self.parts or self.whole[:1], self.rank, self.ranks)
+        else:
+            yield 0, self.shape[0]
+
+    def boxes(self, start: int, length: int, limit: int) -> Iterator[Box]:
+        """Cover elements ``[start, start + length)`` of the part, flat.
+
+        Up to three boxes where rows are consecutive in the whole: the rest of a row, whole rows,
+        the beginning of a row.
+
+        Args:
+            start: first element.
+            length: number of elements.
+            limit: elements of a box of several rows.
+        """
+        columns = math.prod(self.shape[1:])
+        first_column = self.rank * columns if self.dim == 1 else 0
+        end = start + length
+        row = 0  # of the part, where the range of rows begins
+        for low, high in self.row_ranges():
+            stop = min(end, (row + high - low) * columns)
+            while start < stop:
+                there, column = divmod(start, columns)
+                if column or stop - start < columns:
+                    rows, width = 1, min(stop - start, columns - column)
+                else:
+                    rows, width = min((stop - start) // columns, max(1, limit // columns)), columns
+                offsets = (low + there - row, first_column + column)
+                dims = len(self.shape)
+                yield Box(start, offsets[:dims], (rows, width)[:dims])
+                start += rows * width
+            row += high - low
+
+
+def rows_held(parts: tuple[int, ...], rank: int, ranks: int) -> Iterator[tuple[int, int]]:
+    """Rows of the whole matrix that a rank holds: its share of each stacked part."""
+    start = 0
+    for part in parts:
+        share = part // ranks
+        yield start + rank * share, start + (rank + 1) * share
+        start += part
