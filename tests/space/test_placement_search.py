@@ -39,7 +39,7 @@ def test_placements_are_searched_on_the_ranks_of_one_machine(tmp_path: Path) -> 
         folder = tmp_path / "run" / "trials" / f"{number:04d}"
         result = json.loads((folder / "result.json").read_text())
         assert result["world_size"] == 8 and all(map(math.isfinite, result["loss"]))
-        config = TrainConfig.read(folder / "config.json")
+        config = TrainConfig.parse(json.loads((folder / "config.json").read_text()))
         assert (config.ranks_per_node, config.ranks_per_pair) == (4, 2)
         placements.add(config.place(8, local_world_size=4))
     assert len(placements) > 1

@@ -102,6 +102,13 @@ def as_columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> None:
     settings_ = set(BuiltinTrainer.model_fields) | {"model", "warmup_steps", "measured_steps"}
     settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
+    assert set(SEARCHABLE) == {
+        *("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
+        *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
+        *("quantize_weights", "quantize_gradients", "quantize_secondary"),
+        *("refresh_secondary", "reduce_precision"),
+        *("sequence_parallel", "recompute", "precision"),
+    }
     assert settings_ | set(SEARCHABLE) == set(TrainConfig.model_fields)
     assert set(TrainConfig.model_fields) >= _FIXED
 
