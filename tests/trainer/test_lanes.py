@@ -1,0 +1,106 @@
+"""Lanes: work beside the computation keeps its order, its bound and its errors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.lanes import InOrder, ThreadLane
+
+WAIT_S = 60
+
+
+@pytest.fixture
+def lane() -> Iterator[ThreadLane]:
+    lane = ThreadLane("test", bound=2)
+    yield lane
+    lane.executor.shutdown()
+
+
+def test_work_runs_in_the_given_order_on_one_other_thread(lane: ThreadLane) -> None:
+    seen: list[tuple[int, int]] = []
+    for number in range(50):
+        lane.run(lambda number=number: seen.append((number, threading.get_ident())))
+    lane.finish()
+    assert [number for number, _ in seen] == list(range(50))
+    assert {thread for _, thread in seen} != {threading.get_ident()}
+    assert len({thread for _, thread in seen}) == 1
+
+
+def test_the_caller_goes_on_while_work_waits(lane: ThreadLane) -> None:
+    gate = threading.Event()
+    work = lane.run(lambda: held(gate))
+    lane.run(lambda: None)  # returns although the first is not done
+    assert not lane.pending[0].done()
+    gate.set()
+    assert work.wait()
+    lane.finish()
+    assert not lane.pending
+
+
+def test_the_caller_waits_when_as_much_waits_as_may(lane: ThreadLane) -> None:
+    gate, third = threading.Event(), threading.Event()
+    lane.run(lambda: held(gate))
+    lane.run(lambda: None)
+
+    def give_a_third() -> None:
+        lane.run(third.set)
+
+    giver = threading.Thread(target=give_a_third)
+    giver.start()
+    giver.join(0.05)
+    assert giver.is_alive() and not third.is_set()
+    gate.set()
+    assert third.wait(WAIT_S)
+    giver.join(WAIT_S)
+    assert not giver.is_alive()
+
+
+def test_an_error_is_raised_where_the_work_is_waited_for(lane: ThreadLane) -> None:
+    work = lane.run(run_out_of_memory)
+    assert isinstance(work, dist.Work)  # else FSDP2 would not wait for it
+    with pytest.raises(MemoryError, match="of a lane"):
+        work.wait()
+
+
+def test_an_error_that_nobody_waited_for_is_raised_at_the_end(lane: ThreadLane) -> None:
+    lane.run(run_out_of_memory)
+    lane.run(lambda: None)
+    with pytest.raises(MemoryError, match="of a lane"):
+        lane.finish()
+
+
+def test_an_error_is_raised_at_the_latest_when_the_bound_is_reached(lane: ThreadLane) -> None:
+    lane.run(run_out_of_memory)
+    lane.run(lambda: None)
+    with pytest.raises(MemoryError, match="of a lane"):
+        lane.run(lambda: None)
+
+
+def test_work_is_not_differentiated(lane: ThreadLane) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    results: list[torch.Tensor] = []
+    lane.run(lambda: results.append(weight * 2))
+    lane.finish()
+    assert not results[0].requires_grad
+
+
+def test_work_inside_of_work_runs_at_once() -> None:
+    seen: list[int] = []
+    inner = InOrder()
+    inner.run(lambda: seen.append(1))
+    inner.after(inner.mark())
+    assert seen == [1]
+    inner.finish()
+
+
+def held(gate: threading.Event) -> None:
+    assert gate.wait(WAIT_S)
+
+
+def run_out_of_memory() -> None:
+    raise MemoryError("of a lane")
