@@ -139,8 +139,8 @@ class BuiltinTrainer(_Record):
     )
     load: str | None = Field(
         default=None,
-        description="absolute path of a folder with checkpoints of this model: every trial goes "
-        "on from the latest",
+        description="folder with checkpoints of this model: an absolute path, and every trial "
+        "goes on from the latest; the same as save, and a trial that is repeated goes on from its own",
     )
 
 
