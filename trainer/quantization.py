@@ -9,7 +9,8 @@ et al. 2023). With L = 127 (INT8) or 7 (INT4):
     code  = round(x * (1 / scale)), half to even, in float32
     x'    = code * scale
 
-* |x - x'| <= absmax / 254 (INT8) or absmax / 14 (INT4), before x' is rounded to its dtype.
+* |x - x'| <= absmax / 254 (INT8) or absmax / 14 (INT4), to 1e-4 of that for float32's rounding,
+  and before x' is rounded to its dtype.
 * ``code * scale`` is exact in float32, since the scale has 17 significant bits. So quantizing what
   was decoded to float32 gives the same bytes, and a device that fuses a multiplication with an
   addition gives the same sums as one that does not.
