@@ -139,8 +139,8 @@ class BuiltinTrainer(_Record):
     )
     load: str | None = Field(
         default=None,
-        description="folder with checkpoints of this model: an absolute path, and every trial "
-        "goes on from the latest; the same as save, and a trial that is repeated goes on from its own",
+        description="folder with checkpoints of this model. An absolute path: every trial goes on "
+        "from the latest; the same as save: a trial that is repeated goes on from its own",
     )
 
 
