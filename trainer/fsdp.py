@@ -20,7 +20,7 @@ from trainer.collectives import Group
 from trainer.config import TrainConfig
 from trainer.hooks import GatherWeights, ReduceGradients
 from trainer.initialize import initialize
-from trainer.kinds import Kind, Piece, Slot, slots
+from trainer.kinds import Piece, Slot, slots
 from trainer.lanes import InOrder, Lane, StreamLane, ThreadLane
 from trainer.layout import UnitLayout
 from trainer.mesh import Mesh
@@ -30,6 +30,7 @@ from trainer.precision import COMPUTE_DTYPE, WIRE_DTYPE
 from trainer.quantization import dequantize, quantize
 from trainer.quantized import gather_rows
 from trainer.secondary import SecondaryCopy
+from trainer.shapes import Kind
 
 PENDING_UNITS = 2
 """Units whose gradients may wait for a host's network at once; each holds whole gradients."""
@@ -55,7 +56,6 @@ class Unit:
         self.dtype = weights.dtype
         placement = layout.placement
         degree = placement.gradients.degree
-        dp = mesh.dp.rank
         self.gather = GatherWeights(
             layout,
             _group(mesh, layout.ranks, 1, "gather"),
@@ -79,11 +79,14 @@ class Unit:
         )
         module.set_custom_all_gather(self.gather)
         module.set_custom_reduce_scatter(self.reduce)
+        # The hook divides. FSDP2 would divide gradients in fp16 by the root of the ranks, for fear
+        # of sums that overflow: ours are float32.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        for slot in members:
+            slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
         self.across = mesh.replicas(layout.slices, degree, "main")
         self.within = mesh.replicas(layout.pieces, layout.ranks, "main")
-        # Where this rank's slice of the row begins.
-        self.begin = (dp % degree) // layout.ranks * layout.piece
-        self.begin += (dp % placement.optimizer.degree) // degree * layout.slice
         self.locals = [_local(slot.parameter.detach()) for slot in members]
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
@@ -122,16 +125,14 @@ class Unit:
         for local, chunk in zip(self.locals, layout.chunks, strict=True):
             row[start : start + local.numel()] = local.view(-1)
             start += chunk
-        self.flat = row[self.begin : self.begin + layout.slice].float()
-        rank = self.mesh.dp.rank % layout.ranks
-        for number, begin, offset, length in layout.segments(self.begin, layout.slice):
-            # A chunk's filling is no part of the parameter.
-            length = min(length, self.locals[number].numel() - begin)
-            if length > 0:
-                master = nn.Parameter(self.flat[offset : offset + length])
-                master.grad = self.reduce.final[offset : offset + length]
-                first = rank * layout.chunks[number] + begin
-                yield Piece(self.members[number], master, 0, length, first)
+        replica = self.mesh.dp.rank
+        mine = row[layout.begin(replica) :][: layout.slice]
+        self.flat = mine.to(torch.float32, copy=True)  # a view would hold the whole row
+        for number, begin, offset, length in layout.updated(replica):
+            master = nn.Parameter(self.flat[offset : offset + length])
+            master.grad = self.reduce.final[offset : offset + length]
+            first = replica % layout.ranks * layout.chunks[number] + begin
+            yield Piece(self.members[number], master, 0, length, first)
 
     def publish(self) -> None:
         """Bring updated weights from the ranks that updated them to the stored ones."""
@@ -269,8 +270,6 @@ class ShardedWeights:
         self.reduce_lane.finish()
         partial: list[Tensor] = []
         for unit in self.units:
-            for slot in unit.members:
-                slot.parameter.grad = None  # FSDP2's view of scratch memory
             if unit.members[0].kind.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
         if not self.sequence_parallel:
@@ -291,14 +290,18 @@ class ShardedWeights:
         with torch.no_grad():
             for unit in self.units:
                 unit.publish()
-                if unit.layout.placement.keeps_whole:
-                    unit.module.reshard()
+                unit.module.reshard()  # whole weights, kept or left over from an evaluation
 
 
 def _group(mesh: Mesh, size: int, stride: int, lane: str) -> Group:
     group = mesh.replicas(size, stride, lane)
     assert group is not None
     return group
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    """Of what FSDP2 takes for a gradient: a view of scratch memory."""
+    parameter.grad = None
 
 
 def _local(tensor: Tensor) -> Tensor:

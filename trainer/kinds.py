@@ -8,19 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from trainer.model import Stage
-
-
-class Kind(NamedTuple):
-    """What all parameters of one kind have in common."""
-
-    split: bool
-    """Each tensor-parallel rank holds its own part; otherwise all hold the whole."""
-    decays: bool
-    """Weight decay applies: to matrices, not to norms and biases."""
-    shared: bool
-    """The tied embedding, held by the first and the last pipeline stage."""
-    copy: bool
-    """The last stage's copy of it, which the global norm must not count again."""
+from trainer.shapes import Kind
 
 
 class Slot(NamedTuple):
@@ -35,6 +23,10 @@ class Slot(NamedTuple):
         found = getattr(self.module, self.name)
         assert isinstance(found, nn.Parameter)
         return found
+
+    @property
+    def numel(self) -> int:
+        return self.parameter.numel()
 
 
 class Piece(NamedTuple):

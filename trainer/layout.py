@@ -9,14 +9,17 @@ wants to know the bytes beforehand reads them here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.formats import Format
 from trainer.placement import Level, Placement
+from trainer.shapes import Kind, Shape
 
-Shape = tuple[int, ...]
+BUCKET_ELEMENTS = 16 * 2**20
+ROW = 1024
+"""Buckets are padded to whole rows: a norm is then exact, a row at a time."""
 
 
 class Segment(NamedTuple):
@@ -126,6 +129,22 @@ class UnitLayout:
                 yield Segment(number, low - start, low - begin, high - low)
             start += chunk
 
+    def begin(self, replica: int) -> int:
+        """Where the slice of the row begins that a data-parallel rank updates."""
+        placement = self.placement
+        piece = replica % placement.gradients.degree // self.ranks
+        cut = replica % placement.optimizer.degree // placement.gradients.degree
+        return piece * self.piece + cut * self.slice
+
+    def updated(self, replica: int) -> Iterator[Segment]:
+        """Parameters' parts in that slice; the filling of chunks is no part of them."""
+        row = replica % self.ranks
+        for number, begin, offset, length in self.segments(self.begin(replica), self.slice):
+            shape, chunk = self.shapes[number], self.chunks[number]
+            real = min(chunk, math.prod(shape) - row * chunk)
+            if begin < real:
+                yield Segment(number, begin, offset, min(length, real - begin))
+
     def gather_bytes(self) -> int:
         """Sent in one gathering of whole weights from the stored ones."""
         return (self.ranks - 1) * self.placement.gather_format.num_bytes(self.used)
@@ -184,6 +203,38 @@ def sum_format(placement: Placement) -> Format:
 def ring_all_reduce_bytes(num_bytes: int, ranks: int) -> int:
     """Bytes that each of so many ranks sends in a ring all-reduce (Patarasuk and Yuan 2009)."""
     return 2 * (ranks - 1) * num_bytes // ranks
+
+
+class _Sized(Protocol):
+    @property
+    def kind(self) -> Kind: ...
+    @property
+    def numel(self) -> int: ...
+
+
+_Member = TypeVar("_Member", bound=_Sized)
+
+
+def fill(members: Iterable[_Member], limit: int = BUCKET_ELEMENTS) -> list[list[_Member]]:
+    """Group whole parameters into buckets of one kind, at most ``limit`` elements unless alone.
+
+    Given in the order in which gradients arrive, so that full buckets leave early.
+    """
+    done: list[list[_Member]] = []
+    filling: dict[Kind, tuple[list[_Member], int]] = {}
+    for member in members:
+        bucket, held = filling.get(member.kind, ([], 0))
+        if bucket and held + member.numel > limit:
+            done.append(bucket)
+            bucket, held = [], 0
+        filling[member.kind] = ([*bucket, member], held + member.numel)
+    return done + [bucket for bucket, _ in filling.values()]
+
+
+def padded(bucket: Sequence[_Sized], shares: int) -> int:
+    """Elements of a bucket that is split over so many ranks."""
+    used = sum(member.numel for member in bucket)
+    return -(-used // (shares * ROW)) * shares * ROW
 
 
 def step_traffic(

@@ -8,7 +8,7 @@ ranks that share may also be fewer than all, say those of a node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,13 @@ from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.initialize import initialize
-from trainer.kinds import Kind, Piece, Slot, slots
+from trainer.kinds import Piece, Slot, slots
+from trainer.layout import BUCKET_ELEMENTS, ROW, fill, padded
 from trainer.mesh import Mesh
 from trainer.model import Stage
 from trainer.phase import phase
 from trainer.precision import COMPUTE_DTYPE, WIRE_DTYPE
-
-BUCKET_ELEMENTS = 16 * 2**20
-ROW = 1024
-"""Buckets are padded to whole rows: a norm is then exact, a row at a time."""
+from trainer.shapes import Kind
 
 
 class Bucket:
@@ -47,8 +45,7 @@ class Bucket:
         self.copies = mesh.replicas(mesh.dp.size // shares, shares, "main")
         self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
         self.waiting: list[Callable[[], None]] = []
-        used = sum(slot.parameter.numel() for slot in members)
-        total = -(-used // (shares * ROW)) * shares * ROW
+        total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
         self.grads = torch.zeros(total, device=device)
         self.parameters: list[nn.Parameter] = []
@@ -177,7 +174,8 @@ class WholeWeights:
         self.counts = mesh.dp.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
         every = [slot for stage in stages for slot in slots(stage, mesh.tp.size)]
-        self.buckets = [Bucket(members, mesh, dtype, device) for members in fill(reversed(every))]
+        buckets = fill(reversed(every), BUCKET_ELEMENTS)
+        self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
         for stage in stages:
             initialize(stage, "", stage.model, config.seed, mesh.tp.rank, mesh.tp.size)
         self.masters: dict[Kind, list[nn.Parameter]] = {}
@@ -211,21 +209,3 @@ class WholeWeights:
             bucket.publish()
         for bucket in self.buckets:
             bucket.wait()
-
-
-def fill(members: Iterable[Slot], limit: int | None = None) -> list[list[Slot]]:
-    """Group parameters into buckets of one kind, at most ``limit`` elements unless alone.
-
-    Given in the order in which gradients arrive, so that full buckets leave early.
-    """
-    limit = BUCKET_ELEMENTS if limit is None else limit
-    done: list[list[Slot]] = []
-    filling: dict[Kind, tuple[list[Slot], int]] = {}
-    for slot in members:
-        size = slot.parameter.numel()
-        bucket, held = filling.get(slot.kind, ([], 0))
-        if bucket and held + size > limit:
-            done.append(bucket)
-            bucket, held = [], 0
-        filling[slot.kind] = ([*bucket, slot], held + size)
-    return done + [bucket for bucket, _ in filling.values()]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.formats import Format
+from trainer.lanes import InOrder
 from trainer.layout import UnitLayout
 from trainer.placement import Placement, Share
 from trainer.secondary import SecondaryCopy
@@ -209,6 +210,37 @@ def unwritten(share: Tensor) -> None:
 @pytest.fixture(params=[Format.FP32, Format.INT8])
 def stored(request: pytest.FixtureRequest) -> Format:
     return request.param
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("degree", [2, 3, 5, 8])
+@pytest.mark.parametrize("shape", [(3,), (1,), (2, 5), (40, 3)])
+def test_shares_hold_the_weights_and_zeros_behind_them(
+    shape: tuple[int, ...], degree: int, ranks: int
+) -> None:
+    """Parameters smaller than the ranks that share them: DeepSpeed #8210."""
+    dp = math.lcm(ranks, degree)
+    placement = Placement(
+        dp=dp,
+        weights=Share(ranks, Format.FP32),
+        secondary=Share(degree, Format.FP32),
+        gradients=Share(ranks, Format.FP32),
+        optimizer=Share(ranks, Format.FP32),
+        gather_format=Format.FP32,
+        reduce_format=Format.FP32,
+    )
+    layout = UnitLayout(placement, (shape,))
+    whole = torch.arange(1.0, 1 + ranks * layout.used)
+    shares, in_order = [], InOrder()
+    for rank in range(degree):
+        cpu = torch.device("cpu")
+        copy = SecondaryCopy(layout, None, rank, torch.float32, cpu, in_order, in_order)
+        unwritten(copy.share)
+        copy.refresh(whole)
+        shares.append(copy.share.flatten())
+    joined = torch.cat(shares)
+    assert joined[: whole.numel()].equal(whole)
+    assert not joined[whole.numel() :].any()
 
 
 def expected(training: Training) -> list[float]:

@@ -1,0 +1,219 @@
+"""The counters of a step against the prediction, byte for byte, and both against the papers.
+
+Steps run on ranks of torch's fake process group, whose collectives do nothing: any rank of any
+number of ranks is one process, and what is counted is what the trainer asks for. Pipelines, which
+tell each other more than that, are compared in ``test_placement_exactness``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.collectives import Traffic
+from trainer.config import TrainConfig
+from trainer.device import Device
+from trainer.placement import Level
+from trainer.shapes import in_order, stage_parameters
+from trainer.train import Trainer
+from trainer.volume import Report, step_volume
+
+GPT = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 8,
+    "vocab_size": 128,
+    "seq_length": 16,
+}
+ODD = {
+    "num_layers": 4,
+    "hidden_size": 36,
+    "num_heads": 6,
+    "num_kv_heads": 2,
+    "ffn_hidden_size": 50,
+    "vocab_size": 98,
+    "seq_length": 10,
+    "positions": "rotary",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "linear_bias": False,
+    "tied_embeddings": False,
+}
+
+
+def config(model: dict[str, Any], **values: Any) -> TrainConfig:
+    return TrainConfig.parse(
+        {
+            "model": model,
+            "data": "unused",
+            "precision": "fp32",
+            "device": "cpu",
+            "gas": 2,
+            "ranks_per_node": 8,
+            "ranks_per_pair": 2,
+            **values,
+        }
+    )
+
+
+class Tokens:
+    def batch(
+        self, step: int, micro_batch: int, replica: int, *, mbs: int, seq_length: int, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.ones(mbs, seq_length, dtype=torch.int64)
+        return tokens, tokens
+
+
+Count = Callable[[TrainConfig, int, int], Report]
+
+
+@pytest.fixture
+def count() -> Iterator[Count]:
+    """Counts the second step of a rank of so many."""
+
+    def count(config: TrainConfig, ranks: int, rank: int) -> Report:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        training = Trainer(config, Device("cpu"))
+        for step in range(2):
+            training.traffic.clear()
+            training.step(step, Tokens())
+        return training.traffic.report(1)
+
+    yield count
+    dist.destroy_process_group()
+
+
+CASES: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
+    ("zero0", GPT, 16, 3, {"placement": "zero0"}),
+    ("zero1", ODD, 16, 3, {"placement": "zero1", "precision": "bf16"}),
+    ("zero1 in the node", GPT, 16, 9, {"placement": "zero1", "optimizer_shard": 8}),
+    ("zero1 tp sp", ODD, 16, 5, {"placement": "zero1", "tp": 2, "sequence_parallel": True}),
+    ("zero2", GPT, 16, 3, {"placement": "zero2"}),
+    ("zero3", ODD, 16, 15, {"placement": "zero3", "reduce_precision": "bf16"}),
+    ("hpz", ODD, 16, 3, {"placement": "hpz", "precision": "bf16", "gas": 3}),
+    ("hpz renewed", ODD, 16, 3, {"placement": "hpz", "refresh_secondary": "micro_batch"}),
+    ("mics", GPT, 32, 3, {"placement": "mics"}),
+    ("zero++", ODD, 32, 3, {"placement": "zero++", "precision": "bf16"}),
+    ("topo", GPT, 32, 31, {"placement": "zero_topo", "precision": "fp16"}),
+    ("topo 384", ODD, 384, 7, {"placement": "zero_topo", "precision": "bf16", "gas": 1}),
+    ("topo s8", ODD, 16, 3, {"placement": "zero_topo", "secondary_shard": 8}),
+    ("topo tp", GPT, 32, 9, {"placement": "zero_topo", "tp": 2, "recompute": "full"}),
+    ("tp 8 sp full", GPT, 8, 2, {"tp": 8, "sequence_parallel": True, "recompute": "full"}),
+    ("one node", ODD, 8, 2, {"placement": "zero3", "quantize_gradients": True}),
+    ("odd degrees", ODD, 24, 11, {"weight_shard": 3, "gradient_shard": 6, "optimizer_shard": 12}),
+    ("uneven nodes", GPT, 12, 9, {"placement": "zero3", "quantize_gradients": True}),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "rank", "values"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_step_sends_what_was_predicted(
+    count: Count, model: dict[str, Any], ranks: int, rank: int, values: dict[str, Any]
+) -> None:
+    found = count(config(model, **values), ranks, rank)
+    assert found == step_volume(config(model, **values), ranks, rank)
+    assert found["bytes"]["totals"]
+
+
+def test_predictions_are_made_without_torch() -> None:
+    code = "import sys, trainer.volume; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def parameters(model: dict[str, Any]) -> tuple[int, int]:
+    """Of all layers, and outside of them."""
+    every = list(in_order(stage_parameters(config(model).model)))
+    layers = sum(p.numel for p in every if p.name.startswith("blocks."))
+    return layers, sum(p.numel for p in every) - layers
+
+
+def test_zero_3_sends_three_times_the_parameters_in_a_micro_batch() -> None:
+    """Rajbhandari et al. 2020, section 7.2.2: two gatherings and a reduction, (d - 1) / d each.
+
+    But what is outside of the layers is gathered once: its two passes follow each other.
+    """
+    found = step_volume(config(GPT, placement="zero3", gas=1), 16)["bytes"]
+    layers, rest = parameters(GPT)
+    assert found["weights"] == {"inter_node": 4 * 15 / 16 * (2 * layers + rest)}
+    assert found["gradients"] == {"inter_node": 4 * 15 / 16 * (layers + rest)}
+    assert set(found) == {"weights", "gradients", "totals"}
+
+
+def test_zero_1_sends_as_much_as_an_all_reduce_whatever_the_micro_batches() -> None:
+    """Rajbhandari et al. 2020, section 7.2.1."""
+    few, many = (step_volume(config(GPT, zero_stage=1, gas=gas), 16)["bytes"] for gas in (1, 8))
+    assert few == many
+    reduced = step_volume(config(GPT, zero_stage=0), 16)["bytes"]["gradients"]["inter_node"]
+    sent = few["gradients"]["inter_node"] + few["publish"]["inter_node"]
+    padding = 16 * 1024 * 2 * 4 * 2  # two buckets, filled up to whole rows on each rank
+    assert reduced <= sent < reduced + padding
+
+
+def test_a_secondary_copy_keeps_all_but_one_gathering_of_a_step_in_the_node() -> None:
+    plain = step_volume(config(GPT, placement="zero3", gas=4), 16)
+    once = step_volume(config(GPT, placement="hpz", gas=4), 16)
+    each = step_volume(config(GPT, placement="hpz", gas=4, refresh_secondary="micro_batch"), 16)
+    units, layers = 5, 4
+    assert plain["calls"]["weights"] == {"inter_node": 4 * (units + layers)}
+    assert once["calls"]["weights"] == {"inter_node": units}
+    assert once["calls"]["secondary"] == {"node": 4 * (units + layers) - units}
+    assert each["calls"]["weights"] == {"inter_node": 4 * units}
+    assert each["calls"]["secondary"] == {"node": 4 * layers}
+
+
+@pytest.mark.parametrize("model", [GPT, ODD])
+def test_quantized_gradients_never_travel_in_full_width(model: dict[str, Any]) -> None:
+    """No silent fallback where sizes do not divide, or on one node: DeepSpeed #5056."""
+    for ranks in (8, 16, 24):  # one node and several
+        values = {"placement": "zero3", "precision": "bf16"}
+        plain = step_volume(config(model, **values), ranks)
+        narrow = step_volume(config(model, quantize_gradients=True, **values), ranks)
+        before = sum(plain["bytes"]["gradients"].values())
+        assert sum(narrow["bytes"]["gradients"].values()) < before / 6  # INT4 and scales: 1 / 7.75
+        hops = ["node"] if ranks == 8 else ["inter_node", "node"]
+        assert sorted(narrow["bytes"]["gradients"]) == hops
+
+
+def test_tensor_parallelism_sums_four_times_in_a_layer() -> None:
+    """Shoeybi et al. 2019, section 3; and for embedding, head and the loss's two."""
+    found = step_volume(config(GPT, tp=8, gas=3, mbs=2), 8)
+    assert found["calls"]["tensor"] == {"node": 3 * (4 * 4 + 1 + 1 + 2)}
+    activations = 4 * 16 * 2 * 64
+    loss = 3 * 4 * 16 * 2
+    one_pass = (4 * 4 + 2) * activations + loss
+    assert found["bytes"]["tensor"] == {"node": 3 * 2 * 7 * one_pass // 8}
+
+
+def test_a_pipeline_sends_activations_on_and_their_gradients_back() -> None:
+    def sent(rank: int, **values: Any) -> int:
+        found = step_volume(config(GPT, pp=2, gas=6, mbs=3, **values), 16, rank)["bytes"]
+        return found["pipeline"]["inter_node"]
+
+    one = 4 * 16 * 3 * 64
+    assert sent(0) == sent(15) == 6 * one
+    assert sent(0, vpp=2) == sent(15, vpp=2) == 3 * 6 * one
+    assert sent(0, tp=2, sequence_parallel=True) == 6 * one // 2
+
+
+def test_a_report_gives_a_steps_share_and_forgets_what_was_cleared() -> None:
+    ticks = iter(range(100))
+    traffic = Traffic(clock=lambda: float(next(ticks)))
+    traffic.add("totals", Level.NODE, 999)
+    traffic.clear()
+    for _ in range(3):
+        traffic.add("weights", Level.PAIR, 10)
+    traffic.add("publish", Level.INTER_NODE, 7)
+    assert traffic.report(2) == {
+        "bytes": {"publish": {"inter_node": 3.5}, "weights": {"pair": 15}},
+        "calls": {"publish": {"inter_node": 0.5}, "weights": {"pair": 1.5}},
+        "seconds": {},
+    }

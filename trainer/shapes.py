@@ -1,0 +1,119 @@
+"""The parameters of a pipeline stage, by name, shape and kind, without building it. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from trainer.config import ModelConfig
+
+Shape = tuple[int, ...]
+
+
+class Kind(NamedTuple):
+    """What all parameters of one kind have in common."""
+
+    split: bool
+    """Each tensor-parallel rank holds its own part; otherwise all hold the whole."""
+    decays: bool
+    """Weight decay applies: to matrices, not to norms and biases."""
+    shared: bool
+    """The tied embedding, held by the first and the last pipeline stage."""
+    copy: bool
+    """The last stage's copy of it, which the global norm must not count again."""
+
+
+class Parameter(NamedTuple):
+    """One parameter of a tensor-parallel rank."""
+
+    name: str
+    """In the whole model."""
+    shape: Shape
+    """Of this rank's part."""
+    kind: Kind
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def stage_parameters(
+    model: ModelConfig, index: int = 0, num_stages: int = 1, tp: int = 1
+) -> list[list[Parameter]]:
+    """What ``model.Stage`` holds, in the order of its modules.
+
+    Args:
+        model: the whole model.
+        index: of the stage.
+        num_stages: must divide the layers.
+        tp: ranks that split it.
+
+    Returns:
+        The units that FSDP2 gathers: one for each layer; in a pipeline one for the embedding and
+        one for the head, where the stage has them; last what is outside of these, if anything.
+    """
+    first, last = index == 0, index == num_stages - 1
+    pipelined = num_stages > 1
+    tied = model.tied_embeddings and pipelined
+    table = (model.vocab_size // tp, model.hidden_size)
+
+    def plain(name: str, *shape: int) -> Parameter:
+        return Parameter(name, shape, Kind(False, len(shape) > 1, False, False))
+
+    embedding, positions, head = [], [], []
+    if first:
+        kind = Kind(tp > 1, True, tied, False)
+        embedding = [Parameter("embedding.weight", table, kind)]
+        if model.positions == "learned":
+            positions = [plain("positions.weight", model.seq_length, model.hidden_size)]
+    if last and (pipelined or not model.tied_embeddings):
+        head = [Parameter("head.weight", table, Kind(tp > 1, True, tied, tied))]
+    norm = _norm(model, "norm") if last else []
+    per_stage = model.num_layers // num_stages
+    layers = range(index * per_stage, (index + 1) * per_stage)
+    blocks = [_block(model, f"blocks.{layer}", tp) for layer in layers]
+    if pipelined:
+        units = [*blocks, embedding, head, positions + norm]
+    else:
+        units = [*blocks, embedding + positions + norm + head]
+    return [unit for unit in units if unit]
+
+
+def in_order(units: list[list[Parameter]]) -> Iterator[Parameter]:
+    """All parameters of a stage in the order of a forward pass."""
+    places = {"embedding": 0, "positions": 1, "blocks": 2, "norm": 3, "head": 4}
+    flat = [parameter for unit in units for parameter in unit]
+    return iter(sorted(flat, key=lambda parameter: places[parameter.name.split(".")[0]]))
+
+
+def _norm(model: ModelConfig, name: str) -> list[Parameter]:
+    kind = Kind(False, False, False, False)
+    names = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
+    return [Parameter(f"{name}.{part}", (model.hidden_size,), kind) for part in names]
+
+
+def _block(model: ModelConfig, name: str, tp: int) -> list[Parameter]:
+    hidden, ffn = model.hidden_size, model.ffn_size
+    qkv = hidden + 2 * model.kv_heads * model.head_dim
+    up = ffn * (2 if model.activation == "swiglu" else 1)
+    return [
+        *_norm(model, f"{name}.attention_norm"),
+        *_columns(model, f"{name}.attention.qkv", hidden, qkv, tp),
+        *_rows(model, f"{name}.attention.out", hidden, hidden, tp),
+        *_norm(model, f"{name}.mlp_norm"),
+        *_columns(model, f"{name}.mlp.up", hidden, up, tp),
+        *_rows(model, f"{name}.mlp.down", ffn, hidden, tp),
+    ]
+
+
+def _columns(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", (outputs // tp, inputs), Kind(tp > 1, True, False, False))
+    bias = Parameter(f"{name}.bias", (outputs // tp,), Kind(tp > 1, False, False, False))
+    return [weight, bias] if model.linear_bias else [weight]
+
+
+def _rows(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
+    weight = Parameter(f"{name}.weight", (outputs, inputs // tp), Kind(tp > 1, True, False, False))
+    bias = Parameter(f"{name}.bias", (outputs,), Kind(False, False, False, False))
+    return [weight, bias] if model.linear_bias else [weight]
