@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from trainer.distributed import EXIT_PEER_FAILED
 from trainer.lanes import InOrder, ThreadLane
+from trainer.prepare import prepare_data
+from trainer.run import EXIT_OUT_OF_MEMORY
 
 WAIT_S = 60
 
@@ -104,3 +112,38 @@ def held(gate: threading.Event) -> None:
 
 def run_out_of_memory() -> None:
     raise MemoryError("of a lane")
+
+
+@pytest.mark.parametrize("where", ["GatherWeights._gather", "ReduceGradients._reduce"])
+def test_memory_that_runs_out_on_a_lane_is_the_runs_result(where: str, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("To be, or not to be, that is the question. " * 50)
+    prepare_data([text], tmp_path / "data")
+    config = {
+        "model": {
+            "num_layers": 2,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "vocab_size": 257,
+            "seq_length": 16,
+        },
+        "data": str(tmp_path / "data"),
+        "precision": "fp32",
+        "zero_stage": 3,
+        "device": "cpu",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    script = Path(__file__).with_name("failing_lane.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "config.json"), str(tmp_path), where],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={k: v for k, v in os.environ.items() if not k.startswith("SLURM_")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [EXIT_PEER_FAILED, EXIT_OUT_OF_MEMORY]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["status"], result["rank"]) == ("oom", 1)
+    assert result["where"] in ("forward", "backward", "communication")
+    assert "can't allocate memory" in result["message"]
