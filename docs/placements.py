@@ -1,0 +1,175 @@
+"""Prints the tables of docs/placements.md: ``python docs/placements.py``.
+
+Nothing is run: the placement record and ``trainer.volume`` say beforehand what a rank holds and
+what it sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from trainer.config import TrainConfig
+from trainer.formats import Format
+from trainer.layout import UnitLayout, secondary_wire, step_traffic, sum_format
+from trainer.placement import PRESETS, Grid, Level, Placement, Preset, Topology, Wishes, place
+from trainer.volume import step_volume
+
+MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
+RANKS = 8
+SMALL = Topology(ranks_per_node=4, ranks_per_pair=2)
+"""The picture's machine: two nodes of two cards of two dies."""
+FRONTIER_RANKS = 48 * 8
+FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
+
+
+def small(preset: Preset) -> Placement:
+    """A preset on the picture's machine, in bf16."""
+    return place(preset, Wishes(), RANKS, 1, SMALL, Format.BF16)
+
+
+class Collective(NamedTuple):
+    """What one layer does over and over."""
+
+    purpose: str
+    size: int
+    """Ranks of its group."""
+    stride: int
+    """Between them."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Of the first group."""
+        return Grid(pp=1, dp=RANKS, tp=1).replica_groups(self.size, self.stride)[0]
+
+    def wire(self, placement: Placement) -> Format:
+        """Number format on the way."""
+        if self.purpose in ("weights", "publish"):
+            return placement.gather_format
+        if self.purpose == "secondary":
+            return secondary_wire(placement)
+        if self.purpose == "gradient_sync" and self.stride == placement.optimizer.degree:
+            return sum_format(placement)
+        return placement.reduce_format
+
+
+def layer_collectives(placement: Placement) -> dict[Collective, str]:
+    """How often each runs for one layer in a step of m micro-batches."""
+
+    def count(gas: int) -> Counter[Collective]:
+        gathers = 1 if placement.keeps_whole else 2 * gas  # forward, backward
+        far = 1 if placement.secondary else gathers
+        unit = UnitLayout(placement, ((1024, 1024),), SMALL.replicas_per_node(RANKS, 1))
+
+        def group(size: int, stride: int) -> Any:  # asked for a level, keeps what decides it
+            return size, stride
+
+        sent = step_traffic(unit, far, gathers - far, gas, group)
+        return Counter(Collective(one.purpose, *one.level) for one in sent)  # type: ignore[misc]
+
+    once, twice = count(1), count(2)
+    spelled = {}
+    for collective, times in twice.items():
+        slope = times - once[collective]
+        rest = once[collective] - slope
+        m = {0: "", 1: "m"}.get(slope, f"{slope}m")
+        spelled[collective] = f"{m}{rest:+d}" if m and rest else m or str(rest)
+    return spelled
+
+
+def degrees_table() -> Iterator[str]:
+    """Who holds how much."""
+    yield "| placement | weights | copy | gradients | optimizer | bytes a parameter |"
+    yield "|---|---|---|---|---|---|"
+    for preset in PRESETS:
+        placement = small(preset)
+        copy = placement.secondary
+        cells = (
+            f"`{preset}`",
+            f"1/{placement.weights.degree}",
+            f"1/{copy.degree} {copy.format}" if copy else "",
+            f"1/{placement.gradients.degree}",
+            f"1/{placement.optimizer.degree}",
+            f"{sum(placement.bytes_per_rank(1000).values()) / 1000:g}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def travel_table() -> Iterator[str]:
+    """What travels over which link, and how often."""
+    yield "| placement | in a pair | in a node | between nodes |"
+    yield "|---|---|---|---|"
+    for preset in PRESETS[2:]:
+        placement = small(preset)
+        cells: dict[Level, list[str]] = {level: [] for level in Level}
+        for collective, times in layer_collectives(placement).items():
+            level = SMALL.level(collective.ranks)
+            said = f"{collective.purpose} {collective.wire(placement)} x {times}"
+            cells[level].append(said.replace("-", " - "))
+        yield f"| `{preset}` | {' | '.join(', '.join(cell) for cell in cells.values())} |"
+
+
+def volume_table() -> Iterator[str]:
+    """A 20B model on 48 Frontier nodes: bytes a node's network carries out of it, in a step."""
+    facts = yaml.safe_load((MODELS / "gpt_neox_20b.yaml").read_text())
+    model = {key: value for key, value in facts.items() if key not in ("name", "source")}
+    variants: list[tuple[str, dict[str, Any]]] = [
+        ("`zero1`", {"placement": "zero1"}),
+        ("`zero2`", {"placement": "zero2"}),
+        ("`zero3`", {"placement": "zero3"}),
+        ("... `reduce_precision: bf16`", {"placement": "zero3", "reduce_precision": "bf16"}),
+        ("`hpz`", {"placement": "hpz"}),
+        ("`mics`", {"placement": "mics"}),
+        ("`zero++`", {"placement": "zero++"}),
+        (
+            "... `refresh_secondary: micro_batch`",
+            {"placement": "zero++", "refresh_secondary": "micro_batch"},
+        ),
+        ("`zero_topo`", {"placement": "zero_topo"}),
+        ("... `secondary_shard: 0`", {"placement": "zero_topo", "secondary_shard": 0}),
+    ]
+    yield "| placement | states, GiB a rank | GB out of a node: gas 1 | gas 4 | gas 8 |"
+    yield "|---|---|---|---|---|"
+    for name, settings in variants:
+        cells = [name]
+        for gas in (1, 4, 8):
+            config = TrainConfig.parse(
+                {"model": model, "data": "", "gas": gas, "ranks_per_pair": 2, **settings}
+            )
+            placement = config.place(FRONTIER_RANKS, FRONTIER.ranks_per_node)
+            if len(cells) == 1:
+                held = sum(placement.bytes_per_rank(config.model.num_parameters).values())
+                cells.append(f"{held / 2**30:.1f}")
+            cells.append(f"{out_of_a_node(config, placement) / 1e9:.0f}")
+        yield f"| {' | '.join(cells)} |"
+
+
+def out_of_a_node(config: TrainConfig, placement: Placement) -> int:
+    """Bytes in a step that one Frontier node sends to others.
+
+    A ring in the order of ranks leaves a node once, however many of its ranks are in it. A group of
+    ranks that stand at the same place in their nodes leaves it with all that each of them sends.
+    """
+    report = step_volume(config, FRONTIER_RANKS, 0, FRONTIER.ranks_per_node)["bytes"]
+    strides = {"gradient_sync": placement.gradients.degree}
+    if placement.fully_sharded:
+        strides["publish"] = placement.gradients.degree
+    if placement.reduce_format.quantized:
+        strides["gradients"] = FRONTIER.ranks_per_node  # the second hop
+    return sum(
+        by_level.get(Level.INTER_NODE, 0) * min(strides.get(purpose, 1), FRONTIER.ranks_per_node)
+        for purpose, by_level in report.items()
+    )
+
+
+def main() -> None:
+    for table in (degrees_table, travel_table, volume_table):
+        print("\n".join(table()), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""docs/placements.md says what the code says: tables, picture, messages and counted bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from trainer.config import ConfigError, TrainConfig
+from trainer.placement import PRESETS
+from trainer.volume import step_volume
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "placements.md").read_text()
+REFUSED = re.findall(r"^\| `(\{.*?\})` \| `(.*?)` \|$", PAGE, re.MULTILINE)
+CONFIG, TOPO, ZERO3 = (json.loads(t) for t in re.findall(r"^```json\n(.*?)```", PAGE, re.M | re.S))
+SETTINGS = re.findall(r"^\| `(\w+)` \|", PAGE.split("## The settings")[1].split("##")[0], re.M)
+
+
+def test_every_table_is_what_the_script_prints() -> None:
+    script = [sys.executable, str(DOCS / "placements.py")]
+    printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    tables = printed.strip().split("\n\n")
+    assert len(tables) == 3
+    for table in tables:
+        assert table in PAGE
+
+
+def test_the_picture_is_what_its_script_draws() -> None:
+    code = "import placements_picture as p, sys; sys.stdout.write(p.picture())"
+    command = [sys.executable, "-c", code]
+    drawn = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS).stdout
+    assert drawn == (DOCS / "images" / "placements.svg").read_text()
+
+
+@pytest.mark.parametrize(("settings", "answer"), REFUSED)
+def test_what_is_refused_is_refused_in_these_words(settings: str, answer: str) -> None:
+    config = TrainConfig.parse({"model": CONFIG["model"], "data": "", **yaml.safe_load(settings)})
+    with pytest.raises(ConfigError) as caught:
+        config.check(8)
+    assert str(caught.value) == answer
+
+
+@pytest.mark.parametrize(("placement", "quoted"), [("zero_topo", TOPO), ("zero3", ZERO3)])
+def test_counted_bytes_are_those_of_the_example(placement: str, quoted: dict[str, Any]) -> None:
+    config = TrainConfig.parse({**CONFIG, "placement": placement})
+    assert step_volume(config, 8)["bytes"] == quoted
+
+
+def test_every_setting_and_name_of_a_placement_is_there() -> None:
+    about = re.compile(r"shard|quantize|secondary|placement|zero_stage|ranks_per|reduce_|time_comm")
+    assert set(SETTINGS) == {name for name in TrainConfig.model_fields if about.search(name)}
+    assert len(REFUSED) >= 9
+    assert all(f"| `{preset}` |" in PAGE for preset in PRESETS)
