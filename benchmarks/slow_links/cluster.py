@@ -33,12 +33,14 @@ class Run:
         tflops_per_rank: model FLOPs; the median step.
         link_bytes_per_step: over the busiest link in its busier direction, headers included,
             as the kernel counted them.
+        cpu_s_per_step: CPU time of one rank, the mean of all.
         result: all of the run's ``result.json``.
     """
 
     step_times_s: list[float]
     tflops_per_rank: float
     link_bytes_per_step: float
+    cpu_s_per_step: float
     result: Mapping[str, Any]
 
     @property
@@ -97,14 +99,14 @@ class SlowCluster:
         for old in self.folder.glob("*.log"):
             old.unlink()
         tasks = [self._rank(rank, path) for rank in range(self.world_size)]
-        counted: dict[int, list[int]] = {}
+        links: dict[int, list[int]] = {}
+        cpu_s: dict[int, float] = {}
         with Processes(tasks, self.folder, timeout_s) as ranks:
             for line in ranks.lines():
                 if match := _STEP.match(line):
                     step, steps = int(match[1]), int(match[2])
-                    counted[step] = [
-                        self.network.link_bytes(node) for node in range(self.num_nodes)
-                    ]
+                    links[step] = [self.network.link_bytes(n) for n in range(self.num_nodes)]
+                    cpu_s[step] = ranks.cpu_s() / self.world_size
                     if self.shares is not None and step == 1:
                         self.shares.limit(ranks.pids)
                     if self.shares is not None and step == steps:
@@ -113,12 +115,13 @@ class SlowCluster:
         result = json.loads((self.folder / "result.json").read_text())
         if result["status"] != "ok":
             raise ProcessError(f"{result['status']}: {result.get('message')}")
-        begin, end = counted[config["warmup_steps"]], counted[max(counted)]
-        busiest = max(after - before for before, after in zip(begin, end, strict=True))
+        first, last = config["warmup_steps"], max(links)
+        carried = [after - before for before, after in zip(links[first], links[last], strict=True)]
         return Run(
             result["step_time_s"]["all"],
             result["tflops_per_gpu"],
-            busiest / config["measured_steps"],
+            max(carried) / config["measured_steps"],
+            (cpu_s[last] - cpu_s[first]) / config["measured_steps"],
             result,
         )
 

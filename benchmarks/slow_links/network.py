@@ -23,7 +23,12 @@ _CLONE_NEWNET = 0x40000000
 _NAMESPACES = Path("/run/netns")
 _LINKS = Path("/sys/class/net")
 _NAME = re.compile(r"sl(\d+)(?:b|n\d+)")
-_BURST_BYTES = 128 * 1024  # must hold one segment of offloaded TCP, 64 KiB
+# As TCP hands packets to the device. Small, for a burst must hold one.
+_PACKET_BYTES = 16 * 1024
+# What may pass at once after a pause: little, else much of every layer would cross for nothing, but
+# enough that a busy machine, which looks after its queues late, still fills its links.
+_BURST_S = 0.02
+_MIN_BURST_BYTES = 20 * 1024
 _QUEUE_S = 0.1  # of a full link; at least what a few connections need to keep it busy
 _MIN_QUEUE_BYTES = 2**20
 
@@ -76,6 +81,9 @@ class SlowNetwork:
         _run("ip", "netns", "add", name)
         _run("ip", "link", "add", name, "type", "veth", "peer", "name", INTERFACE, "netns", name)
         _run("ip", "link", "set", name, "master", bridge, "up")
+        for where in ((), ("-n", name)):
+            device = INTERFACE if where else name
+            _run("ip", *where, "link", "set", device, "gso_max_size", str(_PACKET_BYTES))
         _run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", INTERFACE)
         _run("ip", "-n", name, "link", "set", INTERFACE, "up")
         _run("ip", "-n", name, "link", "set", "lo", "up")
@@ -86,7 +94,7 @@ class SlowNetwork:
         queue = max(_MIN_QUEUE_BYTES, int(_QUEUE_S * rate_bytes))
         limit = (
             "root", "tbf", "rate", f"{rate_mbit_per_s * 1e6:.0f}bit",
-            "burst", str(_BURST_BYTES), "limit", str(queue),
+            "burst", str(max(_MIN_BURST_BYTES, int(_BURST_S * rate_bytes))), "limit", str(queue),
         )  # fmt: skip
         for node in range(self.num_nodes):
             name = self._name(node)
