@@ -1,16 +1,12 @@
 """Training by DeepSpeed: the same model, configuration and data, by the engine many users run.
 
 A second opinion on every figure. The differences that DeepSpeed imposes are in
-``docs/deepspeed.md``; what it cannot do is in ``deepspeed_rules``. It is imported when it is used,
-since it takes seconds and may not be installed.
+``docs/deepspeed.md``; what it cannot do is in ``deepspeed_rules``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,116 +16,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.deepspeed_rules import unsupported, zero_stage
+from trainer.deepspeed_config import deepspeed_config
+from trainer.deepspeed_load import load_deepspeed, local_world_size, talk_to_stderr
+from trainer.deepspeed_rules import unsupported
 from trainer.device import Device
 from trainer.initialize import initialize
 from trainer.loss import cross_entropy
 from trainer.model import Stage
 from trainer.optimizer import StepReport
 from trainer.phase import phase
-from trainer.placement import Format, Placement
 from trainer.precision import COMPUTE_DTYPE
 
 if TYPE_CHECKING:
     from trainer.train import Dataset
-
-_BUCKET_ELEMENTS = 16 * 2**20
-
-
-def load_deepspeed(device: Device, ranks_per_node: int) -> ModuleType:
-    """Import DeepSpeed for a device and let it take over the default process group.
-
-    Call it before memory is limited and counted: what it loads is start-up, as torch's is.
-
-    Args:
-        device: of this rank.
-        ranks_per_node: what it takes for the number of a node's devices on CPU.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
-    os.environ["DS_ACCELERATOR"] = device.type
-    if device.type == "cpu":
-        os.environ["LOCAL_SIZE"] = str(ranks_per_node)
-    else:
-        # It numbers devices by local rank, and knows nothing of launchers that show each rank one.
-        os.environ["LOCAL_RANK"] = str(device.torch.index)
-    with _talk_to_stderr():
-        try:
-            import deepspeed
-        except ModuleNotFoundError as error:
-            if error.name != "deepspeed":
-                raise
-            raise ConfigError(
-                "engine deepspeed: DeepSpeed is not installed; pip install 'meshtune[deepspeed]'"
-            ) from error
-        # Shared memory serves its inference only, and would be compiled here and now.
-        backend = importlib.import_module("deepspeed.comm.torch")
-        backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
-        deepspeed.init_distributed(dist_backend=device.backend, dist_init_required=False)
-    return deepspeed
-
-
-@contextlib.contextmanager
-def _talk_to_stderr() -> Iterator[None]:
-    """Keep its banners, and those of its log that begins here, out of standard output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
-
-
-def deepspeed_config(config: TrainConfig, placement: Placement, device: Device) -> dict[str, Any]:
-    """DeepSpeed's own configuration; how it maps is in ``docs/deepspeed.md``."""
-    stage = zero_stage(placement)
-    model, o = config.model, config.optimizer
-    layer = 12 * model.hidden_size**2  # elements of a layer, about
-    secondary = placement.secondary
-    zero: dict[str, Any] = {
-        "stage": stage,
-        "overlap_comm": config.pp == 1,
-        # It sets buffers of this size aside; its default is 2 GB and more.
-        "reduce_bucket_size": min(_BUCKET_ELEMENTS, model.num_parameters),
-        "allgather_bucket_size": min(_BUCKET_ELEMENTS, model.num_parameters),
-    }
-    if stage == 3:
-        zero |= {
-            "stage3_prefetch_bucket_size": layer,
-            # By default no layer of a model below 10^9 parameters is ever freed.
-            "stage3_max_reuse_distance": layer,
-            "stage3_param_persistence_threshold": 10 * model.hidden_size,
-            "zero_hpz_partition_size": secondary.degree if secondary else 1,
-            "zero_quantized_weights": placement.gather_format == Format.INT8,
-            "zero_quantized_gradients": placement.reduce_format == Format.INT4,
-        }
-    values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": config.mbs,
-        "gradient_accumulation_steps": config.gas,
-        "steps_per_print": config.steps + 1,
-        # Infinite: it then counts the norm, which it does not without clipping.
-        "gradient_clipping": o.grad_clip or float("inf"),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "torch_adam": True,
-                "fused": True,
-                "lr": o.lr,
-                "betas": [o.beta1, o.beta2],
-                "eps": o.eps,
-                "weight_decay": o.weight_decay,
-            },
-        },
-        "zero_optimization": zero,
-        "communication_data_type": config.reduce_precision,
-        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": False},
-        "fp16": {
-            "enabled": config.precision == "fp16",
-            "initial_scale_power": 16,
-            "loss_scale_window": 2000,
-            "hysteresis": 1,
-        },
-    }
-    if stage != 0:
-        values["data_types"] = {"grad_accum_dtype": "fp32"}
-    return values
 
 
 class _Recomputed(nn.Module):
@@ -198,6 +97,17 @@ def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
+def _check_visible(ranks_per_node: int) -> None:
+    """It takes the devices that a rank sees for those of its node."""
+    seen = torch.cuda.device_count()
+    if seen != ranks_per_node:
+        raise ConfigError(
+            f"engine deepspeed: quantize_gradients with {seen} visible devices on nodes of "
+            f"{ranks_per_node} ranks: it would take each {seen} ranks for a node; let every rank "
+            "see all devices of its node, or set quantize_gradients: false"
+        )
+
+
 class DeepSpeedTrainer:
     """A model under training by DeepSpeed on this rank; ``train.Trainer``'s counterpart.
 
@@ -212,7 +122,7 @@ class DeepSpeedTrainer:
     def __init__(self, config: TrainConfig, device: Device) -> None:
         phase.name = "build"
         ranks = dist.get_world_size()
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", str(ranks)))
+        local = local_world_size()
         config.check(ranks, local)
         reason = unsupported(config, ranks, device.type, local)  # type: ignore[arg-type]
         if reason:
@@ -222,17 +132,22 @@ class DeepSpeedTrainer:
         self.dp = config.data_parallel(ranks)
         self.replica = dist.get_rank() % self.dp  # ranks are a grid (pp, dp)
         placement = config.place(ranks, local)
-        deepspeed = load_deepspeed(device, config.topology(ranks, local).ranks_per_node)
-        values = deepspeed_config(config, placement, device)
-        with _talk_to_stderr():
+        deepspeed = load_deepspeed(config, device)
+        values = deepspeed_config(config, placement)
+        if values["zero_optimization"].get("zero_quantized_gradients"):
+            _check_visible(config.topology(ranks, local).ranks_per_node)
+        with talk_to_stderr():
             module = self._build(deepspeed, values)
             self.engine, *_ = deepspeed.initialize(
                 model=module,
                 model_parameters=_groups(module, config.optimizer.weight_decay),
                 config=values,
             )
-        if placement.optimizer.degree == 1 and config.precision == "fp32":
-            self._keep_norm()
+        if values["zero_optimization"]["stage"] == 0:
+            if config.precision == "fp32":
+                self._keep_norm()
+            else:
+                self._undo_first_step()
 
     def _build(self, deepspeed: ModuleType, values: dict[str, Any]) -> nn.Module:
         if self.config.pp == 1:
@@ -258,6 +173,17 @@ class DeepSpeedTrainer:
             )
 
         engine.clip_fp32_gradients = clip
+
+    def _undo_first_step(self) -> None:
+        """Its ZeRO-0 in bf16 steps once without gradients; Adam's bias correction would be late.
+
+        Weight decay, the only effect on the weights, is undone as well.
+        """
+        o, optimizer = self.config.optimizer, self.engine.basic_optimizer
+        optimizer.state.clear()
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                torch._foreach_div_(group["params"], 1 - o.lr * group["weight_decay"])
 
     def step(self, number: int, dataset: Dataset) -> StepReport:
         """One optimizer step on the global batch of that number."""

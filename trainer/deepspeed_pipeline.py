@@ -5,6 +5,7 @@ DeepSpeed is imported by this module: only ``deepspeed_engine`` imports it, and 
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
@@ -80,14 +81,15 @@ def build_pipeline(config: TrainConfig) -> PipelineModule:
     for layer in range(model.num_layers):
         specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model)))
     specs += [("", LayerSpec(PipedNorm, model)), ("head.", head)]
-    pipeline = PipelineModule(
-        [spec for _, spec in specs],
-        num_stages=config.pp,
-        loss_fn=_loss,
-        partition_method="type:PipedBlock",
-        activation_checkpoint_interval=1 if config.recompute == "full" else 0,
-        checkpointable_layers=["PipedBlock"],
-    )
+    with torch.no_grad():  # it broadcasts the tied weight
+        pipeline = PipelineModule(
+            [spec for _, spec in specs],
+            num_stages=config.pp,
+            loss_fn=_loss,
+            partition_method="type:PipedBlock",
+            activation_checkpoint_interval=1 if config.recompute == "full" else 0,
+            checkpointable_layers=["PipedBlock"],
+        )
     children = dict(pipeline.named_children())
     for number, (prefix, spec) in enumerate(specs):
         tied = isinstance(spec, TiedLayerSpec)

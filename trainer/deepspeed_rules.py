@@ -39,7 +39,7 @@ def unsupported(
         *_layout(config),
         *_placement(config, placement, world_size),
         *_quantization(placement, nodes, device_type),
-        *_rest(config, device_type),
+        *_rest(config, placement, device_type),
     )
     return next((f"engine deepspeed: {reason}" for reason in reasons), None)
 
@@ -121,10 +121,16 @@ def _quantization(placement: Placement, nodes: int, device_type: DeviceType) -> 
             )
 
 
-def _rest(config: TrainConfig, device_type: DeviceType) -> Iterator[str]:
+def _rest(config: TrainConfig, placement: Placement, device_type: DeviceType) -> Iterator[str]:
     if config.recompute == "selective":
         yield "recompute selective: it recomputes whole layers; set recompute: full, or none"
     if config.precision == "fp16" and device_type == "cpu":
         yield "fp16 on CPU: it has no such kernels; set precision: bf16"
+    if config.precision == "fp16" and zero_stage(placement) == 0:
+        # DeepSpeedEngine.backward scales the loss for ZeRO's optimizers only.
+        yield (
+            "fp16 with ZeRO-0: it divides gradients by a loss scale that it does not multiply "
+            "with; set zero_stage: 1, or precision: bf16"
+        )
     if config.time_communication:
         yield "time_communication: its collectives are its own; set time_communication: false"
