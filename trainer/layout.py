@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from trainer.formats import Format
+from trainer.formats import BLOCK, Format
 from trainer.placement import Level, Placement
 from trainer.shapes import Kind, Shape
 
@@ -95,8 +95,14 @@ class UnitLayout:
 
     @property
     def row(self) -> int:
-        """Elements of a row, filled up so that all cuts are equal."""
+        """Elements of a row, filled up so that all cuts are equal.
+
+        Where updated weights are published as INT8, cuts are whole blocks of it: gathering then
+        quantizes the row in the same blocks again, which adds no error.
+        """
         cuts = self.pieces * self.slices
+        if cuts > 1 and self.placement.gather_format.quantized:
+            cuts *= BLOCK
         return -(-self.used // cuts) * cuts
 
     @property
