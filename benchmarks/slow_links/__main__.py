@@ -71,7 +71,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rates", type=float, nargs="+", metavar="MBIT", help="links of the curve, in Mbit/s"
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="the main ratios only, once")
     parser.add_argument(
         "--no-cpu-share", action="store_true", help="no quota: more nodes are then slower nodes"

@@ -32,7 +32,7 @@ def main_table(bench: Bench, cases: Sequence[Case]) -> str:
 
 
 def ratio(bench: Bench, slow: Case, fast: Case) -> tuple[float, float, float]:
-    """Median, least and greatest speed-up over the repeats, each of which ran both."""
+    """Median, least and greatest speed-up over the repeats that ran both."""
     pairs = zip(bench.samples[slow].runs, bench.samples[fast].runs, strict=True)
     ratios = [a.step_time_s / b.step_time_s for a, b in pairs]
     return statistics.median(ratios), min(ratios), max(ratios)
