@@ -45,11 +45,11 @@ def test_what_crosses_a_link_is_counted_and_what_stays_in_a_node_is_not(
     network: SlowNetwork, tmp_path: Path
 ) -> None:
     before = network.link_bytes(0)
-    transfer_mbit_per_s(network, 0, 0, tmp_path, seconds=0.2)
+    transfer_mbit_per_s(network, 0, 0, tmp_path, 2**20)
     inside = network.link_bytes(0) - before
     assert inside < 10_000
-    transfer_mbit_per_s(network, 0, 1, tmp_path, seconds=0.2)
-    assert network.link_bytes(0) - before - inside > 10 * 2**17
+    transfer_mbit_per_s(network, 0, 1, tmp_path, 2**20)
+    assert network.link_bytes(0) - before - inside > 2**20
 
 
 def test_leaving_a_network_leaves_nothing(network: SlowNetwork) -> None:
