@@ -1,0 +1,178 @@
+"""Saves, loads and breaks checkpoints in sets of ranks; a program, started by the tests.
+
+Reads from standard input a JSON list of phases, one after another, each a list of jobs as
+``rank_worker`` takes them. A job's option ``action`` names a function below. A phase whose ranks
+are killed has no answers.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import rank_worker
+from rank_worker import RandomTokens
+
+import trainer.train
+from trainer import chunks
+from trainer.checkpoint import CheckpointError, Checkpoints, restore
+from trainer.chunks import SaveChunks
+from trainer.config import ConfigError, TrainConfig
+from trainer.device import Device
+from trainer.precision import LossScaler
+from trainer.train import Trainer
+
+CHUNKS_BEFORE_EVENT = 5
+
+
+class Training:
+    """A trainer whose steps are asked for one by one."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.trainer = Trainer(config, Device.of_this_rank("cpu"))
+        self.checkpoints = Checkpoints(config)
+        self.data = RandomTokens(config.model.vocab_size)
+
+    def steps(self, first: int, last: int) -> list[float]:
+        return [self.trainer.step(number, self.data).loss for number in range(first, last)]
+
+    def facts(self) -> dict[str, Any]:
+        scaler, adamw = self.trainer.scaler, self.trainer.optimizer.adamw
+        states = adamw.state.values() if adamw else ()
+        return {
+            "scale": scaler.scale,
+            "good_steps": scaler.good_steps,
+            "updates": sorted({state["step"].item() for state in states}),
+        }
+
+
+def train(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """What the trainer itself does."""
+    lines: list[str] = []
+    try:
+        result = trainer.train.train(config, RandomTokens(config.model.vocab_size), lines.append)
+    except (ConfigError, CheckpointError) as error:
+        return {"error": type(error).__name__, "says": str(error)}
+    return {"losses": result["losses"], "progress": lines}
+
+
+def go_on(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """Load, save the very same (if asked to), then train."""
+    training = Training(config)
+    first = training.checkpoints.load(training.trainer)
+    facts = training.facts()
+    if config.save:
+        training.checkpoints.save(training.trainer, first)
+    return {"first": first, "losses": training.steps(first, first + config.steps), **facts}
+
+
+def turn_back(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """Load an older checkpoint into a trainer that has gone on."""
+    training = Training(config)
+    training.checkpoints.load(training.trainer)
+    training.steps(0, 2)
+    path = training.checkpoints.save(training.trainer, 2)
+    onwards = training.steps(2, 5)
+    assert restore(training.trainer, path) == 2
+    return {"onwards": onwards, "again": training.steps(2, 5)}
+
+
+def full_disk(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """One rank's files cannot grow as far as the second checkpoint needs."""
+    training = Training(config)
+    training.checkpoints.load(training.trainer)
+    training.steps(0, 1)
+    training.checkpoints.save(training.trainer, 1)
+    training.steps(1, 2)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if training.trainer.mesh.dp.rank == options["rank"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options["bytes"], limits[1]))
+    said = ""
+    try:
+        training.checkpoints.save(training.trainer, 2)
+    except CheckpointError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert config.save is not None
+    left = sorted(path.name for path in Path(config.save).iterdir())
+    training.checkpoints.save(training.trainer, 2)
+    return {"says": said, "left": left}
+
+
+def killed(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
+    """Save three times; one rank is killed as it is about to do a certain thing in the last save.
+
+    Options:
+        rank: which.
+        event: the number, from 1, of what it does in the folder: files it opens or renames, the
+            ``CHUNKS_BEFORE_EVENT``-th chunk it writes, folders it makes or removes.
+    """
+    training = Training(config)
+    checkpoints = training.checkpoints
+    checkpoints.load(training.trainer)
+    for step in (1, 2, 3):
+        training.steps(step - 1, step)
+        if step == 3:
+            events = arm(training, options)
+        checkpoints.save(training.trainer, step)
+    return {"events": events}
+
+
+def arm(training: Training, options: dict[str, Any]) -> list[str]:
+    events: list[str] = []
+    if training.trainer.mesh.dp.rank != options["rank"]:
+        return events
+    folder = str(training.checkpoints.folder)
+
+    def count(event: str) -> None:
+        events.append(event)
+        if len(events) == options["event"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        path = str(arguments[0]) if arguments else ""
+        if event.startswith(("open", "os.")) and path.startswith(folder):
+            count(event)
+
+    def look(self: SaveChunks, index: Any, number: list[int] = [0]) -> Any:  # noqa: B006
+        number[0] += 1
+        if number[0] == CHUNKS_BEFORE_EVENT:
+            count("chunk")
+        return lookup(self, index)
+
+    lookup = SaveChunks.lookup_object
+    SaveChunks.lookup_object = look
+    sys.addaudithook(hook)
+    return events
+
+
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
+    options = job["options"]
+    trainer.train.LossScaler = functools.partial(
+        LossScaler, initial=options.get("initial_scale", 2.0**16)
+    )
+    chunks.CHUNK_ELEMENTS = options.get("chunk_elements", 1 << 20)
+    action = {f.__name__: f for f in (train, go_on, turn_back, full_disk, killed)}
+    return action[options["action"]](TrainConfig.parse(job["config"]), options)
+
+
+def main() -> int:
+    rank_worker.run_job = run_job
+    for jobs in json.load(sys.stdin):
+        sys.stdin = io.StringIO(json.dumps(jobs))
+        failed = rank_worker.main()
+        if failed and not any(job["options"]["action"] == "killed" for job in jobs):
+            return failed
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
