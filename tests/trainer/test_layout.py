@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import ModelConfig
-from trainer.formats import Format
+from trainer.formats import BLOCK, Format
 from trainer.kinds import slots
 from trainer.layout import ROW, UnitLayout, fill, padded
 from trainer.model import Stage
@@ -110,7 +110,7 @@ def layouts(draw: Any) -> UnitLayout:
         secondary=Share(degree, Format.FP32) if weights > 1 else None,
         gradients=Share(gradients, Format.FP32),
         optimizer=Share(optimizer, Format.FP32),
-        gather_format=Format.FP32,
+        gather_format=draw(st.sampled_from([Format.FP32, Format.INT8])),
         reduce_format=Format.INT4,
     )
     size = st.integers(1, 11)
@@ -146,7 +146,10 @@ def test_slices_tile_the_row_and_hops_reach_all_that_accumulate(layout: UnitLayo
     own_row = range(0, placement.optimizer.degree, layout.ranks)
     begins = sorted(layout.begin(replica) for replica in own_row)
     assert begins == list(range(0, layout.row, layout.slice))
-    assert layout.row - layout.used < layout.pieces * layout.slices
+    cuts = layout.pieces * layout.slices
+    block = BLOCK if cuts > 1 and placement.gather_format.quantized else 1
+    assert 0 <= layout.row - layout.used < cuts * block
+    assert layout.slice % block == 0
     assert math.prod(layout.hops) == placement.gradients.degree
     assert layout.slices * layout.copies * placement.gradients.degree == placement.dp
 

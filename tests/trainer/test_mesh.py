@@ -1,0 +1,87 @@
+"""Groups of data-parallel ranks, as any rank of a large job sees them (torch's fake groups)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.collectives import Traffic
+from trainer.config import TrainConfig
+from trainer.mesh import Mesh, build_mesh
+
+MODEL = {
+    "num_layers": 4,
+    "hidden_size": 16,
+    "num_heads": 4,
+    "vocab_size": 32,
+    "seq_length": 8,
+}
+Build = Callable[..., Mesh]
+
+
+@pytest.fixture
+def build() -> Iterator[Build]:
+    def build(ranks: int, rank: int, **values: Any) -> Mesh:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        config = TrainConfig.parse(
+            {
+                "model": MODEL,
+                "data": "unused",
+                "precision": "fp32",
+                "ranks_per_node": 8,
+                "ranks_per_pair": 2,
+                **values,
+            }
+        )
+        return build_mesh(config, "cpu", None, Traffic())
+
+    yield build
+    dist.destroy_process_group()
+
+
+def test_axes_are_laid_out_with_tensor_ranks_nearest_and_stages_farthest(build: Build) -> None:
+    mesh = build(32, 13, tp=2, pp=2)
+    assert mesh.tp.group.ranks == (12, 13)
+    assert mesh.dp.group.ranks == (1, 3, 5, 7, 9, 11, 13, 15)
+    assert mesh.pp.group.ranks == (13, 29)
+    levels = [axis.group.level for axis in (mesh.tp, mesh.dp, mesh.pp)]
+    assert levels == ["pair", "inter_node", "inter_node"]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "ranks", "level"),
+    [
+        (2, 1, (24, 26), "node"),
+        (4, 1, (24, 26, 28, 30), "node"),
+        (2, 2, (26, 30), "node"),
+        (2, 4, (18, 26), "inter_node"),
+        (8, 1, (16, 18, 20, 22, 24, 26, 28, 30), "inter_node"),
+    ],
+)
+def test_a_group_of_replicas_is_the_ranks_own_block(
+    build: Build, size: int, stride: int, ranks: tuple[int, ...], level: str
+) -> None:
+    group = build(32, 26, tp=2, pp=2).replicas(size, stride, "main")
+    assert (group.ranks, group.level, group.size) == (ranks, level, size)
+    assert group.ranks[group.rank] == 26
+
+
+def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) -> None:
+    mesh = build(16, 3)
+    gather, reduce = mesh.replicas(16, 1, "gather"), mesh.replicas(16, 1, "reduce")
+    assert gather.ranks == reduce.ranks == mesh.replicas(16, 1, "main").ranks
+    assert len({gather.handle, reduce.handle, mesh.dp.group.handle}) == 3
+    assert mesh.replicas(16, 1, "gather") is gather
+    assert mesh.replicas(1, 8, "gather") is None
+
+
+def test_only_the_ends_of_a_pipeline_share_the_tied_embedding(build: Build) -> None:
+    assert build(16, 1, pp=4).embedding.ranks == (1, 13)
+
+
+def test_between_the_ends_nobody_has_the_embedding(build: Build) -> None:
+    assert build(16, 5, pp=4).embedding is None
