@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from benchmarks.slow_links import paper, report
 from benchmarks.slow_links.cluster import preload
 from benchmarks.slow_links.cpu_share import CpuShareError
-from benchmarks.slow_links.measure import LARGEST, Bench, Plan
+from benchmarks.slow_links.measure import LARGEST, Bench, Case, Plan
 from benchmarks.slow_links.network import NetworkError, check_machine
 from benchmarks.slow_links.processes import ProcessError
 from benchmarks.slow_links.schemes import MICRO_BATCH, MODEL
@@ -36,6 +37,8 @@ _RANKS_PER_NODE = 2
 # Of all cores, by all ranks of the largest cluster. The rest is for the kernel's network and for
 # this process, which no quota covers.
 _CPU_USE = 0.64
+# Of compute speed between clusters of different size; more would pass for (bad) scaling.
+_UNEQUAL = 0.03
 
 
 def main() -> int:
@@ -93,50 +96,59 @@ def _measure(args: argparse.Namespace, data: Path) -> None:
     cores = os.cpu_count() or 1
     share = None if args.no_cpu_share else _CPU_USE * cores / (LARGEST * _RANKS_PER_NODE)
     bench = Bench(data, share, _say)
-    environment = _environment(cores, share)
-    print("\n".join(f"{name}: {value}" for name, value in environment.items()), "\n", flush=True)
-    load_at_start = load_average()
-    speeds = _check(bench, args)
+    record: dict[str, Any] = _environment(cores, share)
+    print("\n".join(f"{name}: {value}" for name, value in record.items()), "\n", flush=True)
+    load = load_average()
+    record["compute_gflops"] = _check(bench, args)
+    record["micro_batch_s"] = bench.micro_batch_s
+    record["scarcity_on_frontier"] = {k: v.value for k, v in paper.scarcities().items()}
     plan = _plan(bench, args)
     for name, scarcity in paper.scarcities().items():
         print(f"r on Frontier, {name}: {scarcity.value:.2f} ({scarcity.assumption})")
-    print(flush=True)
-    bench.run(plan.main(), plan.repeats, plan.measured_steps)
-    main_cases = plan.main()
-    if not args.quick:
-        more = [*plan.others(), *plan.wide()]
-        # As often as the cases that they are compared with.
-        bench.run(more, plan.repeats, plan.measured_steps)
-        bench.run([*plan.over_rates(), *plan.over_gas()], 1, plan.measured_steps)
-        main_cases += more
-    tables = [
-        report.main_table(bench, main_cases),
-        report.paper_table(bench, plan),
-        report.efficiency_table(bench, plan),
-    ]
-    if not args.quick:
-        tables += [
-            report.curve_table(bench, plan, plan.over_rates()),
-            report.break_even(bench, plan),
-            report.curve_table(bench, plan, plan.over_gas()),
-        ]
-    print("\n" + "\n\n".join(tables))
-    loads = f"load {load_at_start} at the start, {load_average()} at the end (1, 5, 15 min)"
-    print(f"\n{(time.monotonic() - begin) / 60:.0f} min; {loads}")
-    if args.json:
-        record: dict[str, Any] = {
-            "environment": environment,
-            "load": loads,
-            "compute_gflops": speeds,
-            "micro_batch_s": bench.micro_batch_s,
-            "scarcity_on_frontier": {k: v.value for k, v in paper.scarcities().items()},
-            "cases": [samples.to_json() for samples in bench.samples.values()],
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    for cases, repeats, tables in _sections(bench, plan, args.quick):
+        bench.run(cases, repeats, plan.measured_steps)
+        for table in tables():
+            print(f"\n{table}", flush=True)
+        # After every section, so that a run that breaks later has not been for nothing.
+        record["load"] = f"{load} at the start, {load_average()} at the end (1, 5, 15 min)"
+        record["cases"] = [s.to_json() for s in bench.samples.values() if s.runs]
+        if args.json:
+            args.json.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"\n{(time.monotonic() - begin) / 60:.0f} min; load {record['load']}")
     if args.plot:
         from benchmarks.slow_links.plot import draw
 
         draw(bench, plan, args.plot)
+
+
+Section = tuple[list[Case], int, Callable[[], list[str]]]
+
+
+def _sections(bench: Bench, plan: Plan, quick: bool) -> list[Section]:
+    """What is run, how often, and the tables that can be printed then."""
+    main_cases, more = plan.main(), [*plan.others(), *plan.wide()]
+    rates, gas = plan.over_rates(), plan.over_gas()
+
+    def comparison(cases: list[Case]) -> list[str]:
+        return [report.main_table(bench, cases), report.paper_table(bench, plan)]
+
+    main_section: Section = (
+        main_cases,
+        plan.repeats,
+        lambda: [*comparison(main_cases), report.efficiency_table(bench, plan)],
+    )
+    if quick:
+        return [main_section]
+    return [
+        main_section,
+        (more, plan.repeats, lambda: comparison(more)),
+        (
+            rates,
+            1,
+            lambda: [report.curve_table(bench, plan, rates), report.break_even(bench, plan)],
+        ),
+        (gas, 1, lambda: [report.curve_table(bench, plan, gas)]),
+    ]
 
 
 def _check(bench: Bench, args: argparse.Namespace) -> dict[int, float]:
@@ -149,10 +161,14 @@ def _check(bench: Bench, args: argparse.Namespace) -> dict[int, float]:
     with bench.cluster(min(args.nodes), _RANKS_PER_NODE, rate) as cluster:
         across, inside = check_network(cluster)
     print(f"links of {rate:.1f} Mbit/s carry {across:.1f}; inside a node {inside:.0f} Mbit/s")
-    sizes = (min(args.nodes), max(args.nodes))
+    sizes = sorted({min(args.nodes), max(args.nodes)})
     speeds = compute_spread(lambda n: bench.cluster(n, _RANKS_PER_NODE, rate), sizes)
     listed = ", ".join(f"{speed:.1f} on {nodes} nodes" for nodes, speed in speeds.items())
-    print(f"GFLOPS of a rank where all compute and none communicates: {listed}\n", flush=True)
+    print(f"GFLOPS of a rank where all compute and none communicates: {listed}")
+    change = speeds[sizes[-1]] / speeds[sizes[0]] - 1
+    if abs(change) > _UNEQUAL:
+        print(f"WARNING: not equal ({change:+.0%}): does anything else run here?")
+    print(flush=True)
     return speeds
 
 
@@ -165,7 +181,7 @@ def _plan(bench: Bench, args: argparse.Namespace) -> Plan:
         curve = tuple(bench.rate(rate) for rate in args.rates)  # its own inverse
     nodes = tuple(sorted(set(args.nodes)))
     if args.quick:
-        return Plan((min(nodes), max(nodes)), (first,), (), 4, (), 1, 1)
+        return Plan(tuple(sorted({nodes[0], nodes[-1]})), (first,), (), 4, (), 1, 1)
     return Plan(nodes, (first, *others), curve, 4, (1, 2, 8), args.repeats, 2)
 
 

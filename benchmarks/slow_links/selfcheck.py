@@ -7,7 +7,7 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.slow_links.cluster import SlowCluster
@@ -91,7 +91,7 @@ def check_network(cluster: SlowCluster, tolerance: float = 0.1) -> tuple[float, 
     return across, inside
 
 
-def compute_spread(make: Callable[[int], SlowCluster], sizes: tuple[int, ...]) -> dict[int, float]:
+def compute_spread(make: Callable[[int], SlowCluster], sizes: Sequence[int]) -> dict[int, float]:
     """Median GFLOPS of a rank for each number of nodes, all computing and none communicating."""
     speeds: dict[int, float] = {}
     for num_nodes in sizes:
