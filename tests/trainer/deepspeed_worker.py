@@ -29,28 +29,41 @@ from trainer.deepspeed_engine import DeepSpeedTrainer
 from trainer.model import Block
 from trainer.train import train
 
-KEPT: list[DeepSpeedTrainer] = []
+KEPT: list[Any] = []
 
 
 class KeptTrainer(DeepSpeedTrainer):
-    """Stays, to be looked into."""
+    """Stays, to be looked into; counts the copies that the backward pass can gather from."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         KEPT.append(self)
+        self.secondary = 0
+        backward = self.engine.backward
+
+        def counted(loss: torch.Tensor) -> None:
+            copies = [p.ds_secondary_tensor for p in split_parameters(self)]
+            self.secondary = sum(copy.numel() for copy in copies if copy is not None)
+            backward(loss)
+
+        self.engine.backward = counted
 
 
-def look_into(trainer: DeepSpeedTrainer) -> dict[str, Any]:
+def split_parameters(trainer: DeepSpeedTrainer) -> list[Any]:
+    parameters = trainer.engine.module.parameters()
+    return [p for p in parameters if hasattr(p, "ds_tensor") and not p.ds_persist]
+
+
+def look_into(trainer: KeptTrainer) -> dict[str, Any]:
     """Elements that this rank holds, and what the engine says of itself."""
     parameters = list(trainer.engine.module.parameters())
-    split = [p for p in parameters if hasattr(p, "ds_tensor") and not p.ds_persist]
-    copies = [p.ds_secondary_tensor for p in split if p.ds_secondary_tensor is not None]
+    split = split_parameters(trainer)
     states = trainer.engine.basic_optimizer.state.values()
     return {
         "parameters": sum(getattr(p, "ds_numel", p.numel()) for p in parameters),
         "split": sum(p.ds_numel for p in split),
         "own": sum(p.ds_tensor.numel() for p in split),
-        "secondary": sum(copy.numel() for copy in copies),
+        "secondary": trainer.secondary,
         "moments": sum(state["exp_avg"].numel() for state in states),
         "dtype": str(parameters[0].dtype),
     }
