@@ -82,7 +82,8 @@ def quantized_reduce_scatter(
         rest = rows.size(0) // group.size
         if rest > 1:
             rows = rows.view(rest, group.size, n).transpose(0, 1)
-        packed = quantize(rows.reshape(group.size, rest * n), fmt)
+        # Of rows of one number, reshaping makes a view.
+        packed = quantize(rows.reshape(group.size, rest * n).contiguous(), fmt)
         received = torch.empty_like(packed)
         group.all_to_all(received, packed, purpose)
         if number == len(hops) - 1:
