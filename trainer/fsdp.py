@@ -218,8 +218,14 @@ class ShardedWeights:
             if members:
                 near = self.mesh.topology.replicas_per_node(self.mesh.dp.size, self.mesh.tp.size)
                 units.append(Unit(module, members, UnitLayout(placement, shapes, near), self))
+        blocks = list(stage.blocks.values())
+        if pipelined:
+            # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
+            # layer that is the last one of another micro-batch, gathered in vain.
+            ran = [m for m in (stage.embedding, *blocks, stage.head, stage) if m is not None]
+            for before, after in zip([ran[0], *ran], ran, strict=False):
+                after.set_modules_to_backward_prefetch([before])
         if self.device.type == "cpu":  # streams overlap without being told
-            blocks = list(stage.blocks.values())
             for before, after in zip([stage, *blocks], blocks, strict=False):
                 before.set_modules_to_forward_prefetch([after])
         return units

@@ -2,7 +2,8 @@
 
 Reads from standard input a JSON list of jobs; each is ``{"id", "ranks", "config", "options"}``,
 ``ranks`` 0 asking for the reference. All jobs of one size run in the same processes, one after
-another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``.
+another. Writes one JSON line per job: ``{"id", "result"}`` or ``{"id", "error"}``. The option
+``observe`` holds those of ``observed_training``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
+import collective_cases
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from observed_training import observe
 
 import trainer.train
 from trainer import zero
@@ -108,14 +111,24 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     zero.BUCKET_ELEMENTS = options.get("bucket_elements", 16 * 2**20)
     scaler = functools.partial(LossScaler, initial=options.get("initial_scale", 2.0**16))
     trainer.train.LossScaler = scaler
+    if options.get("collectives"):
+        return collective_cases.cases()
     if options.get("buffers"):
         return pipeline_buffers(config)
+    if "observe" in options:
+        result = observe(config, RandomTokens(config.model.vocab_size), options["observe"])
+        return {**result, "ranks_agree": agree(result["losses"], result["grad_norms"])}
     lines: list[str] = []
     result = train(config, RandomTokens(config.model.vocab_size), lines.append)
-    seen: list[Any] = [None] * job["ranks"]
-    dist.all_gather_object(seen, (result["losses"], result["grad_norms"]))
-    # As text, for a NaN is unlike itself.
-    return {**result, "progress": lines, "ranks_agree": len({str(s) for s in seen}) == 1}
+    agreed = agree(result["losses"], result["grad_norms"])
+    return {**result, "progress": lines, "ranks_agree": agreed}
+
+
+def agree(*values: Any) -> bool:
+    """Whether all ranks say the same; as text, for a NaN is unlike itself."""
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, values)
+    return len({str(one) for one in seen}) == 1
 
 
 def pipeline_buffers(config: TrainConfig) -> dict[str, Any]:
@@ -146,6 +159,12 @@ def pipeline_buffers(config: TrainConfig) -> dict[str, Any]:
     return {"most": int(figures[0]), "after": int(figures[1])}
 
 
+def say(answer: dict[str, Any]) -> None:
+    """Write a line at once: ranks that fail together share the output."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(max(1, ranks)))
@@ -165,11 +184,10 @@ def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> 
             answer = {"id": job["id"], "result": run_job(job)}
         except Exception:
             # The other ranks may wait for this one for ever: nothing after it can be trusted.
-            print(json.dumps({"id": job["id"], "error": f"rank {rank}: {traceback.format_exc()}"}))
-            sys.stdout.flush()
+            say({"id": job["id"], "error": f"rank {rank}: {traceback.format_exc()}"})
             os._exit(1)
         if rank == 0:
-            print(json.dumps(answer), flush=True)
+            say(answer)
         if ranks:
             dist.barrier()
             dist.destroy_process_group()

@@ -1,0 +1,209 @@
+"""Training with a look inside: what ranks hold, what they sent, and disturbances between steps.
+
+Part of ``rank_worker``; every function here is called on all ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import trainer.train
+from trainer.config import TrainConfig
+from trainer.device import Device
+from trainer.fsdp import ShardedWeights
+from trainer.loss import cross_entropy
+from trainer.train import Trainer
+from trainer.zero import WholeWeights
+
+
+def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Train, and say how it went.
+
+    Options:
+        evaluate: run the model without gradients before every step.
+        replay: afterwards load the first weights again and train a second time.
+        poison: ``[step, rank]``: that rank's gradients of a micro-batch become NaN.
+        stale: never tell that weights have changed.
+        late_copies: ``fenced`` or ``open``: write secondary copies as late as is allowed.
+
+    Returns:
+        ``losses``, ``grad_norms``, ``skipped_steps``; ``traffic`` of the last step, by rank, as
+        ``Traffic.report`` gives it; ``holders``: for each state how many ranks hold it, and the
+        names of those that differ in a bit; ``replayed``: the losses of the second time.
+    """
+    training = Trainer(config, Device.of_this_rank("cpu"))
+    if "late_copies" in options:
+        copy_late(training, fenced=options["late_copies"] == "fenced")
+    if options.get("stale"):
+        for unit in training.weights.units:
+            unit.gather.weights_changed = lambda: None
+    first = [master.detach().clone() for master in masters(training)]
+    result = run(training, config, data, options)
+    result["traffic"] = every_rank(training.traffic.report(1))
+    result["holders"] = holders(training)
+    if options.get("replay"):
+        evaluate(training, config, data)  # leaves weights gathered that loading makes old
+        for master, value in zip(masters(training), first, strict=True):
+            master.detach().copy_(value)
+        training.weights.publish()
+        if training.optimizer.adamw is not None:
+            training.optimizer.adamw.state.clear()
+        result["replayed"] = run(training, config, data, options)["losses"]
+    return result
+
+
+def run(
+    training: Trainer, config: TrainConfig, data: Any, options: dict[str, Any]
+) -> dict[str, Any]:
+    reports = []
+    for number in range(config.steps):
+        if options.get("evaluate"):
+            evaluate(training, config, data)
+        training.traffic.clear()
+        poison(options.get("poison"), number)
+        reports.append(training.step(number, data))
+    return {
+        "losses": [report.loss for report in reports],
+        "grad_norms": [report.grad_norm for report in reports],
+        "skipped_steps": sum(not report.done for report in reports),
+    }
+
+
+def poison(where: list[int] | None, step: int) -> None:
+    """Let one rank's loss, and with it all its gradients, be NaN in one micro-batch of a step."""
+    trainer.train.cross_entropy = cross_entropy
+    if where is None or where != [step, dist.get_rank()]:
+        return
+
+    def spoilt(logits: Tensor, targets: Tensor, group: Any) -> Tensor:
+        trainer.train.cross_entropy = cross_entropy
+        return cross_entropy(logits, targets, group) * float("nan")
+
+    trainer.train.cross_entropy = spoilt
+
+
+def evaluate(training: Trainer, config: TrainConfig, data: Any) -> None:
+    """A forward pass that nobody differentiates."""
+    tokens, _ = data.batch(
+        10_000,
+        0,
+        training.mesh.dp.rank,
+        mbs=config.mbs,
+        gas=1,
+        dp=training.mesh.dp.size,
+        seq_length=config.model.seq_length,
+        seed=config.seed,
+    )
+    with torch.no_grad():
+        training.run.stage(tokens)
+
+
+def masters(training: Trainer) -> list[torch.nn.Parameter]:
+    return [master for group in training.weights.masters.values() for master in group]
+
+
+def held(training: Trainer) -> Iterator[tuple[str, list[Tensor]]]:
+    """All states of this rank, under names that ranks share which must hold the same."""
+    mesh, placement = training.mesh, training.mesh.placement
+    weights = training.weights
+    place = f"pp {mesh.pp.rank} tp {mesh.tp.rank}"
+    updates = f"{place} master {mesh.dp.rank % placement.optimizer.degree}"
+    if isinstance(weights, WholeWeights):
+        for number, bucket in enumerate(weights.buckets):
+            yield f"{place} stored {number}", [bucket.weights]
+            yield f"{updates} {number}", [bucket.master]
+        return
+    assert isinstance(weights, ShardedWeights)
+    stored = f"{place} stored {mesh.dp.rank % placement.storage_degree}"
+    for number, unit in enumerate(weights.units):
+        yield f"{stored} {number}", unit.locals
+        yield f"{updates} {number}", [piece.master for piece in unit.pieces]
+        copy = unit.gather.secondary
+        if copy is not None:
+            yield f"{place} secondary {mesh.dp.rank % copy.degree} {number}", [copy.share]
+
+
+def holders(training: Trainer) -> dict[str, Any]:
+    """By kind of state: how many ranks hold the same part, and the names of those that differ."""
+    digests: dict[str, list[str]] = {}
+    for mine in every_rank({name: digest(tensors) for name, tensors in held(training)}):
+        for name, found in mine.items():
+            digests.setdefault(name, []).append(found)
+    counts: dict[str, list[int]] = {}
+    for name, found in digests.items():
+        counts.setdefault(name.split()[4], []).append(len(found))
+    return {
+        "counts": {kind: sorted(set(numbers)) for kind, numbers in counts.items()},
+        "differ": [name for name, found in digests.items() if len(set(found)) > 1],
+    }
+
+
+class LateCopies:
+    """A lane that copies only when somebody waits for it, or when the step has ended."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.given = 0
+
+    def run(self, work: Callable[[], None]) -> None:
+        self.waiting.append(work)
+        self.given += 1
+
+    def mark(self) -> int:
+        return self.given
+
+    def until(self, mark: int) -> None:
+        while self.given - len(self.waiting) < mark:
+            self.waiting.pop(0)()
+
+
+class Gathering:
+    """The lane beside it, which waits for marks or does not."""
+
+    def __init__(self, copies: LateCopies, fenced: bool) -> None:
+        self.copies, self.fenced = copies, fenced
+
+    def run(self, work: Callable[[], None]) -> None:
+        work()
+
+    def after(self, mark: int) -> None:
+        if self.fenced:
+            self.copies.until(mark)
+
+
+def copy_late(training: Trainer, fenced: bool) -> None:
+    """Let secondary copies lag, in memory that holds NaN as long as nobody has written it."""
+    copies = LateCopies()
+    for unit in training.weights.units:
+        secondary = unit.gather.secondary
+        secondary.copies, secondary.gathers = copies, Gathering(copies, fenced)
+        secondary.share.fill_(float("nan"))
+    publish = training.weights.publish
+
+    def finish_step() -> None:
+        training.weights.gather_lane.finish()
+        copies.until(copies.given)
+        publish()
+
+    training.weights.publish = finish_step
+
+
+def digest(tensors: list[Tensor]) -> str:
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def every_rank(mine: Any) -> list[Any]:
+    if not dist.is_initialized():
+        return [mine]
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, mine)
+    return seen
