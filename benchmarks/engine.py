@@ -5,7 +5,9 @@
 Each engine trains the same model on the same tokens in ranks of its own. All are alive at once,
 and one works at a time while the others wait for a line on a pipe: a round times every engine for
 a few steps, in turns that change from round to round, so that what is compared is neighbours in
-time. Losses are compared as well: an engine that trains something else has no step time.
+time. Next to the ratio of times stands that of CPU times, over all ranks, which other work on the
+machine disturbs less. Losses are compared as well: an engine that trains something else has no
+step time.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def build(engine: str, config: TrainConfig) -> Callable[[int, RandomTokens], flo
 
 
 def work(engine: str, config: TrainConfig, rank: int, ranks: int, folder: str, pipe: Connection):
-    """One rank: trains as many steps as it is sent, and answers with seconds and the last loss."""
+    """One rank: trains as many steps as it is sent, and answers with times and the last loss."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1")
@@ -87,12 +89,12 @@ def work(engine: str, config: TrainConfig, rank: int, ranks: int, folder: str, p
     number, loss = 0, 0.0
     while steps := pipe.recv():
         dist.barrier()
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
             loss = step(number, dataset)
             number += 1
         dist.barrier()
-        pipe.send((time.perf_counter() - begin, loss))
+        pipe.send((time.perf_counter() - begin, time.process_time() - begin_cpu, loss))
     os._exit(0)  # the others may be gone: no goodbyes
 
 
@@ -111,8 +113,8 @@ class Ranks:
             self.pipes.append(ours)
             self.processes.append(process)
 
-    def train(self, steps: int) -> tuple[float, float]:
-        """Seconds per step, and the last loss."""
+    def train(self, steps: int) -> tuple[float, float, float]:
+        """Seconds per step, CPU seconds of all ranks per step, and the last loss."""
         for pipe in self.pipes:
             pipe.send(steps)
         answers = []
@@ -124,7 +126,8 @@ class Ranks:
             except (EOFError, ConnectionResetError):
                 log = Path(f"{self.folder}/{self.engine}-0.log").read_text()
                 sys.exit(f"{self.engine} failed:\n{log[-3000:]}")
-        return max(seconds for seconds, _ in answers) / steps, answers[0][1]
+        wall_s, cpu_s, losses = zip(*answers, strict=True)
+        return max(wall_s) / steps, sum(cpu_s) / steps, losses[0]
 
     def end(self) -> None:
         """Send them home."""
@@ -136,9 +139,13 @@ class Ranks:
             process.join()
 
 
-def compare(config: TrainConfig, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds per step of every engine, a list with one entry per round."""
-    times: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+Times = dict[str, list[float]]
+
+
+def compare(config: TrainConfig, args: argparse.Namespace) -> tuple[Times, Times]:
+    """Seconds and CPU seconds per step of every engine, lists with one entry per round."""
+    wall_s: Times = {engine: [] for engine in ENGINES}
+    cpu_s: Times = {engine: [] for engine in ENGINES}
     with tempfile.TemporaryDirectory() as folder:
         ranks = {}
         try:
@@ -152,22 +159,23 @@ def compare(config: TrainConfig, args: argparse.Namespace) -> dict[str, list[flo
                 order = ENGINES[turn:] + ENGINES[:turn]
                 losses = {}
                 for engine in order if number % 2 else reversed(order):
-                    seconds, losses[engine] = ranks[engine].train(args.steps)
-                    times[engine].append(seconds)
+                    seconds, cpu_seconds, losses[engine] = ranks[engine].train(args.steps)
+                    wall_s[engine].append(seconds)
+                    cpu_s[engine].append(cpu_seconds)
                 low, high = min(losses.values()), max(losses.values())
                 if not high - low <= AGREE[config.precision] * high:
                     sys.exit(f"zero {config.zero_stage} {config.precision}: losses {losses}")
         finally:
             for group in ranks.values():
                 group.end()
-    return times
+    return wall_s, cpu_s
 
 
-def spread(ours: list[float], theirs: list[float]) -> str:
-    """Median of the ratios, their quartiles, and lowest to highest."""
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
-    return f"**{median:.2f}** ({low:.2f}..{high:.2f}; {min(ratios):.2f}..{max(ratios):.2f})"
+def spread(times: Times, engine: str) -> str:
+    """Median of the ratios of neighbours, and the quartiles."""
+    ratios = [a / b for a, b in zip(times["ours"], times[engine], strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"**{median:.2f}** ({low:.2f}..{high:.2f})"
 
 
 def machine() -> str:
@@ -209,20 +217,21 @@ def main() -> None:
     common: dict[str, Any] = {"data": "", "device": "cpu", "mbs": args.mbs, "gas": args.gas}
     print(machine(), "\n")
     print(f"{args.ranks} ranks, {model}, mbs {args.mbs}, gas {args.gas}; {args.pairs} pairs of")
-    print(f"{args.steps} steps; ratios: **median** (quartiles; lowest..highest)\n")
-    print("| zero | precision | ours (ms) | ours / DeepSpeed | ours / torch | torch is |")
-    print("|---|---|---|---|---|---|", flush=True)
+    print(f"{args.steps} steps; ratios: **median** (quartiles)\n")
+    print("| | ours | ours / DeepSpeed | | ours / torch | | torch is |")
+    print("|---|---|---|---|---|---|---|")
+    print("| | ms | time | CPU | time | CPU | |", flush=True)
     for zero_stage in args.zero:
         for precision in args.precision:
             values = {"model": model, "zero_stage": zero_stage, "precision": precision, **common}
-            times = compare(TrainConfig.parse(values), args)
-            ours = times["ours"]
-            print(
-                f"| {zero_stage} | {precision} | {1e3 * statistics.median(ours):.0f} "
-                f"| {spread(ours, times['DeepSpeed'])} | {spread(ours, times['torch'])} "
-                f"| {PLAIN[zero_stage]} |",
-                flush=True,
-            )
+            wall_s, cpu_s = compare(TrainConfig.parse(values), args)
+            cells = [
+                f"ZeRO-{zero_stage} {precision}",
+                f"{1e3 * statistics.median(wall_s['ours']):.0f}",
+                *(spread(t, engine) for engine in ENGINES[1:] for t in (wall_s, cpu_s)),
+                PLAIN[zero_stage],
+            ]
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def import_deepspeed() -> None:
