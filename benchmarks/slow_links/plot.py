@@ -32,16 +32,20 @@ def draw(bench: Bench, plan: Plan, path: Path) -> None:
     estimates = [s.value for name, s in paper.scarcities().items() if name != "nominal"]
     left.axvspan(min(estimates), max(estimates), color="#d62728", alpha=0.08)
     left.text(
-        (min(estimates) * max(estimates)) ** 0.5, 0.02, "Frontier, 384 GCDs\n(from the ratios)",
-        transform=left.get_xaxis_transform(), ha="center", va="bottom", fontsize=8,
+        (min(estimates) * max(estimates)) ** 0.5, 0.98, "Frontier, 384 GCDs\n(from the ratios)",
+        transform=left.get_xaxis_transform(), ha="center", va="top", fontsize=8,
     )  # fmt: skip
     left.set_xscale("log", base=2)
     left.set_yscale("log", base=2)
-    left.set_xlabel("r: time to send the weights once over a link / own work on a micro-batch")
+    left.set_xlabel(
+        "r: time to send the weights once over a link / own work on a micro-batch\n"
+        "(below: the link in Mbit/s)"
+    )
     left.set_ylabel("step time per micro-batch (s)")
     left.set_title(f"{nodes} nodes x 2 ranks, {plan.CURVE_GAS} micro-batches a step")
-    top = left.secondary_xaxis("top", functions=(bench.rate, bench.rate))
-    top.set_xlabel("link of a node (Mbit/s)")
+    marks = sorted(plan.curve)
+    left.set_xticks(marks, [f"{r:.2f}\n{bench.rate(r):.0f}" for r in marks])
+    left.yaxis.set_major_formatter("{x:g}")
     left.legend()
 
     places = range(len(plan.gas_curve))
@@ -59,6 +63,5 @@ def draw(bench: Bench, plan: Plan, path: Path) -> None:
     right.set_xlabel("micro-batches a step (gas)")
     right.set_ylabel("step time per micro-batch (s)")
     right.set_title(f"{nodes} nodes x 2 ranks, r = {plan.scarcities[0]:.2f}")
-    right.legend()
     figure.savefig(path, dpi=130)
     plt.close(figure)
