@@ -27,7 +27,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p workflows -p slurm -p analysis
-	$(BIN)/mypy --strict $(wildcard trainer/placement.py) trainer/config.py trainer/flops.py
+	$(BIN)/mypy --strict $(addprefix trainer/,config.py deepspeed_rules.py flops.py formats.py layout.py placement.py shapes.py volume.py)
 
 # ---- setting up ----
 

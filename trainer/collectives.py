@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer import gloo
 from trainer.layout import ring_all_reduce_bytes
 from trainer.placement import Level
 
@@ -92,6 +93,7 @@ class Group:
         self.traffic = traffic
         self.size = len(self.ranks)
         self.rank = handle.rank()
+        self.on_gloo = dist.get_backend(handle) == "gloo"
 
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
@@ -116,8 +118,19 @@ class Group:
             purpose,
             sent,
             async_op,
-            lambda wait: _scatter(share, whole, op=op, group=self.handle, async_op=not wait),
+            lambda wait: self._reduce_scatter(share, whole, op, wait),
         )
+
+    def _reduce_scatter(
+        self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
+    ) -> dist.Work | None:
+        if wait and op == dist.ReduceOp.SUM and self.on_gloo:
+            if self.level is Level.INTER_NODE:
+                gloo.scatter_in_ring(share, whole, self.handle)
+            else:
+                gloo.scatter_directly(share, whole, self.handle)
+            return None
+        return _scatter(share, whole, op=op, group=self.handle, async_op=not wait)
 
     def all_reduce(
         self,
