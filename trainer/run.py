@@ -115,6 +115,10 @@ class _Run:
             world_size=place.world_size,
             timeout=timedelta(seconds=config.collective_timeout_s),
         )
+        if config.engine == "deepspeed":
+            from trainer.deepspeed_load import load_deepspeed  # heavy, and may not be there
+
+            load_deepspeed(config, device)
         dataset = TokenDataset(config.data, config.model.vocab_size)
         progress = self._progress()
         progress(

@@ -30,6 +30,7 @@ CPU_RULES = {
 CUDA_RULES = {
     "deepspeed_quantize": "dp == 1 or not quantize_weights and not quantize_gradients"
     " or weight_shard == dp and (num_nodes > 1 or not quantize_gradients)",
+    "deepspeed_precision": "dp == 1 or precision != 'fp16' or optimizer_shard == dp",
 }
 
 
