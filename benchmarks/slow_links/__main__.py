@@ -74,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rates", type=float, nargs="+", metavar="MBIT", help="links of the curve, in Mbit/s"
     )
+    parser.add_argument("--gas", type=int, default=8, help="micro-batches per step (default 8)")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="the main ratios only, once")
     parser.add_argument(
@@ -86,8 +87,8 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--nodes {args.nodes}: a cluster has 2 to {LARGEST} nodes")
     if args.quick and args.plot:
         parser.error("--plot draws the curves, which --quick leaves out")
-    if args.repeats < 1 or any(rate <= 0 for rate in args.rates or []):
-        parser.error("--repeats and --rates are above 0")
+    if args.repeats < 1 or args.gas < 1 or any(rate <= 0 for rate in args.rates or []):
+        parser.error("--repeats, --gas and --rates are above 0")
     return args
 
 
@@ -181,8 +182,8 @@ def _plan(bench: Bench, args: argparse.Namespace) -> Plan:
         curve = tuple(bench.rate(rate) for rate in args.rates)  # its own inverse
     nodes = tuple(sorted(set(args.nodes)))
     if args.quick:
-        return Plan(tuple(sorted({nodes[0], nodes[-1]})), (first,), (), 4, (), 1, 1)
-    return Plan(nodes, (first, *others), curve, 4, (1, 2, 8), args.repeats, 2)
+        return Plan(tuple(sorted({nodes[0], nodes[-1]})), (first,), (), args.gas, (), 1, 2)
+    return Plan(nodes, (first, *others), curve, args.gas, (1, 2, 4), args.repeats, 2)
 
 
 def _environment(cores: int, share: float | None) -> dict[str, str]:
