@@ -139,7 +139,8 @@ def arm(training: Training, options: dict[str, Any]) -> list[str]:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         path = str(arguments[0]) if arguments else ""
-        if event.startswith(("open", "os.")) and path.startswith(folder):
+        here = event.startswith(("open", "os.")) and path.startswith(folder)
+        if here or event == "os.remove":  # the latter may name a file beside an open folder
             count(event)
 
     def look(self: SaveChunks, index: Any, number: list[int] = [0]) -> Any:  # noqa: B006

@@ -56,19 +56,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "tied_embeddings": False,
     },
 }
-_TOPO = {"placement": "zero_topo", "quantize_weights": False, "quantize_gradients": False}
+_QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
+_TOPO = {"placement": "zero_topo", **dict.fromkeys(_QUANTIZED, False)}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {"gas": 2}),
     "tp2": (2, {"tp": 2, "sequence_parallel": True}),
-    "zero0": (4, {"gas": 2}),
-    "zero1 tp2": (8, {"tp": 2, "zero_stage": 1}),
-    "zero2": (8, {"zero_stage": 2}),
+    "zero0": (2, {"gas": 2}),
+    "zero1 tp2": (4, {"tp": 2, "zero_stage": 1}),
+    "zero2": (4, {"zero_stage": 2}),
     "zero3": (8, {"zero_stage": 3}),
     "zero3 dp3": (3, {"zero_stage": 3}),
-    "hpz": (8, {"placement": "hpz"}),
+    "hpz": (4, {"placement": "hpz", "ranks_per_node": 2, "gas": 2}),
     "mics tp2": (8, {"placement": "mics", "tp": 2, "sequence_parallel": True}),
-    "topo": (8, {**_TOPO, "quantize_secondary": False}),
-    "topo gas2": (4, {**_TOPO, "quantize_secondary": False, "gas": 2, "ranks_per_node": 2}),
+    "topo": (8, {**_TOPO, "gas": 3}),
     "pp2 zero1": (4, {"pp": 2, "gas": 2, "zero_stage": 1}),
     "vpp2 tp2 zero3": (8, {"pp": 2, "vpp": 2, "tp": 2, "gas": 2, "zero_stage": 3}),
 }
@@ -120,7 +120,8 @@ def run_phases() -> RunPhases:
         )
         answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
         assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        return {answer["id"]: answer.get("result", answer) for answer in answers}
+        # A rank whose peer was killed may still say so: an error, which is no result.
+        return {answer["id"]: answer["result"] for answer in answers if "result" in answer}
 
     return run
 
@@ -176,14 +177,12 @@ def crossings(
 def test_any_layout_goes_on_from_any_other(run_phases: RunPhases, tmp_path: Path) -> None:
     """Each layout once loads what another saved, and once is loaded by another."""
     names = list(LAYOUTS)
-    models = itertools.cycle(("gpt", "llama"))
     ring = [
-        (model, before, names[(number * 5 + 7) % len(names)])
-        for model, (number, before) in zip(models, enumerate(names), strict=False)
+        ("gpt" if number % 2 else "llama", before, names[(number + 5) % len(names)])
+        for number, before in enumerate(names)
     ]
-    ring += [("gpt", name, name) for name in ("one", "zero1 tp2", "zero3", "topo")]
-    ring += [("llama", "vpp2 tp2 zero3", "zero3 dp3"), ("gpt", "one", "vpp2 tp2 zero3")]
-    crossings(run_phases, tmp_path, [c for c in ring if c[1:] != ("zero3 dp3", "zero3 dp3")])
+    ring += [("gpt", name, name) for name in ("zero1 tp2", "topo")]
+    crossings(run_phases, tmp_path, ring)
 
 
 @pytest.mark.heavy
@@ -312,8 +311,8 @@ def test_a_full_disk_is_one_clear_error_and_costs_no_earlier_checkpoint(
     assert list(complete(tmp_path)) == [1, 2]
 
 
-EVENTS = {0: 16, 1: 3}
-"""Things that ranks 0 and 1 do in the folder in one save, or a few more."""
+EVENTS = {0: 21, 1: 4}
+"""Things that ranks 0 and 1 do in the folder in one save, and one more."""
 
 
 @pytest.mark.parametrize("rank", EVENTS)
@@ -322,12 +321,15 @@ def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
 ) -> None:
     moments = range(1, EVENTS[rank] + 1)
     folders = {moment: tmp_path / str(moment) for moment in moments}
-    whole = tmp_path / "whole"
     phases = [
         [job(str(moment), 2, "killed", {"rank": rank, "event": moment}, save=str(folder))]
         for moment, folder in folders.items()
     ]
-    undisturbed = [job("whole", 2, "train", {}, save=str(whole), save_interval=1)]
+    whole = {step: tmp_path / f"whole {step}" for step in (1, 2, 3)}
+    undisturbed = [
+        job(f"whole {step}", 2, "train", {}, save=str(folder), measured_steps=step)
+        for step, folder in whole.items()
+    ]
     answers = run_phases(undisturbed, *phases)
     assert str(moments[0]) not in answers, "nothing was killed"
     assert str(moments[-1]) in answers, "there are more moments: raise EVENTS"
@@ -336,9 +338,10 @@ def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
         found = complete(folder)
         latest.add(max(found))
         assert max(found) - 1 in found, "the one before the last went too early"
-        for path in found.values():
-            if (whole / path.name).exists():
-                assert_same(contents(path), contents(whole / path.name))
+        for step, path in found.items():
+            expected = whole[step] / path.name
+            assert (path / "training.json").read_text() == (expected / "training.json").read_text()
+            assert_same(contents(path), contents(expected))
     assert latest == {2, 3}
     again = [
         job(f"again {moment}", 1, "train", {}, measured_steps=1, save=str(f), load=str(f))
