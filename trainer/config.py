@@ -167,7 +167,9 @@ class TrainConfig(_Record):
         default=None, ge=1, description="memory limit per rank; default the device's own"
     )
     time_communication: bool = Field(
-        default=False, description="wait for every collective and report its time; slows training"
+        default=False,
+        description="wait for every collective and report its time, which slows training; on CPU "
+        "gathering and reducing run side by side, and their times overlap",
     )
     collective_timeout_s: float = Field(default=600.0, gt=0)
 

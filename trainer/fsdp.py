@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from trainer.config import TrainConfig
 from trainer.initialize import initialize
 from trainer.kinds import Piece, Slot, slots
-from trainer.lanes import InOrder, Lane, StreamLane, ThreadLane
+from trainer.lanes import InOrder, Lane, Queue, StreamLane, ThreadLane
 from trainer.layout import UnitLayout
 from trainer.mesh import Mesh
 from trainer.model import Stage
@@ -53,7 +53,8 @@ class ShardedWeights:
         on_host = device.type == "cpu"
         self.gather_lane: Lane = ThreadLane("gather", 2) if on_host else StreamLane()
         self.reduce_lane: Lane = ThreadLane("reduce", PENDING_UNITS) if on_host else StreamLane()
-        self.copy_lane: Lane = InOrder() if on_host else StreamLane()
+        # Secondary copies are written and read inside the pieces of work of the gather lane.
+        self.copies: Queue = InOrder() if on_host else StreamLane()
         self._scratch: dict[torch.dtype, Tensor] = {}
         placement = mesh.placement
         self.counts = mesh.dp.rank < placement.optimizer.degree

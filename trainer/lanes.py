@@ -17,18 +17,10 @@ import torch.distributed as dist
 
 
 class Lane(Protocol):
-    """Runs pieces of work one after another."""
+    """Runs pieces of work one after another, beside the caller."""
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
         """Begin a piece of work; returns what to wait for, or None where the stream keeps order."""
-        ...
-
-    def mark(self) -> Any:
-        """A point in this lane: everything that was given to it before."""
-        ...
-
-    def after(self, mark: Any) -> None:
-        """Let what is given to this lane from now on wait for another lane's mark."""
         ...
 
     def finish(self) -> None:
@@ -36,8 +28,22 @@ class Lane(Protocol):
         ...
 
 
+class Queue(Protocol):
+    """Runs pieces of work in order, and can be told to wait for another queue."""
+
+    def run(self, work: Callable[[], None]) -> None: ...
+
+    def mark(self) -> Any:
+        """A point in this queue: everything that was given to it before."""
+        ...
+
+    def after(self, mark: Any) -> None:
+        """Let what is given to this queue from now on wait for another's mark."""
+        ...
+
+
 class StreamLane:
-    """The stream that is current at each call, on an accelerator."""
+    """Lane and queue: the stream that is current at each call, on an accelerator."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -55,7 +61,7 @@ class StreamLane:
 
 
 class InOrder:
-    """The lane of what runs inside another one's piece of work, and so is in order already."""
+    """The queue of what runs inside one lane's pieces of work, and so is in order already."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -65,9 +71,6 @@ class InOrder:
 
     def after(self, mark: None) -> None:
         """Nothing to wait for."""
-
-    def finish(self) -> None:
-        """Nothing is under way."""
 
 
 class ThreadLane:

@@ -2,9 +2,10 @@
 
 After weights were gathered from far ranks, each rank keeps a share of them such that near ranks
 hold the whole; until the weights change, they are gathered from there. The copy into the share
-and the gathering from it may be given to different streams. As Dai et al. 2024 show, a gathering
+and the gathering from it are given to queues of the device. As Dai et al. 2024 show, a gathering
 that starts before the copy has ended reads memory that nobody wrote; here it waits for a mark that
-is set behind the copy: an event of the device, for which no host waits.
+is set behind the copy: an event of the device, for which no host waits. Where both queues are one
+stream, as when FSDP2 gathers in its own, the stream keeps the order and the event costs nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.collectives import Group
-from trainer.lanes import Lane
+from trainer.lanes import Queue
 from trainer.layout import UnitLayout, secondary_wire
 from trainer.quantization import dequantize, quantize
 from trainer.quantized import gather_rows
@@ -39,8 +40,8 @@ class SecondaryCopy:
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        copies: Lane,
-        gathers: Lane,
+        copies: Queue,
+        gathers: Queue,
     ) -> None:
         copy = unit.placement.secondary
         assert copy is not None

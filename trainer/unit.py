@@ -88,8 +88,8 @@ class Unit:
             self.mesh.dp.rank % copy.degree,
             self.dtype,
             weights.device,
-            weights.copy_lane,
-            weights.copy_lane,
+            copies=weights.copies,
+            gathers=weights.copies,
         )
 
     def _whole(self) -> Iterator[Piece]:
