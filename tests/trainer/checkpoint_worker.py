@@ -1,8 +1,8 @@
 """Saves, loads and breaks checkpoints in sets of ranks; a program, started by the tests.
 
-Reads from standard input a JSON list of phases, one after another, each a list of jobs as
-``rank_worker`` takes them. A job's option ``action`` names a function below. A phase whose ranks
-are killed has no answers.
+Reads from each line of standard input a JSON list of phases, one after another, each a list of
+jobs as ``rank_worker`` takes them, and ends its answers with ``{"code"}``. A job's option ``action``
+names a function below. A phase whose ranks are killed may have no answers.
 """
 
 from __future__ import annotations
@@ -165,15 +165,18 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     return action[options["action"]](TrainConfig.parse(job["config"]), options)
 
 
-def main() -> int:
+def main() -> None:
     rank_worker.run_job = run_job
-    for jobs in json.load(sys.stdin):
-        sys.stdin = io.StringIO(json.dumps(jobs))
-        failed = rank_worker.main()
-        if failed and not any(job["options"]["action"] == "killed" for job in jobs):
-            return failed
-    return 0
+    for line in sys.stdin:
+        failed = 0
+        for jobs in json.loads(line):
+            stdin, sys.stdin = sys.stdin, io.StringIO(json.dumps(jobs))
+            code = rank_worker.main()
+            sys.stdin = stdin
+            if not any(job["options"]["action"] == "killed" for job in jobs):
+                failed = failed or code
+        print(json.dumps({"code": failed}), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

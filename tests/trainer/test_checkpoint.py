@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from trainer.checkpoint import complete
 from trainer.config import ConfigError, TrainConfig
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
-LAUNCHER = Path(__file__).with_name("fork_ranks.py")
 Job = dict[str, Any]
 RunPhases = Callable[..., dict[str, dict[str, Any]]]
 
@@ -107,23 +106,42 @@ def job_of(ranks: int, action: str, **values: Any) -> Job:
     return job(f"{action} {ranks}", ranks, action, {}, **values)
 
 
-@pytest.fixture(scope="session")
-def run_phases() -> RunPhases:
-    def run(*phases: list[Job], timeout_s: float = 600) -> dict[str, dict[str, Any]]:
-        done = subprocess.run(
-            [sys.executable, str(WORKER)],
-            input=json.dumps(phases),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
-        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-        # A rank whose peer was killed may still say so: an error, which is no result.
-        return {answer["id"]: answer["result"] for answer in answers if "result" in answer}
+def start_worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
-    return run
+
+def ask(worker: subprocess.Popen[str], phases: Sequence[list[Job]]) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(json.dumps(phases) + "\n")
+    worker.stdin.flush()
+
+
+@pytest.fixture(scope="session")
+def run_phases() -> Iterator[RunPhases]:
+    """Runs phases of jobs (see ``checkpoint_worker``); results by job id."""
+    with start_worker() as worker:
+
+        def run(*phases: list[Job]) -> dict[str, dict[str, Any]]:
+            ask(worker, phases)
+            assert worker.stdout is not None
+            answers = []
+            for line in worker.stdout:
+                answers.append(json.loads(line))
+                if "code" in answers[-1]:
+                    break
+            assert answers and answers.pop().get("code") == 0, answers
+            # A rank whose peer was killed may still say so: an error, which is no result.
+            return {answer["id"]: answer["result"] for answer in answers if "result" in answer}
+
+        yield run
+        assert worker.stdin is not None
+        worker.stdin.close()
 
 
 def contents(path: Path) -> dict[str, Tensor]:
@@ -140,9 +158,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert not wrong, f"{len(wrong)} of {len(found)} tensors differ, such as {wrong[0]}"
 
 
-def crossings(
-    run_phases: RunPhases, folder: Path, cases: list[tuple[str, str, str]], **limits: Any
-) -> None:
+def crossings(run_phases: RunPhases, folder: Path, cases: list[tuple[str, str, str]]) -> None:
     """Save under one layout, load under another: (model, from, to); check contents and losses."""
     folders = {key: folder / " ".join(key) for key in itertools.product(MODELS, LAYOUTS)}
     saving, loading = [], []
@@ -163,7 +179,7 @@ def crossings(
         places = {"load": str(folders[model, before]), "save": str(folder / name)}
         other = {"chunk_elements": 2000}
         loading.append(job(name, ranks, "go_on", other, model=model, **places, **values))
-    answers = run_phases(saving, loading, **limits)
+    answers = run_phases(saving, loading)
     for model, before, after in cases:
         name = f"{model} {before} > {after}"
         whole, answer = answers[model]["losses"], answers[name]
@@ -181,22 +197,22 @@ def test_any_layout_goes_on_from_any_other(run_phases: RunPhases, tmp_path: Path
         ("gpt" if number % 2 else "llama", before, names[(number + 5) % len(names)])
         for number, before in enumerate(names)
     ]
-    ring += [("gpt", name, name) for name in ("zero1 tp2", "topo")]
-    crossings(run_phases, tmp_path, ring)
+    crossings(run_phases, tmp_path, [*ring, ("gpt", "zero1 tp2", "zero1 tp2")])
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_layout_goes_on_from_every_other(
     run_phases: RunPhases, tmp_path: Path, model: str
 ) -> None:
     every = [(model, *pair) for pair in itertools.product(LAYOUTS, LAYOUTS)]
-    crossings(run_phases, tmp_path, every, timeout_s=1800)
+    crossings(run_phases, tmp_path, every)
 
 
 def test_a_trainer_that_turns_back_repeats_itself(run_phases: RunPhases, tmp_path: Path) -> None:
     """Nothing of the later weights stays: not whole ones, nor the secondary copy's."""
-    placements = ("hpz", "zero_topo", "zero++", "zero2", "zero1")
+    placements = ("hpz", "zero_topo", "zero2")
     values = {"ranks_per_node": 2, "gas": 2}
     answers = run_phases(
         [
@@ -311,19 +327,18 @@ def test_a_full_disk_is_one_clear_error_and_costs_no_earlier_checkpoint(
     assert list(complete(tmp_path)) == [1, 2]
 
 
-EVENTS = {0: 21, 1: 4}
-"""Things that ranks 0 and 1 do in the folder in one save, and one more."""
+EVENTS = {0: 20, 1: 3}
+"""Things that ranks 0 and 1 do in the folder in one save."""
 
 
-@pytest.mark.parametrize("rank", EVENTS)
 def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
-    run_phases: RunPhases, tmp_path: Path, rank: int
+    run_phases: RunPhases, tmp_path: Path
 ) -> None:
-    moments = range(1, EVENTS[rank] + 1)
-    folders = {moment: tmp_path / str(moment) for moment in moments}
+    moments = [(rank, event) for rank in EVENTS for event in range(1, EVENTS[rank] + 2)]
+    folders = {(rank, event): tmp_path / f"{rank} {event}" for rank, event in moments}
     phases = [
-        [job(str(moment), 2, "killed", {"rank": rank, "event": moment}, save=str(folder))]
-        for moment, folder in folders.items()
+        [job(folder.name, 2, "killed", {"rank": rank, "event": event}, save=str(folder))]
+        for (rank, event), folder in folders.items()
     ]
     whole = {step: tmp_path / f"whole {step}" for step in (1, 2, 3)}
     undisturbed = [
@@ -331,25 +346,28 @@ def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
         for step, folder in whole.items()
     ]
     answers = run_phases(undisturbed, *phases)
-    assert str(moments[0]) not in answers, "nothing was killed"
-    assert str(moments[-1]) in answers, "there are more moments: raise EVENTS"
-    latest = set()
-    for folder in folders.values():
+    expected = {
+        step: (contents(path), (path / "training.json").read_text())
+        for step, path in ((step, complete(folder)[step]) for step, folder in whole.items())
+    }
+    for (rank, event), folder in folders.items():
+        survived = event > EVENTS[rank]
+        assert (folder.name in answers) == survived, "EVENTS is not what a save does"
         found = complete(folder)
-        latest.add(max(found))
-        assert max(found) - 1 in found, "the one before the last went too early"
+        latest = max(found)
+        assert latest == 3 if survived else latest in (2, 3)
+        assert latest - 1 in found, "the one before the last went too early"
         for step, path in found.items():
-            expected = whole[step] / path.name
-            assert (path / "training.json").read_text() == (expected / "training.json").read_text()
-            assert_same(contents(path), contents(expected))
-    assert latest == {2, 3}
+            assert (path / "training.json").read_text() == expected[step][1]
+            assert_same(contents(path), expected[step][0])
     again = [
-        job(f"again {moment}", 1, "train", {}, measured_steps=1, save=str(f), load=str(f))
-        for moment, f in folders.items()
+        job(folder.name, 1, "train", {}, measured_steps=1, save=str(folder), load=str(folder))
+        for folder in list(folders.values())[2::6]
     ]
     run_phases(again)
-    for folder in folders.values():
-        assert len(list(folder.iterdir())) == len(complete(folder)) == 2
+    for name in (case["id"] for case in again):
+        left = list((tmp_path / name).iterdir())
+        assert len(left) == len(complete(tmp_path / name)) == 2
 
 
 def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_from(
@@ -357,15 +375,8 @@ def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_f
 ) -> None:
     values = {"zero_stage": 3, "hidden_size": 256, "optimizer": {"lr": 1e-3}}
     endless = {"save": str(tmp_path / "a"), "save_interval": 1, "measured_steps": 10_000}
-    with subprocess.Popen(
-        [sys.executable, str(WORKER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as worker:
-        assert worker.stdin is not None
-        worker.stdin.write(json.dumps([[job_of(2, "train", **values, **endless)]]).encode())
-        worker.stdin.close()
+    with start_worker() as worker:
+        ask(worker, [[job_of(2, "train", **values, **endless)]])
         deadline = time.monotonic() + 200
         while not list((tmp_path / "a").glob("step-00000003.*.partial/*.distcp")):
             assert worker.poll() is None and time.monotonic() < deadline
