@@ -1,8 +1,8 @@
 """Saves, loads and breaks checkpoints in sets of ranks; a program, started by the tests.
 
 Reads from each line of standard input a JSON list of phases, one after another, each a list of
-jobs as ``rank_worker`` takes them, and ends its answers with ``{"code"}``. A job's option ``action``
-names a function below. A phase whose ranks are killed may have no answers.
+jobs as ``rank_worker`` takes them, and ends its answers with ``{"code"}``. A job's option
+``action`` names a function below. A phase whose ranks are killed may have no answers.
 """
 
 from __future__ import annotations
