@@ -103,7 +103,6 @@ def test_work_inside_of_work_runs_at_once() -> None:
     inner.run(lambda: seen.append(1))
     inner.after(inner.mark())
     assert seen == [1]
-    inner.finish()
 
 
 def held(gate: threading.Event) -> None:
