@@ -62,6 +62,8 @@ class Run:
     compared: bool = True
 
 
+PRECISION = "fp32"
+"""So that quantization is the only difference."""
 BASELINE = Run("zero3", {"placement": "zero3"}, compared=False)
 REORDERED = Run("zero3, other order", {"placement": "zero3"}, data_seed=2, compared=False)
 RUNS = (
@@ -70,10 +72,6 @@ RUNS = (
     Run("zero_topo, secondary 2", {"placement": "zero_topo", "secondary_shard": 2}),
     Run("zero_topo, secondary 8", {"placement": "zero_topo", "secondary_shard": 8}),
     REORDERED,
-)
-PARTS = (
-    Run("zero3, INT8 weights", {"placement": "zero3", "quantize_weights": True}),
-    Run("zero3, INT4 gradients", {"placement": "zero3", "quantize_gradients": True}),
 )
 COLORS = ("#1f3a5f", "#8a8f98", "#c8322b", "#3b82c4", "#e0a030", "#6b4f9e", "#2f8f5b")
 
@@ -87,7 +85,7 @@ class Text:
     checksum: int
 
 
-def settings(run: Run, steps: int, precision: str, text: Text) -> dict[str, Any]:
+def settings(run: Run, steps: int, text: Text) -> dict[str, Any]:
     """All that decides a run's losses: the configuration but for the place of the data."""
     config = {
         "model": MODEL,
@@ -95,7 +93,7 @@ def settings(run: Run, steps: int, precision: str, text: Text) -> dict[str, Any]
         "gas": 1,
         "ranks_per_node": RANKS_PER_NODE,
         "ranks_per_pair": RANKS_PER_PAIR,
-        "precision": precision,
+        "precision": PRECISION,
         "optimizer": {"lr": 1e-3},
         "device": "cpu",
         "warmup_steps": 0,
@@ -228,7 +226,7 @@ def report(results: Mapping[str, Any], runs: Sequence[Run], steps: int) -> bool:
     print(f"| placement | training loss, last {LAST_STEPS} steps | validation loss ", end="")
     print("| difference at the end (%) | in the second half (%) |\n|---|---|---|---|---|")
     good = True
-    for run in runs:
+    for run in RUNS:
         result = results[run.name]
         differences = percent(result, results[BASELINE.name])
         half = statistics.mean(value for step, value in differences.items() if step > steps / 2)
@@ -270,36 +268,33 @@ def plot(results: Mapping[str, Any], runs: Sequence[Run], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def header(precision: str) -> None:
+def header() -> None:
     """Print machine, versions and what is trained."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     print(f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, ", end="")
     print(f"Python {platform.python_version()}, torch {version('torch')}")
     model = TrainConfig.parse({"model": MODEL, "data": ""}).model
-    print(f"{model.num_parameters} parameters, {RANKS} ranks, {precision}")
+    print(f"{model.num_parameters} parameters, {RANKS} ranks, {PRECISION}")
 
 
 def main() -> int:
     """Train what the resumed file does not have, then report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--parts", action="store_true", help="also each quantization by itself")
     parser.add_argument("--json", type=Path, help="where all losses go, after each run")
     parser.add_argument("--plot", type=Path, help="where the figure goes")
     parser.add_argument("--resume", type=Path, help="a --json file of before; its runs are kept")
     arguments = parser.parse_args()
     preload()
-    header(arguments.precision)
-    runs = (*RUNS, *PARTS) if arguments.parts else RUNS
+    header()
     results: dict[str, Any] = {}
     if arguments.resume and arguments.resume.exists():
         results = json.loads(arguments.resume.read_text())
     with tempfile.TemporaryDirectory(prefix="convergence-") as folder:
         text = prepare(Path(folder))
-        for run in runs:
-            what = settings(run, arguments.steps, arguments.precision, text)
+        for run in RUNS:
+            what = settings(run, arguments.steps, text)
             if run.name in results and results[run.name]["settings"] != what:
                 parser.error(f"{arguments.resume}: {run.name!r} was run with other settings")
             if run.name not in results:
@@ -307,9 +302,9 @@ def main() -> int:
                 results[run.name] = {"settings": what, **losses}
             if arguments.json:
                 arguments.json.write_text(json.dumps(results, indent=1))
-    good = report(results, runs, arguments.steps)
+    good = report(results, RUNS, arguments.steps)
     if arguments.plot:
-        plot(results, runs, arguments.plot)
+        plot(results, RUNS, arguments.plot)
     return int(not good)
 
 

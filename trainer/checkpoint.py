@@ -25,6 +25,7 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 
 from trainer.chunks import Chunk, LoadChunks, SaveChunks, chunks
 from trainer.config import ConfigError, TrainConfig
+from trainer.files import sync_folder
 from trainer.phase import phase
 
 if TYPE_CHECKING:
@@ -239,9 +240,9 @@ def _finish(draft: Path, final: Path, record: dict[str, Any]) -> None:
         json.dump(record, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    _sync(draft)
+    sync_folder(draft)
     draft.rename(final)
-    _sync(final.parent)
+    sync_folder(final.parent)
     for old in list(complete(final.parent).values())[:-KEEP]:
         old.rename(_partial(old))  # never half a checkpoint under a complete one's name
     _remove_partial(final.parent)
@@ -254,14 +255,6 @@ def _partial(final: Path) -> Path:
 def _remove_partial(folder: Path) -> None:
     for path in folder.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _on_first(action: Callable[[], T]) -> T:

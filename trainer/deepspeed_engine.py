@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.batches import Dataset, micro_batches
+from trainer.collectives import Traffic
 from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed_config import deepspeed_config
 from trainer.deepspeed_load import load_deepspeed, local_world_size, talk_to_stderr
@@ -26,9 +28,6 @@ from trainer.model import Stage
 from trainer.optimizer import StepReport
 from trainer.phase import phase
 from trainer.precision import COMPUTE_DTYPE
-
-if TYPE_CHECKING:
-    from trainer.train import Dataset
 
 
 class _Recomputed(nn.Module):
@@ -130,6 +129,7 @@ class DeepSpeedTrainer:
         self.config = config
         self.device = device
         self.dp = config.data_parallel(ranks)
+        self.traffic: Traffic | None = None  # its collectives are its own
         self.replica = dist.get_rank() % self.dp  # ranks are a grid (pp, dp)
         placement = config.place(ranks, local)
         deepspeed = load_deepspeed(config, device)
@@ -213,46 +213,6 @@ class DeepSpeedTrainer:
 
     def _batches(self, step: int, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
         """This replica's micro-batches, on its device."""
-        config = self.config
-        for micro_batch in range(config.gas):
-            tokens, targets = dataset.batch(
-                step,
-                micro_batch,
-                self.replica,
-                mbs=config.mbs,
-                gas=config.gas,
-                dp=self.dp,
-                seq_length=config.model.seq_length,
-                seed=config.seed,
-            )
-            yield tokens.to(self.device.torch), targets.to(self.device.torch)
-
-
-def train_with_deepspeed(
-    config: TrainConfig, dataset: Dataset, progress: Callable[[str], None], device: Device
-) -> dict[str, Any]:
-    """Train by DeepSpeed; see ``trainer.train.train``, whose contract this is.
-
-    ``communication`` is empty: DeepSpeed's collectives are its own.
-    """
-    trainer = DeepSpeedTrainer(config, device)
-    reports: list[StepReport] = []
-    times: list[float] = []
-    dist.barrier()
-    for number in range(config.steps):
-        begin = device.clock()
-        report = trainer.step(number, dataset)
-        times.append(device.clock() - begin)
-        reports.append(report)
-        progress(
-            f"step {number + 1}/{config.steps} loss {report.loss:.4f} "
-            f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
-        )
-    return {
-        "step_times_s": times,
-        "losses": [report.loss for report in reports],
-        "grad_norms": [report.grad_norm for report in reports],
-        "skipped_steps": sum(not report.done for report in reports),
-        "peak_memory_bytes": device.peak_memory_bytes(),
-        "communication": {},
-    }
+        device = self.device.torch
+        for tokens, targets in micro_batches(self.config, dataset, step, self.replica, self.dp):
+            yield tokens.to(device), targets.to(device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainer.config import ModelConfig, TrainConfig
 from trainer.initialize import initialize
 from trainer.loss import cross_entropy
-from trainer.model import Block, Embedding, Head, Positions, _norm, rotary_table
+from trainer.model import Block, Embedding, Head, Positions, norm_layer, rotary_table
 
 
 class PipedBlock(Block):
@@ -42,7 +42,7 @@ class PipedNorm(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.norm = _norm(model)
+        self.norm = norm_layer(model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x)

@@ -37,7 +37,8 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
-def _norm(model: ModelConfig) -> nn.Module:
+def norm_layer(model: ModelConfig) -> nn.Module:
+    """The model's kind of norm, over its hidden size."""
     kind = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
     return kind(model.hidden_size, eps=NORM_EPS)
 
@@ -126,9 +127,9 @@ class Block(nn.Module):
 
     def __init__(self, model: ModelConfig, recompute: Recompute) -> None:
         super().__init__()
-        self.attention_norm = _norm(model)
+        self.attention_norm = norm_layer(model)
         self.attention = Attention(model, recompute == "selective")
-        self.mlp_norm = _norm(model)
+        self.mlp_norm = norm_layer(model)
         self.mlp = Mlp(model)
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -200,7 +201,7 @@ class Stage(nn.Module):
         per_stage = model.num_layers // num_stages
         layers = range(index * per_stage, (index + 1) * per_stage)
         self.blocks = nn.ModuleDict({str(layer): Block(model, recompute) for layer in layers})
-        self.norm = _norm(model) if self.is_last else None
+        self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
 

@@ -51,7 +51,7 @@ class Topology:
         if self.ranks_per_node % self.ranks_per_pair:
             raise PlacementError(
                 f"ranks_per_pair {self.ranks_per_pair} does not divide "
-                f"ranks_per_node {self.ranks_per_node}"
+                f"ranks_per_node {self.ranks_per_node}; set it to the ranks of one card, or 1"
             )
 
     def level(self, ranks: Sequence[int]) -> Level:
@@ -149,22 +149,29 @@ class Placement:
         )
         for (inner, low), (outer, high) in itertools.pairwise(chain):
             if low < 1:
-                raise PlacementError(f"{inner} {low} is below 1")
+                raise PlacementError(f"{inner} {low} is below 1; 1 means: not split")
             # Xu et al. 2025, section V: N >= N_os >= N_g >= N_w, else a rank would hold states
             # of parameters that it has no part in.
             if low > high:
-                raise PlacementError(f"{inner} {low} is above {outer} {high}")
+                raise PlacementError(
+                    f"{inner} {low} is above {outer} {high}; lower {inner}{_or_raise(outer)}"
+                )
             if high % low:
-                raise PlacementError(f"{inner} {low} does not divide {outer} {high}")
+                raise PlacementError(
+                    f"{inner} {low} does not divide {outer} {high}; make {inner} a divisor of it"
+                )
         if self.secondary is not None:
             degree = self.secondary.degree
             if self.weights.degree == 1:
                 raise PlacementError(
                     f"secondary_shard {degree}: a secondary copy needs split weights, "
-                    "but weight_shard is 1"
+                    "but weight_shard is 1; raise weight_shard, or set secondary_shard: 0"
                 )
             if degree < 1 or self.dp % degree:
-                raise PlacementError(f"secondary_shard {degree} does not divide dp {self.dp}")
+                raise PlacementError(
+                    f"secondary_shard {degree} does not divide dp {self.dp}; "
+                    "make secondary_shard a divisor of it"
+                )
 
     @property
     def fully_sharded(self) -> bool:
@@ -282,6 +289,12 @@ def place(
     Raises:
         PlacementError: where the degrees break a rule, with its values.
     """
+    for name in ("weight_shard", "gradient_shard", "optimizer_shard"):
+        degree = getattr(wishes, name)
+        if degree is not None and not 1 <= degree <= dp:
+            raise PlacementError(
+                f"{name} {degree} is not from 1 (not split) to dp {dp}; change {name}"
+            )
     base = preset_wishes(preset, dp, tp, topology)
     weights = _either(wishes.weight_shard, base.weight_shard)
     gradients = _either(wishes.gradient_shard, base.gradient_shard)
@@ -296,7 +309,10 @@ def place(
     if gradients == 1:
         for name in ("quantize_weights", "quantize_gradients"):
             if getattr(wishes, name) and dp > 1:
-                raise PlacementError(f"{name} needs split gradients, but gradient_shard is 1")
+                raise PlacementError(
+                    f"{name} needs split gradients, but gradient_shard is 1; "
+                    f"raise gradient_shard, or set {name}: false"
+                )
         base = replace(base, quantize_weights=False, quantize_gradients=False)
     int8_weights = _either(wishes.quantize_weights, base.quantize_weights)
     int4_gradients = _either(wishes.quantize_gradients, base.quantize_gradients)
@@ -319,6 +335,11 @@ def place(
         reduce_format=Format.INT4 if int4_gradients else reduce_precision,
         weights_are_master=one_copy,
     )
+
+
+def _or_raise(outer: str) -> str:
+    """dp follows from the ranks; all other degrees can be set."""
+    return "" if outer == "dp" else f", or raise {outer}"
 
 
 def _either(wish: int | None, base: int | None) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config import TrainConfig
+from trainer.files import sync_folder
 from trainer.flops import hardware_flops, model_flops
 
 RESULT_NAME = "result.json"
@@ -159,7 +160,7 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
         return False
     finally:
         draft.unlink(missing_ok=True)
-    _sync(directory)
+    sync_folder(directory)
     return True
 
 
@@ -176,11 +177,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

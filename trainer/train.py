@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.batches import Dataset, micro_batches
 from trainer.checkpoint import Checkpoints
 from trainer.collectives import Traffic
 from trainer.config import TrainConfig
@@ -25,24 +26,8 @@ from trainer.precision import COMPUTE_DTYPE, LossScaler
 from trainer.tensor_parallel import parallelize
 from trainer.zero import WholeWeights
 
-
-class Dataset(Protocol):
-    """Where the tokens come from; ``trainer.data.TokenDataset`` is one."""
-
-    def batch(
-        self,
-        step: int,
-        micro_batch: int,
-        replica: int,
-        *,
-        mbs: int,
-        gas: int,
-        dp: int,
-        seq_length: int,
-        seed: int,
-    ) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of one micro-batch, each int64 of shape (mbs, seq_length)."""
-        ...
+if TYPE_CHECKING:
+    from trainer.deepspeed_engine import DeepSpeedTrainer
 
 
 def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
@@ -114,20 +99,8 @@ class Trainer:
         """This replica's micro-batches; none where only hidden states pass."""
         if not (self.mesh.is_first or self.mesh.is_last):
             return [], []
-        config = self.config
-        batches = [
-            dataset.batch(
-                step,
-                micro_batch,
-                self.mesh.dp.rank,
-                mbs=config.mbs,
-                gas=config.gas,
-                dp=self.mesh.dp.size,
-                seq_length=config.model.seq_length,
-                seed=config.seed,
-            )
-            for micro_batch in range(config.gas)
-        ]
+        dp = self.mesh.dp
+        batches = micro_batches(self.config, dataset, step, dp.rank, dp.size)
         tokens, targets = zip(*batches, strict=True)
         device = self.device.torch
         return [t.to(device) for t in tokens], [t.to(device) for t in targets]
@@ -146,24 +119,26 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
         (before clipping), ``skipped_steps``, ``peak_memory_bytes`` and ``communication`` (both this
-        rank's; what it sent per measured step, see ``collectives.Traffic.report``).
+        rank's; what it sent per measured step, see ``collectives.Traffic.report``; empty with
+        DeepSpeed, whose collectives are its own).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
+    trainer: Trainer | DeepSpeedTrainer
     if config.engine == "deepspeed":
-        from trainer.deepspeed_engine import train_with_deepspeed  # heavy, and may not be there
+        from trainer.deepspeed_engine import DeepSpeedTrainer  # heavy, and may not be there
 
-        return train_with_deepspeed(config, dataset, progress, device)
-    trainer = Trainer(config, device)
-    checkpoints = Checkpoints(config)
-    first = checkpoints.load(trainer)
+        trainer, checkpoints, first = DeepSpeedTrainer(config, device), None, 0
+    else:
+        trainer, checkpoints = Trainer(config, device), Checkpoints(config)
+        first = checkpoints.load(trainer)
     last = first + config.steps
     times, losses, norms, skipped = [], [], [], 0
     dist.barrier()
     for number in range(first, last):
-        if number == first + config.warmup_steps:
+        if number == first + config.warmup_steps and trainer.traffic is not None:
             trainer.traffic.clear()
         begin = time.perf_counter()
         report = trainer.step(number, dataset)
@@ -175,13 +150,14 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
             f"step {number + 1}/{last} loss {report.loss:.4f} "
             f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
         )
-        if checkpoints.due(number + 1, last):
+        if checkpoints is not None and checkpoints.due(number + 1, last):
             progress(f"saved {checkpoints.save(trainer, number + 1)}")
+    sent = trainer.traffic.report(config.measured_steps) if trainer.traffic is not None else {}
     return {
         "step_times_s": times,
         "losses": losses,
         "grad_norms": norms,
         "skipped_steps": skipped,
         "peak_memory_bytes": device.peak_memory_bytes(),
-        "communication": trainer.traffic.report(config.measured_steps),
+        "communication": sent,
     }
