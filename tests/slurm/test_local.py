@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -386,13 +385,12 @@ def test_settle_finds_forked_ranks(quick: LocalLauncher, make: Any, module: Any)
         import os, signal, time
         if os.fork() == 0:
             os.setsid()
-        print("up", os.getpid(), flush=True)
+        os.write(1, f"up {os.getpid()}\\n".encode())  # at once: four processes share the file
         time.sleep(1000)
         """)  # fmt: skip
     spec = make(sys.executable, "-m", "quick")
     driver = start_driver(spec, "quick")
-    whole = re.compile(r"up \d+\n")  # a line may arrive in pieces
-    wait_for(lambda: len(whole.findall(log(spec))) == 4, "both ranks and their children run")
+    wait_for(lambda: log(spec).count("\n") == 4, "both ranks and their children run")
     ranks = {int(line.split()[1]) for line in log(spec).splitlines()}
     processes.send(processes.descendants(driver.pid) - ranks | {driver.pid}, signal.SIGKILL)
     driver.wait()
