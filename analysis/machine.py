@@ -49,6 +49,12 @@ class Machine(_Record):
     num_nodes: int | None = Field(default=None, ge=1, description="nodes that a job can have")
     gpus_per_node: int = Field(ge=1)
     cpus_per_node: int | None = Field(default=None, ge=1, description="cores a job may use")
+    compute_units: int | None = Field(
+        default=None, ge=1, description="of one GPU: streaming multiprocessors, or compute units"
+    )
+    power_watts: float | None = Field(
+        default=None, gt=0, description="of one GPU under load: its thermal design power"
+    )
     memory_gib: float = Field(gt=0, description="of one GPU")
     memory_gb_per_s: float | None = Field(default=None, gt=0, description="of one GPU's memory")
     peak_bf16_tflops: float | None = Field(
