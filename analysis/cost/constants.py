@@ -1,0 +1,116 @@
+"""Constants of the cost model: few, positive, with a meaning, and with a prior each.
+
+A constant's prior is log-normal: its default is the median, ``spread`` the standard deviation of
+its logarithm. Defaults are round numbers from the literature or from physics, never from a fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+Array = NDArray[np.float64]
+
+
+def constant(median: float, spread: float, meaning: str) -> Any:
+    """A field of a :class:`Constants` record.
+
+    Args:
+        median: of the prior, above 0; its unit is in the field's name.
+        spread: standard deviation of the logarithm; 0 fixes the constant.
+        meaning: one line for people.
+    """
+    return field(default=median, metadata={"spread": spread, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Base of records whose fields are all made by :func:`constant`."""
+
+    @classmethod
+    def spreads(cls) -> Array:
+        return np.array([f.metadata["spread"] for f in fields(cls)])
+
+    def logs(self) -> Array:
+        return np.log([getattr(self, f.name) for f in fields(self)])
+
+    @classmethod
+    def from_logs(cls, logs: Array) -> Self:
+        values = np.exp(logs)
+        return cls(**{f.name: float(v) for f, v in zip(fields(cls), values, strict=True)})
+
+
+C = TypeVar("C", bound=Constants)
+
+
+@dataclass(frozen=True)
+class Fit(Generic[C]):
+    """Constants after evidence.
+
+    Attributes:
+        constants: the most probable ones.
+        covariance: of their logarithms, in the order of the fields; shape (k, k).
+        spread: robust standard deviation of the residuals.
+        num_rows: residuals that were fitted to.
+    """
+
+    constants: C
+    covariance: Array
+    spread: float
+    num_rows: int
+
+
+def fit(
+    start: C,
+    residuals: Callable[[C], Array],
+    noise: float,
+    prior: C | None = None,
+    robust: bool = True,
+) -> Fit[C]:
+    """The constants that explain residuals best, given the prior (a maximum a posteriori).
+
+    Minimizes ``sum rho(r_i / noise) + sum ((log c - log prior) / spread)^2`` with rho the
+    soft-L1 loss, so that single rows which no model explains (a network that was disturbed) pull
+    little.
+
+    Args:
+        start: where to start from.
+        residuals: of the rows, for given constants; logarithms of predicted over measured.
+        noise: standard deviation that a good model would leave.
+        prior: medians; default ``start``.
+        robust: False: plain least squares.
+    """
+    center = (prior or start).logs()
+    spreads = type(start).spreads()
+    free = spreads > 0
+
+    def whole(x: Array) -> C:
+        logs = center.copy()
+        logs[free] += x * spreads[free]
+        return type(start).from_logs(logs)
+
+    def cost(x: Array) -> Array:
+        # Soft-L1 by hand: the prior's own terms stay quadratic.
+        r = residuals(whole(x)) / noise
+        if robust:
+            r = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1))
+        return np.concatenate([r, x])
+
+    x0 = (start.logs() - center)[free] / spreads[free]
+    found = least_squares(cost, np.clip(x0, -4, 4), bounds=(-4.01, 4.01), x_scale=1.0)
+    constants = whole(found.x)
+    left = residuals(constants)
+    spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
+    precision = found.jac.T @ found.jac
+    scales = np.zeros(len(spreads))
+    scales[free] = spreads[free]
+    covariance = np.zeros((len(spreads), len(spreads)))
+    covariance[np.ix_(free, free)] = np.linalg.inv(precision) * np.outer(
+        spreads[free], spreads[free]
+    )
+    return Fit(constants, covariance, spread, int(left.size))

@@ -1,0 +1,197 @@
+"""Training jobs as columns: what the cost model is asked about, one job per row.
+
+A space has its model once and many configurations; a published sweep has a model per row. Both are
+columns here, so a formula is written once and computed for all rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config import ModelConfig
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+NONE, SELECTIVE, FULL = 0, 1, 2
+RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Columns of shape (n,); numbers are float64, so that products of sizes cannot overflow.
+
+    Shape of the model, under the names of ``ModelConfig``:
+
+    Attributes:
+        num_layers: transformer layers of the whole model.
+        hidden_size: h.
+        num_heads: a, attention heads.
+        kv_heads: groups of grouped-query attention; equals ``num_heads`` without.
+        ffn_size: f, inner size of the feed-forward part.
+        gated: SwiGLU: two projections up instead of one.
+        vocab_size: V.
+        seq_length: s, tokens.
+        tied_embeddings: the output layer is the embedding.
+
+    Parallelism:
+
+    Attributes:
+        world_size: GPUs, ``dp * tp * pp``.
+        tp, pp, vpp, dp: degrees; ``vpp`` is model chunks per pipeline rank.
+        mbs: sequences per micro-batch and replica.
+        gas: micro-batches per step and replica.
+        sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
+        recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
+
+    Placement over the data-parallel ranks (see ``trainer.placement``):
+
+    Attributes:
+        weight_shard, gradient_shard, optimizer_shard: degrees; 1 is not split.
+        secondary_shard: degree of the nearer copy of the weights; 0 is no copy.
+        gather_bits, reduce_bits, secondary_bits: of one element on its way, or in the copy, scales
+            included; 0 stands for the framework's habit.
+        zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
+        element_bytes: of weights and activations in the computation: 2 or 4.
+    """
+
+    num_layers: Array
+    hidden_size: Array
+    num_heads: Array
+    kv_heads: Array
+    ffn_size: Array
+    gated: Mask
+    vocab_size: Array
+    seq_length: Array
+    tied_embeddings: Mask
+    world_size: Array
+    tp: Array
+    pp: Array
+    vpp: Array
+    dp: Array
+    mbs: Array
+    gas: Array
+    sequence_parallel: Mask
+    recompute: Array
+    weight_shard: Array
+    gradient_shard: Array
+    optimizer_shard: Array
+    secondary_shard: Array
+    gather_bits: Array
+    reduce_bits: Array
+    secondary_bits: Array
+    zero_stage: Array
+    element_bytes: Array
+
+    def __len__(self) -> int:
+        return int(self.tp.size)
+
+    def __getitem__(self, rows: Any) -> Jobs:
+        """The jobs that a mask, a slice or an array of indices selects."""
+        return Jobs(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @property
+    def global_batch(self) -> Array:
+        """Sequences per step over all replicas."""
+        return self.mbs * self.gas * self.dp
+
+    @property
+    def layer_parameters(self) -> Array:
+        """Weights of the matrices of one transformer layer, before tp; norms and biases left out.
+
+        They are a share of 1 / h of it.
+        """
+        h, f = self.hidden_size, self.ffn_size
+        head = h / self.num_heads
+        up = np.where(self.gated, 2.0, 1.0)
+        return 2 * h * h + 2 * h * self.kv_heads * head + (up + 1) * h * f
+
+    @property
+    def embedding_parameters(self) -> Array:
+        """Weights of one vocabulary table, before tp."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> Array:
+        """Weights of the whole model."""
+        tables = np.where(self.tied_embeddings, 1.0, 2.0)
+        return self.num_layers * self.layer_parameters + tables * self.embedding_parameters
+
+
+_MASKS = {"gated", "tied_embeddings", "sequence_parallel"}
+_DEFAULTS: dict[str, float] = {
+    "vpp": 1,
+    "recompute": NONE,
+    "sequence_parallel": 0,
+    "secondary_shard": 0,
+    "gather_bits": 0,
+    "reduce_bits": 0,
+    "secondary_bits": 0,
+    "zero_stage": -1,
+    "element_bytes": 2,
+}
+
+
+def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
+    """Jobs from columns or scalars that broadcast against each other.
+
+    Args:
+        columns: by field name; ``zero_stage`` may stand in for the shard degrees. ``dp`` or
+            ``world_size`` may be left out, since one follows from the other.
+        model: gives the shape where the columns do not.
+
+    Raises:
+        ValueError: if a field is missing, or a degree is below 1; it names the field.
+    """
+    given: dict[str, Any] = {**_DEFAULTS}
+    if model is not None:
+        given |= {
+            "num_layers": model.num_layers,
+            "hidden_size": model.hidden_size,
+            "num_heads": model.num_heads,
+            "kv_heads": model.kv_heads,
+            "ffn_size": model.ffn_size,
+            "gated": model.activation == "swiglu",
+            "vocab_size": model.vocab_size,
+            "seq_length": model.seq_length,
+            "tied_embeddings": model.tied_embeddings,
+        }
+    given |= columns
+    if "dp" not in given:
+        given["dp"] = np.asarray(given["world_size"]) / (
+            np.asarray(given["tp"]) * np.asarray(given["pp"])
+        )
+    if "world_size" not in given:
+        given["world_size"] = (
+            np.asarray(given["dp"]) * np.asarray(given["tp"]) * np.asarray(given["pp"])
+        )
+    given = {**_shards(given), **given}
+    names = [f.name for f in fields(Jobs)]
+    if missing := [name for name in names if name not in given]:
+        raise ValueError(f"jobs need the columns {', '.join(missing)}")
+    arrays = [
+        np.asarray(given[name], dtype=bool if name in _MASKS else np.float64) for name in names
+    ]
+    whole = np.broadcast_arrays(*[np.atleast_1d(array) for array in arrays])
+    made = Jobs(**dict(zip(names, whole, strict=True)))
+    for name in ("tp", "pp", "vpp", "dp", "mbs", "gas", "num_layers", "hidden_size"):
+        if np.any(~(getattr(made, name) >= 1)):
+            raise ValueError(f"{name} must be 1 or more in every job")
+    return made
+
+
+def _shards(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Degrees of the stages of ZeRO (Rajbhandari et al. 2020)."""
+    if "weight_shard" in given:
+        return {}
+    stage, dp = np.asarray(given["zero_stage"]), np.asarray(given["dp"])
+    return {
+        "weight_shard": np.where(stage >= 3, dp, 1),
+        "gradient_shard": np.where(stage >= 2, dp, 1),
+        "optimizer_shard": np.where(stage >= 1, dp, 1),
+    }

@@ -1,0 +1,78 @@
+"""Frameworks' habits, as facts of a record: what each keeps in memory and how it communicates.
+
+A profile is what differs between two programs that train the same model with the same degrees. It
+never names a machine or a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One framework's habits; see docs/cost-model.md for where each is from.
+
+    Attributes:
+        name: as tables and spaces call it.
+        gradient_bytes: of an accumulated gradient.
+        master_bytes: of master weights and AdamW's moments together, 12 where weights are 16-bit.
+        extra_gradient_bytes: of a second, never sharded copy of the gradients (DeepSpeed's
+            BF16_Optimizer keeps float32 ones).
+        reduce_bytes: of a gradient element on its way.
+        flash_attention: scores are never written to memory.
+        sequence_parallel: always on with tensor parallelism.
+        gradients_synced_per_micro_batch: without ZeRO, a pipeline reduces gradients after every
+            micro-batch and not once a step.
+        masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
+        logits_bytes: per logit kept on the last stage, all copies together.
+        overlaps_gradients: gradient reduction may hide behind the backward pass.
+    """
+
+    name: str
+    gradient_bytes: float = 4
+    master_bytes: float = 12
+    extra_gradient_bytes: float = 0
+    reduce_bytes: float = 4
+    flash_attention: bool = True
+    sequence_parallel: bool = False
+    gradients_synced_per_micro_batch: bool = False
+    masked_dropout: bool = False
+    logits_bytes: float = 8
+    overlaps_gradients: bool = True
+
+
+MESHTUNE = Profile("meshtune")
+NANOTRON = Profile("nanotron", sequence_parallel=True, gradients_synced_per_micro_batch=True)
+MEGATRON_LM = Profile("megatron-lm", masked_dropout=True)
+MEGATRON_DEEPSPEED = Profile(
+    "megatron-deepspeed",
+    gradient_bytes=2,
+    reduce_bytes=2,
+    flash_attention=False,
+    masked_dropout=True,
+    overlaps_gradients=False,
+)
+DEEPSPEED_BF16 = Profile(
+    "deepspeed-bf16",
+    gradient_bytes=2,
+    extra_gradient_bytes=4,
+    flash_attention=False,
+    masked_dropout=True,
+    overlaps_gradients=False,
+)
+FSDP = Profile("fsdp", gradient_bytes=4, reduce_bytes=2)
+AXONN = Profile("axonn", gradient_bytes=2, reduce_bytes=2, masked_dropout=True)
+
+PROFILES = {
+    p.name: p
+    for p in (MESHTUNE, NANOTRON, MEGATRON_LM, MEGATRON_DEEPSPEED, DEEPSPEED_BF16, FSDP, AXONN)
+}
+
+
+def profile(name: str) -> Profile:
+    """The habits of a framework by name; raises ValueError that lists the known ones."""
+    try:
+        return PROFILES[name]
+    except KeyError:
+        raise ValueError(f"no framework {name!r}; known: {', '.join(PROFILES)}") from None
