@@ -21,6 +21,12 @@ class Link(_Record):
     level: str = Field(description="what the group is: card, neighbours, node")
     gpus: int = Field(ge=2, description="GPUs in the group, counted from local rank 0 upwards")
     gb_per_s: float = Field(gt=0, description="between two GPUs of the group, per direction")
+    fully_connected: bool = Field(
+        default=False,
+        description="every pair has a link of its own, so that a group of n uses n - 1 of them per "
+        "GPU; false where a GPU has gb_per_s to all others together (a switch, a single ring)",
+    )
+    latency_us: float | None = Field(default=None, gt=0, description="of one hop of a ring")
 
 
 class Nic(_Record):
@@ -28,14 +34,21 @@ class Nic(_Record):
 
     count: int = Field(ge=1)
     gb_per_s: float = Field(gt=0, description="of one adapter, per direction")
+    latency_us: float | None = Field(default=None, gt=0, description="of one hop between nodes")
 
 
 class Collective(_Record):
-    """One measured collective; bus bandwidth by the convention of nccl-tests."""
+    """One measured collective; bus bandwidth by the convention of nccl-tests.
 
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    All groups of the same kind on the node work at once, as they do in training.
+    """
+
+    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "any"] = Field(
+        description="any: stands for all of them that have no entry of their own"
+    )
     gpus: int = Field(ge=2)
     nodes: int = Field(ge=1)
+    stride: int = Field(default=1, ge=1, description="from one member's rank to the next one's")
     size_mib: float = Field(gt=0)
     bus_gb_per_s: float = Field(gt=0)
 

@@ -1,0 +1,181 @@
+"""Groups of ranks, and the links of a cluster that each crosses.
+
+Ranks are laid out tp innermost, then dp, then pp; consecutive ranks fill a node. A group is
+therefore known by its size and by its stride, the distance of its members in rank order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.machine import Machine, Nic
+
+from .constants import Array, Constants, constant
+
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class LinkConstants(Constants):
+    """What the facts of a cluster leave open about its links."""
+
+    node_share: float = constant(
+        0.75, 0.25, "share of the nominal bandwidth that collectives reach inside a node"
+    )
+    inter_node_share: float = constant(
+        0.75, 0.35, "share of the adapters' nominal bandwidth that they reach between nodes"
+    )
+    call_s: float = constant(25e-6, 0.7, "start of a collective, before its first byte; s")
+    hop_s: float = constant(4e-6, 0.7, "one step of a ring inside a node; s")
+    inter_node_hop_s: float = constant(20e-6, 0.8, "one step of a ring between nodes; s")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Columns: the ranks of one collective.
+
+    Attributes:
+        size: ranks.
+        stride: from one member's global rank to the next one's: 1 for tp, tp for dp, tp * dp
+            for pp.
+        world: ranks of the job, or None. A block of size * stride ranks that does not divide a
+            node straddles two of them somewhere, unless the job is in one node.
+    """
+
+    size: Array
+    stride: Array
+    world: Array | None = None
+
+
+def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = None) -> Group:
+    """A group from numbers or columns that broadcast against each other."""
+    columns = [size, stride] if world is None else [size, stride, world]
+    whole = np.broadcast_arrays(*[np.atleast_1d(np.asarray(c, np.float64)) for c in columns])
+    return Group(*whole)
+
+
+def members_per_node(machine: Machine, group: Group) -> Array:
+    """Members of a group on one node.
+
+    ``gpus_per_node / members`` groups of the same kind share a node's adapters: Singh et al. 2024,
+    eq. 7, has min(G_node, product of the sizes of the preceding groups) for it.
+    """
+    inside = np.maximum(1.0, np.floor(machine.gpus_per_node / group.stride))
+    members = np.minimum(group.size, inside)
+    straddles = (members > 1) & (members == group.size) & ~_holds(machine.gpus_per_node, group)
+    return np.where(straddles, np.ceil(group.size / 2), members)
+
+
+def level(machine: Machine, group: Group) -> NDArray[np.int64]:
+    """Index of the innermost of the machine's links that holds the group.
+
+    One more than the last one (1 where the facts list none) stands for the links between nodes.
+    """
+    spans = [link.gpus for link in machine.links] or [machine.gpus_per_node]
+    found = np.full(group.size.shape, len(spans), np.int64)
+    for index in reversed(range(len(spans))):
+        found = np.where(_holds(min(spans[index], machine.gpus_per_node), group), index, found)
+    return np.where(group.size > 1, found, 0)
+
+
+@dataclass(frozen=True)
+class Path:
+    """What a group's messages cross; columns.
+
+    Attributes:
+        group: whose path it is.
+        members: of the group on one node.
+        nodes: that the group is on.
+        node_bytes_per_s: bus bandwidth inside the node; inf where nothing is sent there.
+        nic_bytes_per_s: the group's part of its node's adapters; inf inside a node.
+        hop_s: one step inside the node.
+        inter_node_hop_s: one step between nodes.
+    """
+
+    group: Group
+    members: Array
+    nodes: Array
+    node_bytes_per_s: Array
+    nic_bytes_per_s: Array
+    hop_s: Array
+    inter_node_hop_s: float
+
+    @property
+    def ring_bytes_per_s(self) -> Array:
+        """A ring is as fast as the slowest of its links."""
+        return np.minimum(self.node_bytes_per_s, self.nic_bytes_per_s)
+
+    @property
+    def ring_latency_s(self) -> Array:
+        """Once around: size - 1 hops, of which nodes - 1 are between nodes."""
+        outside = self.nodes - 1
+        return (self.group.size - 1 - outside) * self.hop_s + outside * self.inter_node_hop_s
+
+
+def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
+    """The path of a collective's messages.
+
+    Raises:
+        ValueError: if a group crosses links that the cluster's facts do not state.
+    """
+    members = members_per_node(machine, group)
+    nodes = np.ceil(group.size / members)
+    node_bytes_per_s, hop_s = inside_node(machine, constants, level(machine, group), members)
+    nic_bytes_per_s = np.full(members.shape, np.inf)
+    if np.any(nodes > 1):
+        adapters = nic_of(machine)
+        whole = adapters.count * adapters.gb_per_s * GB * constants.inter_node_share
+        nic_bytes_per_s = np.where(nodes > 1, whole * members / machine.gpus_per_node, np.inf)
+    return Path(
+        group,
+        members,
+        nodes,
+        np.where(members > 1, node_bytes_per_s, np.inf),
+        nic_bytes_per_s,
+        hop_s,
+        inter_node_hop_s(machine, constants),
+    )
+
+
+def inside_node(
+    machine: Machine, constants: LinkConstants, index: NDArray[np.int64], members: Array
+) -> tuple[Array, Array]:
+    """Bus bandwidth in bytes/s and seconds per hop of so many members, on a level of the links.
+
+    Members of a group on several nodes are taken to span their node. Fully connected members use
+    a link to each other one at once: on Perlmutter a pair reaches 76 GB/s and four GPUs 225.
+    """
+    links = machine.links
+    if not links:
+        if np.any(members > 1):
+            raise ValueError(f"cluster {machine.name} states no links between a node's GPUs")
+        return np.full(index.shape, np.inf), np.full(index.shape, constants.hop_s)
+    inside = np.minimum(index, len(links) - 1)
+    nominal = np.array([link.gb_per_s for link in links])[inside] * GB
+    connected = np.array([link.fully_connected for link in links])[inside]
+    hops = [1e-6 * link.latency_us if link.latency_us else constants.hop_s for link in links]
+    width = np.where(connected, np.maximum(members - 1, 1), 1.0)
+    return nominal * width * constants.node_share, np.array(hops)[inside]
+
+
+def nic_of(machine: Machine) -> Nic:
+    if machine.nic is None:
+        raise ValueError(f"cluster {machine.name} states no nic, which groups on two nodes need")
+    return machine.nic
+
+
+def inter_node_hop_s(machine: Machine, constants: LinkConstants) -> float:
+    stated = machine.nic.latency_us if machine.nic else None
+    return 1e-6 * stated if stated else constants.inter_node_hop_s
+
+
+def _holds(gpus: int, group: Group) -> NDArray[np.bool_]:
+    """Whether every block of the group's ranks lies within aligned runs of so many GPUs."""
+    block = group.size * group.stride
+    inside = block <= gpus
+    if group.world is not None:
+        inside &= (gpus % np.maximum(block, 1.0) == 0) | (group.world <= gpus)
+    return np.asarray(inside)

@@ -1,0 +1,254 @@
+"""Time of collectives, by the links that they cross.
+
+A collective takes a start, a latency per hop, and its volume over the bandwidth of the slowest link
+on its way (Thakur et al. 2005, cited by Singh et al. 2024, V-B). Groups that work at the same time
+share a node's network adapters (Singh et al. 2024, eq. 7). Where the cluster's facts hold a
+measurement of the same group, it replaces the formula: on some nodes bandwidth neither grows nor
+falls with the size of the group.
+
+In every function ``num_bytes`` is a column, or one number; nothing is sent, and no time taken, by a
+group of one or where there are no bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from analysis.machine import Collective, Machine
+
+from .constants import Array
+from .groups import (
+    GB,
+    Group,
+    LinkConstants,
+    Path,
+    group_of,
+    inside_node,
+    inter_node_hop_s,
+    level,
+    members_per_node,
+    nic_of,
+    path_of,
+)
+
+__all__ = [
+    "Group",
+    "LinkConstants",
+    "all_gather_s",
+    "all_reduce_s",
+    "all_to_all_s",
+    "bus_bytes_per_s",
+    "group_of",
+    "level",
+    "members_per_node",
+    "reduce_scatter_s",
+    "send_s",
+]
+
+MIB = 2.0**20
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+def all_gather_s(
+    machine: Machine, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to give every rank all of a tensor of which each has 1 / size.
+
+    Ring: size - 1 steps; (size - 1) / size of the bytes over every link.
+
+    Args:
+        num_bytes: of the whole, gathered tensor.
+    """
+    return _once_around(machine, constants, group, num_bytes, "all_gather")
+
+
+def reduce_scatter_s(
+    machine: Machine, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to sum a tensor over the ranks and leave 1 / size of it with each.
+
+    The ring of an all-gather, backwards.
+
+    Args:
+        num_bytes: of the whole tensor, as each rank has it before.
+    """
+    return _once_around(machine, constants, group, num_bytes, "reduce_scatter")
+
+
+def all_reduce_s(
+    machine: Machine, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to sum a tensor over the ranks and give all of it to each.
+
+    The faster of a ring (reduce-scatter, then all-gather) and of a hierarchy: reduce inside each
+    node, up and down a binary tree of nodes, spread inside each node. NCCL chooses between the
+    same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N nodes and not
+    2 (n - 1) / n, which is why two nodes can measure more than their adapters' bandwidth, and its
+    latency grows with the logarithm of N.
+
+    Args:
+        num_bytes: of the tensor.
+    """
+    path = path_of(machine, constants, group)
+    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
+    ring_latency_s = constants.call_s + 2 * path.ring_latency_s
+    ring_s = ring_latency_s + 2 * _sent(size) * num_bytes / path.ring_bytes_per_s
+    tree_latency_s = constants.call_s + 2 * (
+        (path.members - 1) * path.hop_s + np.ceil(np.log2(path.nodes)) * path.inter_node_hop_s
+    )
+    per_byte_s = np.maximum(
+        _sent(path.nodes) / path.nic_bytes_per_s, _sent(path.members) / path.node_bytes_per_s
+    )
+    tree_s = tree_latency_s + 2 * per_byte_s * num_bytes
+    latency_s = np.minimum(ring_latency_s, tree_latency_s)
+    formula_s = np.minimum(ring_s, tree_s)
+    return _or_measured(machine, "all_reduce", path, num_bytes, latency_s, formula_s)
+
+
+def all_to_all_s(
+    machine: Machine, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds until every rank has sent 1 / size of its bytes to every rank.
+
+    Inside the node and between nodes at the same time; one message for each peer.
+
+    Args:
+        num_bytes: of the tensor that each rank has.
+    """
+    path = path_of(machine, constants, group)
+    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
+    inside = (path.members - 1) / size
+    # A node's members send out together, over the part of its adapters that is theirs.
+    outside = path.members * (size - path.members) / size
+    per_byte_s = np.maximum(inside / path.node_bytes_per_s, outside / path.nic_bytes_per_s)
+    latency_s = constants.call_s + (size - 1) * path.hop_s
+    latency_s = latency_s + np.where(path.nodes > 1, path.inter_node_hop_s, 0.0)
+    formula_s = latency_s + per_byte_s * num_bytes
+    return _or_measured(machine, "all_to_all", path, num_bytes, latency_s, formula_s)
+
+
+def send_s(
+    machine: Machine,
+    constants: LinkConstants,
+    stride: ArrayLike,
+    num_bytes: ArrayLike,
+    size: ArrayLike = 2,
+) -> Array:
+    """Seconds to send from one rank to the next of its group, over the slowest such link.
+
+    Ranks at a node's edge, as many as ``stride`` says, send at once and share its adapters; one
+    rank uses its own adapter only.
+
+    Args:
+        stride: from a rank to the next: tp * dp between pipeline stages.
+        num_bytes: of one rank's message.
+        size: of the group: pipeline stages. Some neighbours in a long chain are on two nodes.
+    """
+    chain = group_of(size, stride)
+    num_bytes = np.asarray(num_bytes, np.float64)
+    index = level(machine, chain)
+    crosses = index >= max(1, len(machine.links))
+    pair = np.where((chain.size > 1) & ~crosses, 2.0, 1.0)
+    bytes_per_s, hop_s = inside_node(machine, constants, index, pair)
+    if crosses.any():
+        nic = nic_of(machine)
+        senders = np.minimum(chain.stride, machine.gpus_per_node)
+        adapters = np.minimum(nic.count / senders, np.ceil(nic.count / machine.gpus_per_node))
+        between = adapters * nic.gb_per_s * GB * constants.inter_node_share
+        bytes_per_s = np.where(crosses, between, bytes_per_s)
+        hop_s = np.where(crosses, inter_node_hop_s(machine, constants), hop_s)
+    taken = constants.call_s + hop_s + num_bytes / bytes_per_s
+    return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
+
+
+def bus_bytes_per_s(machine: Machine, constants: LinkConstants, group: Group) -> Array:
+    """Bandwidth of a ring for large messages: of the slowest link that it crosses.
+
+    Measured groups have the value of their largest message; inf for a group of one.
+    """
+    path = path_of(machine, constants, group)
+    bandwidth = path.ring_bytes_per_s
+    for (gpus, nodes, stride), entries in _measured_groups(machine.measured).items():
+        rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
+        largest = max(entries, key=lambda entry: entry.size_mib)
+        bandwidth = np.where(rows, largest.bus_gb_per_s * GB, bandwidth)
+    return bandwidth
+
+
+def _once_around(
+    machine: Machine,
+    constants: LinkConstants,
+    group: Group,
+    num_bytes: ArrayLike,
+    operation: Operation,
+) -> Array:
+    path = path_of(machine, constants, group)
+    num_bytes = np.asarray(num_bytes, np.float64)
+    latency_s = constants.call_s + path.ring_latency_s
+    formula_s = latency_s + _sent(group.size) * num_bytes / path.ring_bytes_per_s
+    return _or_measured(machine, operation, path, num_bytes, latency_s, formula_s)
+
+
+def _sent(ranks: Array) -> Array:
+    """Share of the bytes that one rank of a ring sends on."""
+    return (ranks - 1) / ranks
+
+
+def _measured_groups(
+    entries: list[Collective],
+) -> dict[tuple[int, int, int], list[Collective]]:
+    groups: dict[tuple[int, int, int], list[Collective]] = {}
+    for entry in entries:
+        groups.setdefault((entry.gpus, entry.nodes, entry.stride), []).append(entry)
+    return groups
+
+
+def _or_measured(
+    machine: Machine,
+    operation: Operation,
+    path: Path,
+    num_bytes: Array,
+    latency_s: Array,
+    formula_s: Array,
+) -> Array:
+    """The formula's time, or the measured one where the facts have the same group."""
+    group = path.group
+    taken, size, ranks = np.broadcast_arrays(formula_s, num_bytes, group.size)
+    for (gpus, nodes, stride), entries in _measured_groups(machine.measured).items():
+        own = [entry for entry in entries if entry.operation == operation]
+        own = own or [entry for entry in entries if entry.operation == "any"]
+        rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
+        if own and rows.any():
+            # The rows are alike but for their bytes, so that their latency is one number.
+            first = float(latency_s[rows][0])
+            taken = np.where(rows, _interpolated_s(own, operation, first, size), taken)
+    return np.where((size > 0) & (ranks > 1), taken, 0.0)
+
+
+def _interpolated_s(
+    entries: list[Collective], operation: Operation, latency_s: float, num_bytes: Array
+) -> Array:
+    """Latency, and a transfer interpolated between the measured ones.
+
+    The logarithm of the transfer is linear in the logarithm of the size; outside of the measured
+    sizes the nearest one's bandwidth holds.
+    """
+    entries = sorted(entries, key=lambda entry: entry.size_mib)
+    sizes = np.array([entry.size_mib for entry in entries]) * MIB
+    bus = np.array([entry.bus_gb_per_s for entry in entries]) * GB
+    volume = (
+        (2 if operation == "all_reduce" else 1)
+        * _sent(np.array(entries[0].gpus, np.float64))
+        * sizes
+    )
+    measured_s = volume / bus
+    # A latency above the shortest measurement would leave no time for the bytes.
+    latency_s = min(latency_s, 0.9 * float(measured_s.min()))
+    transfers = np.maximum.accumulate(measured_s - latency_s)
+    some = np.maximum(num_bytes, 1.0)
+    within = np.exp(np.interp(np.log(some), np.log(sizes), np.log(transfers)))
+    outside = np.minimum(some / sizes[0], 1.0) * np.maximum(some / sizes[-1], 1.0)
+    return np.asarray(latency_s + within * outside)
