@@ -24,6 +24,8 @@ class Profile:
         sequence_parallel: always on with tensor parallelism.
         gradients_synced_per_micro_batch: without ZeRO, a pipeline reduces gradients after every
             micro-batch and not once a step.
+        stages_by_weight: a pipeline's stages are dealt out by weights, output layer included,
+            and not by layers.
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
         logits_bytes: per logit kept on the last stage, all copies together.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
@@ -37,13 +39,19 @@ class Profile:
     flash_attention: bool = True
     sequence_parallel: bool = False
     gradients_synced_per_micro_batch: bool = False
+    stages_by_weight: bool = False
     masked_dropout: bool = False
     logits_bytes: float = 8
     overlaps_gradients: bool = True
 
 
 MESHTUNE = Profile("meshtune")
-NANOTRON = Profile("nanotron", sequence_parallel=True, gradients_synced_per_micro_batch=True)
+NANOTRON = Profile(
+    "nanotron",
+    sequence_parallel=True,
+    gradients_synced_per_micro_batch=True,
+    stages_by_weight=True,
+)
 MEGATRON_LM = Profile("megatron-lm", masked_dropout=True)
 MEGATRON_DEEPSPEED = Profile(
     "megatron-deepspeed",

@@ -1,0 +1,206 @@
+"""The cost model: predicts, says how sure it is, and learns from what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from analysis.cost.constants import fit
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.memory import MemoryModel, MemoryParts
+from analysis.cost.profiles import Profile
+from analysis.cost.step import StepParts, TimeConstants, step
+from analysis.machine import Machine
+
+PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
+NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
+_DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measured trials, one per job.
+
+    Attributes:
+        jobs: what was run.
+        step_time_s: nan where unknown.
+        peak_bytes: of the fullest rank; nan where unknown.
+        out_of_memory: failed for lack of memory.
+    """
+
+    jobs: Jobs
+    step_time_s: Array
+    peak_bytes: Array
+    out_of_memory: Mask
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of jobs; columns of shape (n,).
+
+    Attributes:
+        model: whose prediction it is.
+        jobs: which.
+        memory: bytes on the fullest rank, in parts.
+        time: seconds of a step, in parts.
+        fits: probability that a job runs within the GPU's memory.
+    """
+
+    model: CostModel
+    jobs: Jobs
+    memory: MemoryParts
+    time: StepParts
+    fits: Array
+
+    @cached_property
+    def step_time_s(self) -> Array:
+        return self.time.total
+
+    @cached_property
+    def peak_bytes(self) -> Array:
+        return self.memory.total
+
+    @cached_property
+    def time_log_sd(self) -> Array:
+        """Standard deviation of the logarithm of the step time: constants and noise together."""
+        return self.model.time_log_sd(self.jobs, self.step_time_s)
+
+    def interval_s(self, deviations: float = 1.96) -> tuple[Array, Array]:
+        """Step times between which the true one is expected; by default with 95 %."""
+        factor = np.exp(deviations * self.time_log_sd)
+        return self.step_time_s / factor, self.step_time_s * factor
+
+    @property
+    def tokens_per_second(self) -> Array:
+        """Of the whole job."""
+        return self.jobs.global_batch * self.jobs.seq_length / self.step_time_s
+
+    @property
+    def tflops_per_gpu(self) -> Array:
+        """Model TFLOP/s: repeated operations do not count (see ``trainer.flops``)."""
+        return model_flops(self.jobs) / self.step_time_s / self.jobs.world_size / 1e12
+
+    @property
+    def num_nodes(self) -> Array:
+        return np.ceil(self.jobs.world_size / self.model.machine.gpus_per_node)
+
+    @property
+    def tokens_per_node_hour(self) -> Array:
+        return self.tokens_per_second * 3600 / self.num_nodes
+
+    @property
+    def joules_per_token(self) -> Array:
+        """At the GPUs' stated power; nan where the cluster states none."""
+        watts = self.model.machine.power_watts or np.nan
+        return self.jobs.world_size * watts / self.tokens_per_second
+
+    def days_to_train(self, tokens: float) -> Array:
+        """Days until so many tokens are trained on."""
+        return tokens / self.tokens_per_second / 86400
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Predicts memory and time of jobs on one machine, for one framework.
+
+    Attributes:
+        machine: facts.
+        profile: habits.
+        constants: of time.
+        memory: of memory.
+        covariance: of the logarithms of time's constants, from calibration; None before it.
+        log_sd: of step times around the prediction, beyond what the covariance explains.
+    """
+
+    machine: Machine
+    profile: Profile
+    constants: TimeConstants = TimeConstants()
+    memory: MemoryModel = MemoryModel()
+    covariance: Array | None = None
+    log_sd: float = PRIOR_LOG_SD
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        return float(self.machine.memory_bytes)
+
+    def predict(self, jobs: Jobs) -> Prediction:
+        """Memory and time of every job; about a million rows take seconds."""
+        return Prediction(
+            model=self,
+            jobs=jobs,
+            memory=self.memory.parts(jobs, self.profile),
+            time=step(jobs, self.machine, self.profile, self.constants),
+            fits=self.memory.fits(jobs, self.profile, self.memory_limit_bytes),
+        )
+
+    def calibrated(self, evidence: Evidence) -> CostModel:
+        """The model after evidence: constants between the prior and what was measured.
+
+        Step times are residuals, peaks likewise, failures by memory bounds. Without a single
+        usable row the model is returned as it is.
+        """
+        timed = np.isfinite(evidence.step_time_s) & (evidence.step_time_s > 0)
+        learnt = self
+        if timed.any():
+            jobs, measured = evidence.jobs[timed], np.log(evidence.step_time_s[timed])
+
+            def residuals(constants: TimeConstants) -> Array:
+                predicted = step(jobs, self.machine, self.profile, constants).total
+                return np.asarray(np.log(predicted) - measured)
+
+            found = fit(self.constants, residuals, NOISE_LOG_SD, prior=TimeConstants())
+            # Few rows say little of the spread: the prior's counts as four of them.
+            rows = found.num_rows
+            spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
+            learnt = replace(
+                self,
+                constants=found.constants,
+                covariance=found.covariance,
+                log_sd=float(np.sqrt(spread)),
+            )
+        memory = self.memory.calibrated(
+            evidence.jobs,
+            self.profile,
+            evidence.peak_bytes,
+            evidence.out_of_memory,
+            self.memory_limit_bytes,
+        )
+        return replace(learnt, memory=memory)
+
+    def time_log_sd(self, jobs: Jobs, step_time_s: Array) -> Array:
+        """See :meth:`Prediction.time_log_sd`."""
+        if self.covariance is None:
+            return np.full(len(jobs), self.log_sd)
+        logs, base = self.constants.logs(), np.log(step_time_s)
+        columns = []
+        for index in range(len(logs)):
+            moved = logs.copy()
+            moved[index] += _DIFFERENCE
+            constants = TimeConstants.from_logs(moved)
+            total = step(jobs, self.machine, self.profile, constants).total
+            columns.append((np.log(total) - base) / _DIFFERENCE)
+        slopes = np.stack(columns, axis=1)
+        variance = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
+        return np.sqrt(variance + self.log_sd**2)
+
+
+def model_flops(jobs: Jobs) -> Array:
+    """FLOPs that one step needs; ``trainer.flops.model_flops`` for many jobs."""
+    s, h, f = jobs.seq_length, jobs.hidden_size, jobs.ffn_size
+    head = h / jobs.num_heads
+    projections = 2 * s * h * (2 * h + 2 * jobs.kv_heads * head)
+    ffn = np.where(jobs.gated, 3, 2) * 2 * s * h * f
+    layer = projections + ffn + 4 * s**2 * h
+    return 3 * jobs.global_batch * (jobs.num_layers * layer + 2 * s * h * jobs.vocab_size)
+
+
+def hardware_flops(jobs: Jobs) -> Array:
+    """FLOPs that one step executes, recomputed ones included."""
+    s, h = jobs.seq_length, jobs.hidden_size
+    core = jobs.global_batch * jobs.num_layers * 4 * s**2 * h
+    needed = model_flops(jobs)
+    logits = 3 * jobs.global_batch * 2 * s * h * jobs.vocab_size
+    again = np.where(jobs.recompute == FULL, (needed - logits) / 3, 0.0)
+    return needed + again + np.where(jobs.recompute == SELECTIVE, core, 0.0)

@@ -1,0 +1,264 @@
+"""Time of one training step, in parts.
+
+The slowest pipeline stage sets the pace: m micro-batches of its layers' forward and backward
+passes, with tensor parallelism's collectives among them; the other stages' passes are what fills
+and drains the pipeline; data parallelism's collectives and the optimizer follow, as far as they do
+not hide behind the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from analysis.cost import links
+from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
+from analysis.cost.constants import Constants, constant
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs
+from analysis.cost.links import Group, LinkConstants
+from analysis.cost.profiles import Profile
+from analysis.cost.stages import stages
+from analysis.machine import Machine
+
+
+@dataclass(frozen=True)
+class OverlapConstants(Constants):
+    """What happens at once, and what a program adds of its own."""
+
+    overlap: float = constant(0.6, 0.3, "of the backward pass that can hide data parallelism")
+    host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
+    contended_call_s: float = constant(
+        1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"
+    )
+    send_s: float = constant(2e-4, 1.0, "of the host, to hand a micro-batch to the next stage")
+    update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
+    step_s: float = constant(0.02, 1.0, "of the host, once a step")
+
+
+@dataclass(frozen=True)
+class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
+    """All constants of time, in one record."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Seconds of one step, as the slowest stage spends them; columns of shape (n,).
+
+    Attributes:
+        forward_backward: of all micro-batches, without the following.
+        recompute: forward passes, or attention cores, that are computed again.
+        tensor: collectives of tensor parallelism.
+        launch: waiting for the host.
+        head: output layer and loss, where it is on the slowest stage.
+        pipeline: handing activations and their gradients on.
+        bubble: filling and draining the pipeline.
+        gather: of split weights, as far as it does not hide.
+        gradients: their reduction, as far as it does not hide.
+        publish: of updated weights.
+        optimizer: its update.
+        fixed: once a step.
+    """
+
+    forward_backward: Array
+    recompute: Array
+    tensor: Array
+    launch: Array
+    head: Array
+    pipeline: Array
+    bubble: Array
+    gather: Array
+    gradients: Array
+    publish: Array
+    optimizer: Array
+    fixed: Array
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
+
+    def as_dict(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Seconds of one layer's passes on one micro-batch, by cause."""
+
+    device: Array
+    again: Array
+    tensor: Array
+    launch: Array
+    """What the host takes beyond all of these."""
+
+    @property
+    def total(self) -> Array:
+        return self.device + self.again + self.tensor + self.launch
+
+
+def step(
+    jobs: Jobs, machine: Machine, profile: Profile, constants: TimeConstants | None = None
+) -> StepParts:
+    """Seconds of one step of every job, by cause.
+
+    Pipeline: ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one
+    micro-batch: 1F1B and its interleaved form (Narayanan et al. 2021, section 2.2; for equal
+    stages the bubble is their (p - 1) / (v m)).
+    """
+    c = constants or TimeConstants()
+    compute = Compute(machine, profile, c)
+    layer = _layer(jobs, machine, profile, compute, c)
+    head_forward, head_backward = compute.head(jobs)
+    head = head_forward + head_backward
+    dealt = stages(jobs, profile)
+    m, p, v = jobs.gas, jobs.pp, jobs.vpp
+    ends = dealt.last * layer.total + head
+    inner = dealt.most * layer.total
+    slow_is_last = (ends >= inner) | (p == 1)
+    count = np.where(slow_is_last, dealt.last, dealt.most)
+    on_slowest = np.where(slow_is_last, head, 0.0)
+    slowest = count * layer.total + on_slowest
+    everything = jobs.num_layers * layer.total + head
+    sends = _sends(jobs, machine, c)
+    window = count * layer.device * 2 / 3
+    data = _data(jobs, machine, profile, c, window, slowest)
+    return StepParts(
+        forward_backward=m * count * layer.device,
+        recompute=m * count * layer.again,
+        tensor=m * count * layer.tensor,
+        launch=m * count * layer.launch,
+        head=m * on_slowest,
+        pipeline=(m * v + p - 1) * sends,
+        bubble=np.maximum(everything - slowest, 0) / v,
+        gather=data[0],
+        gradients=data[1],
+        publish=data[2],
+        optimizer=_update(jobs, compute, c),
+        fixed=np.full(len(jobs), c.step_s),
+    )
+
+
+def _layer(
+    jobs: Jobs, machine: Machine, profile: Profile, compute: Compute, c: TimeConstants
+) -> _Layer:
+    """Both passes of one layer."""
+    forward = compute.forward(jobs)
+    backward = compute.backward(jobs, forward)
+    one_sum, extra = _tensor(jobs, machine, profile, c)
+    full = jobs.recompute == FULL
+    calls = np.where(jobs.tp > 1, 2.0, 0.0) * np.where(extra > 0, 2.0, 1.0)
+    across = (jobs.pp > 1) & (jobs.world_size > machine.gpus_per_node)
+    call = c.host_call_s + np.where(across, c.contended_call_s * jobs.tp, 0.0)
+    first = _host(forward, 2 * one_sum, calls * call)
+    second = _host(backward, 2 * one_sum + extra, 1.5 * calls * call)
+    again = np.where(full, forward.device, 0.0)
+    again = again + np.where(jobs.recompute == SELECTIVE, forward.attention, 0.0)
+    return _Layer(
+        device=forward.device + backward.device,
+        again=again,
+        tensor=4 * one_sum + extra + np.where(full, one_sum, 0.0),
+        launch=first * np.where(full, 2.0, 1.0) + second,
+    )
+
+
+def _host(times: PassTimes, communication: Array, calls_s: Array) -> Array:
+    """What a pass waits for the host: launching hides behind the device's work, if that is long."""
+    device = times.device + communication
+    return smooth_max(device, times.launch + calls_s) - device
+
+
+def _tensor(
+    jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants
+) -> tuple[Array, Array]:
+    """One sum of activations over the tensor-parallel ranks, and a backward pass's further gathers.
+
+    A layer sums twice in each pass (Shoeybi et al. 2019). With sequence parallelism each sum is a
+    reduce-scatter and a gathering (Korthikanti et al. 2022), and the backward pass gathers the
+    inputs of the two products that are split by columns again.
+    """
+    group = Group(jobs.tp, np.ones(len(jobs)))
+    num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
+    parallel = jobs.sequence_parallel | profile.sequence_parallel
+    gather = links.all_gather_s(machine, c, group, num_bytes)
+    scatter = links.reduce_scatter_s(machine, c, group, num_bytes)
+    whole = links.all_reduce_s(machine, c, group, num_bytes)
+    one = np.where(parallel, gather + scatter, whole)
+    return one, np.where(parallel, 2 * gather, 0.0)
+
+
+def _sends(jobs: Jobs, machine: Machine, c: TimeConstants) -> Array:
+    """Handing one micro-batch's activations on, and its gradients back; 0 without a pipeline."""
+    share = np.where(jobs.sequence_parallel, jobs.tp, 1.0)
+    num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
+    one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes)
+    return np.where(jobs.pp > 1, 2 * (one + c.send_s), 0.0)
+
+
+def stage_parameters(jobs: Jobs, profile: Profile) -> Array:
+    """Weights on a rank of the fullest stage."""
+    dealt = stages(jobs, profile)
+    table = jobs.embedding_parameters
+    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0) * table
+    inner = dealt.most * jobs.layer_parameters
+    # With a pipeline the first stage has the embedding, and the last one the output layer.
+    ends = np.maximum(inner, dealt.last * jobs.layer_parameters) + tables
+    return np.where(jobs.pp > 1, np.maximum(inner + table, ends), ends) / jobs.tp
+
+
+def _data(
+    jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants, window: Array, micro: Array
+) -> tuple[Array, Array, Array]:
+    """Exposed seconds of gathering weights, reducing gradients and publishing weights.
+
+    Args:
+        window: backward pass of one micro-batch on the slowest stage.
+        micro: both passes of it.
+    """
+    weights = stage_parameters(jobs, profile)
+    gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
+    reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, profile.reduce_bytes)
+    held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
+    ones = np.ones(len(jobs))
+
+    def gather(size: Array, stride: Array, num_bytes: Array) -> Array:
+        return links.all_gather_s(machine, c, Group(size, stride * jobs.tp), num_bytes)
+
+    # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
+    stored = gather(jobs.weight_shard, ones, weights * gather_bytes)
+    nearer = gather(np.maximum(jobs.secondary_shard, 1), ones, weights * held_bytes)
+    has_copy = jobs.secondary_shard > 0
+    gathers = np.where(has_copy, stored + (2 * jobs.gas - 1) * nearer, 2 * jobs.gas * stored)
+    gathers = np.where(jobs.weight_shard > 1, gathers, 0.0)
+    gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
+
+    # Reducing: split gradients in every micro-batch, then once a step over what is left.
+    inner = links.reduce_scatter_s(
+        machine, c, Group(jobs.gradient_shard, jobs.tp), weights * reduce_bytes
+    )
+    rest = weights * reduce_bytes / jobs.gradient_shard
+    further = jobs.optimizer_shard / jobs.gradient_shard
+    scatter = links.reduce_scatter_s(
+        machine, c, Group(further, jobs.gradient_shard * jobs.tp), rest
+    )
+    copies = jobs.dp / jobs.optimizer_shard
+    sums = links.all_reduce_s(
+        machine, c, Group(copies, jobs.optimizer_shard * jobs.tp), rest / further
+    )
+    every = profile.gradients_synced_per_micro_batch & (jobs.pp > 1) & (jobs.optimizer_shard == 1)
+    once = scatter + sums * np.where(every, jobs.gas, 1.0)
+    hidden = c.overlap * window * (1.0 if profile.overlaps_gradients else 0.0)
+    per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
+    once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
+
+    # Publishing what the optimizer's share updated, where weights are split less than it.
+    spread = jobs.optimizer_shard / jobs.weight_shard
+    publish = gather(spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard)
+    return gathers, per_micro + once, publish
+
+
+def _update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
+    """AdamW: per weight of the share, master weight and two moments in float32 are read and
+    written, the gradient read, the weight written; and all gradients are cleared and scaled."""
+    weights = stage_parameters(jobs, compute.profile)
+    moved = weights / jobs.optimizer_shard * (24 + 4 + 2) + weights / jobs.gradient_shard * 8
+    return np.asarray(c.update * moved / compute.memory_bytes_per_s)
