@@ -215,17 +215,20 @@ def _or_measured(
     formula_s: Array,
 ) -> Array:
     """The formula's time, or the measured one where the facts have the same group."""
-    group = path.group
-    taken, size, ranks = np.broadcast_arrays(formula_s, num_bytes, group.size)
-    for (gpus, nodes, stride), entries in _measured_groups(machine.measured).items():
+    columns = np.broadcast_arrays(
+        formula_s, num_bytes, path.group.size, path.group.stride, path.nodes, latency_s
+    )
+    taken, sent, size, stride, nodes, start_s = columns
+    taken = taken.copy()
+    for key, entries in _measured_groups(machine.measured).items():
         own = [entry for entry in entries if entry.operation == operation]
         own = own or [entry for entry in entries if entry.operation == "any"]
-        rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
-        if own and rows.any():
-            # The rows are alike but for their bytes, so that their latency is one number.
-            first = float(latency_s[rows][0])
-            taken = np.where(rows, _interpolated_s(own, operation, first, size), taken)
-    return np.where((size > 0) & (ranks > 1), taken, 0.0)
+        rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
+        if own and rows.size:
+            # These rows are alike but for their bytes, so that their latency is one number.
+            taken[rows] = _interpolated_s(own, operation, float(start_s[rows[0]]), sent[rows])
+    taken[(sent <= 0) | (size <= 1)] = 0.0
+    return taken
 
 
 def _interpolated_s(
