@@ -1,0 +1,1 @@
+"""How well the cost model predicts published measurements that it was not fitted to."""

@@ -1,0 +1,193 @@
+"""The form that every table of measured training runs takes, and what its readers share."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.cost.jobs import Array, Jobs, Mask
+from analysis.machine import Machine
+
+from .machines import UnknownGpuError, machine_of
+
+Keys = NDArray[np.str_]
+GIB = 2**30
+
+
+class TableError(ValueError):
+    """A table that cannot be read; the message names the file, the value, and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured runs, one a row.
+
+    Attributes:
+        name: of the file, without its ending.
+        jobs: what was run.
+        machines: facts of the clusters, by key.
+        machine: key of each row's cluster.
+        profile: name of each row's framework habits.
+        step_time_s: nan where the run failed or its time is not known.
+        peak_bytes: of the fullest GPU; nan where not known.
+        failed: the run did not train, for whatever reason.
+        model: rows with the same key have the same layers and hidden size.
+        landscape: rows with the same key differ in nothing but the configuration, so a search
+            would have to choose among them.
+        campaign: rows with the same key were measured together, with the same software.
+        nodes: that the run used.
+        memory_measure: what ``peak_bytes`` is: ``torch`` (allocated by torch's allocator) or
+            ``nvidia-smi`` (all that the device holds).
+        left_out: rows that are not in the table, by reason.
+        notes: what is assumed because the publication does not say it.
+    """
+
+    name: str
+    jobs: Jobs
+    machines: Mapping[str, Machine]
+    machine: Keys
+    profile: Keys
+    step_time_s: Array
+    peak_bytes: Array
+    failed: Mask
+    model: Keys
+    landscape: Keys
+    campaign: Keys
+    nodes: Array
+    memory_measure: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __getitem__(self, rows: Any) -> Table:
+        """The rows that a mask, a slice or an array of indices selects."""
+        columns = ("step_time_s", "peak_bytes", "failed", "nodes", *KEYS, "jobs")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    @property
+    def not_memory(self) -> Mask:
+        """Failures that cannot be for memory: a run that needs no less of it did train."""
+        return failures_not_of_memory(self)
+
+
+KEYS = ("machine", "profile", "model", "landscape", "campaign")
+
+
+def failures_not_of_memory(table: Table) -> Mask:
+    """Failed rows that a run with at least their memory contradicts.
+
+    The other run has the same model, machine, framework, tensor and pipeline degrees, placement
+    and recomputation, no smaller micro-batch, no fewer micro-batches in flight (``min(pp, gas)``
+    under 1F1B) and, as what is sharded over replicas gets larger with fewer of them, no more
+    replicas unless nothing is.
+    """
+    j = table.jobs
+    columns = [j.num_layers, j.hidden_size, j.ffn_size, j.seq_length, j.tp, j.pp, j.vpp]
+    columns += [j.zero_stage, j.recompute, j.sequence_parallel.astype(float)]
+    same = np.stack([*columns, _numbers(table.machine), _numbers(table.profile)])
+    flight = np.minimum(j.gas, j.pp * j.vpp)
+    ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))
+    found = np.zeros(len(table), dtype=bool)
+    for row in np.flatnonzero(table.failed):
+        others = ran[np.all(same[:, ran] == same[:, row : row + 1], axis=0)]
+        sharded = j.zero_stage[row] != 0
+        found[row] = np.any(
+            (j.mbs[others] >= j.mbs[row])
+            & (flight[others] >= flight[row])
+            & ((j.dp[others] <= j.dp[row]) | (not sharded))
+        )
+    return found
+
+
+def _numbers(keys: Keys) -> Array:
+    return np.unique(keys, return_inverse=True)[1].astype(float)
+
+
+# ---- reading ----
+
+
+def frame_of(path: Path) -> pd.DataFrame:
+    """The rows of a CSV file; its lines with ``#`` in front are comments."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    rows = list(csv.reader(lines))
+    if not rows:
+        return pd.DataFrame()
+    header = [name.strip() for name in rows[0]]
+    if wrong := next((r for r in rows[1:] if len(r) != len(header)), None):
+        raise TableError(f"{path}: a row has {len(wrong)} values, not {len(header)}: {wrong}")
+    return pd.DataFrame(rows[1:], columns=header)
+
+
+def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
+    """A column as numbers; blanks are nan."""
+    text = frame[name].str.strip()
+    values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)
+    wrong = np.flatnonzero(np.isnan(values) & ~text.str.lower().isin(["", "nan", "none", "n/a"]))
+    if wrong.size:
+        raise TableError(f"{path}: {name} is {text.iloc[wrong[0]]!r}, accepted a number or nothing")
+    return np.asarray(values, dtype=float)
+
+
+def keys(*columns: Iterable[Any]) -> Keys:
+    """One key a row, of several columns."""
+    rows = zip(*[[_short(v) for v in column] for column in columns], strict=True)
+    return np.array([" ".join(row) for row in rows], dtype=str)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shape_keys(j: Jobs) -> Keys:
+    """Layers x hidden size: the identity of a model when folds leave it out."""
+    return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
+
+
+def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
+    """The table without the rows of these masks; what the first mask took is not counted again."""
+    keep = np.ones(len(table), dtype=bool)
+    left_out = dict(table.left_out)
+    for reason, mask in reasons.items():
+        taken = int(np.sum(keep & mask))
+        if taken:
+            left_out[reason] = left_out.get(reason, 0) + taken
+        keep &= ~mask
+    return replace(table[keep], left_out=left_out)
+
+
+def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[str, Mask]:
+    """Rows whose degrees do not multiply to what the row itself says."""
+    j = table.jobs
+    return {
+        "dp * tp * pp is not the number of GPUs": j.dp * j.tp * j.pp != world_size,
+        "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
+    }
+
+
+def machines_of(
+    path: Path, gpus: Iterable[str], num_gpus: Array, num_nodes: Array
+) -> tuple[dict[str, Machine], Keys]:
+    """Machines by key, and each row's key; a part of one node is that node."""
+    names = np.array([str(gpu) for gpu in gpus], dtype=str)
+    machine = np.empty(len(names), dtype="<U64")
+    machines: dict[str, Machine] = {}
+    for name in np.unique(names):
+        rows = names == name
+        wide = rows & (num_nodes > 1)
+        per_node = int((num_gpus[wide] / num_nodes[wide]).max()) if wide.any() else None
+        try:
+            found = machine_of(str(name), per_node)
+        except UnknownGpuError as error:
+            raise TableError(f"{path}: {error}") from None
+        machines[found.name] = found
+        machine[rows] = found.name
+    return machines, machine

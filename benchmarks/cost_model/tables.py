@@ -1,0 +1,149 @@
+"""Reads tables of measured training runs, recognised by their columns and never by their names.
+
+The general form of a sweep is read here; the forms of single publications are in ``published`` and
+``megatron``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.cost.jobs import RECOMPUTE, Array, jobs
+from analysis.cost.profiles import PROFILES
+
+from . import megatron, published
+from .table import (
+    GIB,
+    Keys,
+    Table,
+    TableError,
+    contradictory,
+    drop,
+    frame_of,
+    keys,
+    machines_of,
+    numbers,
+    shape_keys,
+)
+
+__all__ = ["Table", "TableError", "read"]
+
+SWEEP = {
+    *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
+    *("seq", "gpu", "n_nodes", "n_gpu", "dp", "tp", "pp", "mbs", "gas", "gbs", "zero_stage"),
+    *("tok_s", "peak_mem_GB", "crashed_or_oom"),
+}
+
+
+def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
+    """The general form of a sweep; without a ``framework`` column nanotron's habits."""
+
+    def n(name: str) -> Array:
+        return numbers(frame, name, path)
+
+    sequence_parallel = (
+        _choices(path, frame, "sequence_parallel", _FLAGS, 1.0)
+        if "sequence_parallel" in frame
+        else np.ones(len(frame))
+    )
+    zero = n("zero_stage")
+    j = jobs(
+        {
+            "num_layers": n("layers"),
+            "hidden_size": n("hidden"),
+            "num_heads": n("heads"),
+            "kv_heads": n("kv_heads"),
+            "ffn_size": n("ffn"),
+            "gated": n("gated") == 1,
+            "vocab_size": n("vocab"),
+            "seq_length": n("seq"),
+            "tied_embeddings": n("tied_emb") == 1,
+            "tp": n("tp"),
+            "pp": n("pp"),
+            "dp": n("dp"),
+            "mbs": n("mbs"),
+            "gas": n("gas"),
+            "zero_stage": np.where(np.isnan(zero), 0, zero),
+            "sequence_parallel": (sequence_parallel == 1) & (n("tp") > 1),
+            "recompute": _choices(path, frame, "recompute", _RECOMPUTE, 0.0)
+            if "recompute" in frame
+            else 0.0,
+        }
+    )
+    machines, machine = machines_of(path, frame["gpu"], n("n_gpu"), n("n_nodes"))
+    failed = n("crashed_or_oom") == 1
+    time_s = n("gbs") * n("seq") / n("tok_s")
+    landscape = keys(frame["model"], frame["gpu"], n("n_nodes"))
+    table = Table(
+        name=path.stem,
+        jobs=j,
+        machines=machines,
+        machine=machine,
+        profile=_profiles(path, frame),
+        step_time_s=np.where(failed, np.nan, time_s),
+        peak_bytes=np.where(failed, np.nan, n("peak_mem_GB") * GIB),
+        failed=failed,
+        model=shape_keys(j),
+        landscape=landscape,
+        campaign=landscape,
+        nodes=n("n_nodes"),
+        memory_measure="torch",
+    )
+    reasons = contradictory(table, n("gbs"), n("n_gpu"))
+    if "consistent" in frame:
+        reasons["the source says that its columns contradict"] = n("consistent") == 0
+    return drop(table, reasons)
+
+
+_FLAGS = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
+_RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0.0}
+
+
+def _choices(
+    path: Path, frame: pd.DataFrame, name: str, accepted: Mapping[str, float], default: float
+) -> Array:
+    plain = frame[name].str.strip().str.lower().str.removesuffix(".0")
+    if wrong := set(plain) - accepted.keys() - {""}:
+        raise TableError(f"{path}: {name} is {min(wrong)!r}, accepted {', '.join(accepted)}")
+    return np.array([accepted.get(value, default) for value in plain])
+
+
+def _profiles(path: Path, frame: pd.DataFrame) -> Keys:
+    if "framework" not in frame:
+        return np.full(len(frame), "nanotron")
+    names = [re.sub(r"[\s_]+", "-", v.strip().lower()) or "nanotron" for v in frame["framework"]]
+    if wrong := set(names) - PROFILES.keys():
+        raise TableError(f"{path}: framework is {min(wrong)!r}, accepted {', '.join(PROFILES)}")
+    return np.array(names, dtype=str)
+
+
+FORMATS: list[tuple[set[str], Callable[[Path, pd.DataFrame], Table]]] = [
+    (SWEEP, read_sweep),
+    ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, published.vtrain),
+    ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, published.bloom),
+    ({"sec_per_iter", "tflops_check", "framework", "oom"}, published.v100),
+    ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, published.mosaic),
+    ({"iter_s_derived", "schedule"}, megatron.weak_scaling),
+    ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
+    ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
+    ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
+    ({"container", "tokens_per_s_gpu", "cp", "fsdp"}, megatron.bridge),
+]
+
+
+def read(path: Path) -> Table | None:
+    """The table in a file, or None where its columns are of no known form.
+
+    Raises:
+        TableError: if the form is known and a value is not.
+    """
+    frame = frame_of(path)
+    for needed, reader in FORMATS:
+        if needed <= set(frame.columns):
+            return reader(path, frame)
+    return None
