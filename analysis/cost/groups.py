@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.machine import Machine, Nic
+from analysis.machine import Collective, Machine, Nic
 
 from .constants import Array, Constants, constant
 
@@ -118,12 +118,19 @@ class Path:
 def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
     """The path of a collective's messages.
 
+    Inside a node, measured bandwidth goes before the nominal link's, for the part of a wider group
+    that the node has, too.
+
     Raises:
         ValueError: if a group crosses links that the cluster's facts do not state.
     """
     members = members_per_node(machine, group)
     nodes = np.ceil(group.size / members)
     node_bytes_per_s, hop_s = inside_node(machine, constants, level(machine, group), members)
+    for (gpus, on_nodes, stride), measured in measured_rings(machine).items():
+        if on_nodes == 1:
+            rows = (members == gpus) & (group.stride == stride)
+            node_bytes_per_s = np.where(rows, measured, node_bytes_per_s)
     nic_bytes_per_s = np.full(members.shape, np.inf)
     if np.any(nodes > 1):
         adapters = nic_of(machine)
@@ -159,6 +166,23 @@ def inside_node(
     hops = [1e-6 * link.latency_us if link.latency_us else constants.hop_s for link in links]
     width = np.where(connected, np.maximum(members - 1, 1), 1.0)
     return nominal * width * constants.node_share, np.array(hops)[inside]
+
+
+def measured_groups(machine: Machine) -> dict[tuple[int, int, int], list[Collective]]:
+    """The measured collectives by (gpus, nodes, stride)."""
+    groups: dict[tuple[int, int, int], list[Collective]] = {}
+    for entry in machine.measured:
+        groups.setdefault((entry.gpus, entry.nodes, entry.stride), []).append(entry)
+    return groups
+
+
+def measured_rings(machine: Machine) -> dict[tuple[int, int, int], float]:
+    """Measured bus bandwidth of the largest message by (gpus, nodes, stride); bytes/s."""
+    found = {}
+    for group, entries in measured_groups(machine).items():
+        if rings := [entry for entry in entries if entry.operation != "all_to_all"]:
+            found[group] = max(rings, key=lambda entry: entry.size_mib).bus_gb_per_s * GB
+    return found
 
 
 def nic_of(machine: Machine) -> Nic:

@@ -29,6 +29,8 @@ from .groups import (
     inside_node,
     inter_node_hop_s,
     level,
+    measured_groups,
+    measured_rings,
     members_per_node,
     nic_of,
     path_of,
@@ -171,10 +173,9 @@ def bus_bytes_per_s(machine: Machine, constants: LinkConstants, group: Group) ->
     """
     path = path_of(machine, constants, group)
     bandwidth = path.ring_bytes_per_s
-    for (gpus, nodes, stride), entries in _measured_groups(machine.measured).items():
+    for (gpus, nodes, stride), measured in measured_rings(machine).items():
         rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
-        largest = max(entries, key=lambda entry: entry.size_mib)
-        bandwidth = np.where(rows, largest.bus_gb_per_s * GB, bandwidth)
+        bandwidth = np.where(rows, measured, bandwidth)
     return bandwidth
 
 
@@ -197,15 +198,6 @@ def _sent(ranks: Array) -> Array:
     return (ranks - 1) / ranks
 
 
-def _measured_groups(
-    entries: list[Collective],
-) -> dict[tuple[int, int, int], list[Collective]]:
-    groups: dict[tuple[int, int, int], list[Collective]] = {}
-    for entry in entries:
-        groups.setdefault((entry.gpus, entry.nodes, entry.stride), []).append(entry)
-    return groups
-
-
 def _or_measured(
     machine: Machine,
     operation: Operation,
@@ -220,7 +212,7 @@ def _or_measured(
     )
     taken, sent, size, stride, nodes, start_s = columns
     taken = taken.copy()
-    for key, entries in _measured_groups(machine.measured).items():
+    for key, entries in measured_groups(machine).items():
         own = [entry for entry in entries if entry.operation == operation]
         own = own or [entry for entry in entries if entry.operation == "any"]
         rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
