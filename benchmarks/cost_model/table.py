@@ -31,6 +31,7 @@ class Table:
 
     Attributes:
         name: of the file, without its ending.
+        kind: which form its columns have.
         jobs: what was run.
         machines: facts of the clusters, by key.
         machine: key of each row's cluster.
@@ -62,6 +63,7 @@ class Table:
     campaign: Keys
     nodes: Array
     memory_measure: str = ""
+    kind: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -122,18 +123,18 @@ def _profiles(path: Path, frame: pd.DataFrame) -> Keys:
     return np.array(names, dtype=str)
 
 
-FORMATS: list[tuple[set[str], Callable[[Path, pd.DataFrame], Table]]] = [
-    (SWEEP, read_sweep),
-    ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, published.vtrain),
-    ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, published.bloom),
-    ({"sec_per_iter", "tflops_check", "framework", "oom"}, published.v100),
-    ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, published.mosaic),
-    ({"iter_s_derived", "schedule"}, megatron.weak_scaling),
-    ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
-    ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
-    ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
-    ({"container", "tokens_per_s_gpu", "cp", "fsdp"}, megatron.bridge),
-]
+FORMATS: dict[str, tuple[set[str], Callable[[Path, pd.DataFrame], Table]]] = {
+    "sweep": (SWEEP, read_sweep),
+    "vtrain": ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, published.vtrain),
+    "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, published.bloom),
+    "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, published.v100),
+    "mosaic": ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, published.mosaic),
+    "weak_scaling": ({"iter_s_derived", "schedule"}, megatron.weak_scaling),
+    "zero3": ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
+    "korthikanti": ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
+    "torchtitan": ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
+    "bridge": ({"container", "tokens_per_s_gpu", "cp", "fsdp"}, megatron.bridge),
+}
 
 
 def read(path: Path) -> Table | None:
@@ -143,7 +144,7 @@ def read(path: Path) -> Table | None:
         TableError: if the form is known and a value is not.
     """
     frame = frame_of(path)
-    for needed, reader in FORMATS:
+    for kind, (needed, reader) in FORMATS.items():
         if needed <= set(frame.columns):
-            return reader(path, frame)
+            return replace(reader(path, frame), kind=kind)
     return None

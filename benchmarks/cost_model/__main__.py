@@ -1,0 +1,103 @@
+"""How well the cost model predicts published measurements that it was not fitted to.
+
+    python -m benchmarks.cost_model [--truth FOLDER] [--json FILE] [--details] [TABLE...]
+
+Every table whose columns are recognised is evaluated, in three ways: without any measurement
+(zero-shot); with whole models left out of the fit, or node counts where there is one model; and
+after 8 calibration rows of the same campaign, chosen by the model. Errors are means over rows,
+rankings are medians over landscapes. Files can be named in place of the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import goals, report
+from .evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, Result, evaluate
+from .peers import Meshtune, Predictor, predictors
+from .table import Table
+from .tables import TableError, read
+
+TRUTH = Path(__file__).parents[2] / "../shared/truth"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Evaluate and print; 2 if a table cannot be read."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of measured tables")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--details", action="store_true", help="also every landscape's ranking")
+    parser.add_argument("tables", nargs="*", help="names of tables in the folder, or files")
+    args = parser.parse_args(arguments)
+    try:
+        tables, unknown = _read(args.truth, args.tables)
+    except (TableError, OSError) as error:
+        print(error)
+        return 2
+    known, said = predictors()
+    print(report.machine(said), "\n")
+    if unknown:
+        print(f"Not recognised, and left alone: {', '.join(unknown)}\n")
+    rows, written = [], []
+    for table in tables:
+        results = _results(table, tables, known)
+        _print(table, results, args.details)
+        rows += goals.judged(table, results, Meshtune.name)
+        written.append(report.as_json(table, results))
+    print("## Goals\n")
+    print("\n".join([goals.HEADER, *rows]), "\n")
+    print(goals.PUBLISHED)
+    if args.json:
+        args.json.write_text(json.dumps(written, indent=1) + "\n")
+    return 0
+
+
+def _read(truth: Path, names: Sequence[str]) -> tuple[list[Table], list[str]]:
+    if not names and not truth.is_dir():
+        raise TableError(f"{truth}: no such folder; name another with --truth, or tables")
+    paths = [_path(truth, name) for name in names] or sorted(truth.glob("*.csv"))
+    tables, unknown = [], []
+    for path in paths:
+        table = read(path)
+        if table is None:
+            unknown.append(path.name)
+        else:
+            tables.append(table)
+    return tables, unknown
+
+
+def _path(truth: Path, name: str) -> Path:
+    given = Path(name)
+    return given if given.is_file() else truth / given.with_suffix(".csv")
+
+
+def _results(table: Table, tables: Sequence[Table], known: Sequence[Predictor]) -> list[Result]:
+    if not len(table):
+        return []
+    found = [
+        evaluate(table, tables, predictor, scheme)
+        for predictor in known
+        for scheme in (ZERO_SHOT, LEFT_OUT, CALIBRATED)
+    ]
+    return [result for result in found if result is not None]
+
+
+def _print(table: Table, results: Sequence[Result], details: bool) -> None:
+    print(f"## {table.name}\n\n{report.about(table)}\n")
+    if not results:
+        return
+    print(report.HEADER)
+    for result in results:
+        for text in report.lines(result, folds=result.scheme == LEFT_OUT):
+            print(text)
+    print()
+    for result in results:
+        if details and result.scheme == LEFT_OUT:
+            print(report.landscapes(result), "\n")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""Runs predictors over the folds of tables, and scores what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from analysis.cost.jobs import Array, Mask
+
+from . import metrics
+from .folds import Fold, after_calibration, ask, choose, leave_one_out, zero_shot
+from .metrics import Ranking
+from .peers import Predicted, Predictor, predict
+from .table import Table
+
+CALIBRATION_ROWS = 8
+SEEDS = (0, 1, 2)  # of the choice of calibration rows
+LEFT_OUT, ZERO_SHOT, CALIBRATED = "left out", "zero-shot", f"after {CALIBRATION_ROWS}"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What predictions of some rows are worth; shares of 1, nan where there is nothing to score.
+
+    Attributes:
+        rows: predicted.
+        time_error, time_error_median: of step time, over the rows that ran.
+        time_bias: median of predicted over measured, less 1.
+        rankings: of each landscape.
+        memory_error: mean, of peak memory.
+        fitting: of all rows, if some failed.
+        fitting_memory: without the failures that cannot be for memory.
+    """
+
+    rows: int
+    time_error: float
+    time_error_median: float
+    time_bias: float
+    memory_error: float
+    fitting: metrics.Fitting | None
+    fitting_memory: metrics.Fitting | None
+    rankings: tuple[Ranking, ...] = field(repr=False)
+
+    @property
+    def spearman(self) -> float:
+        """Median over landscapes."""
+        return metrics.median([r.spearman for r in self.rankings])
+
+    @property
+    def regret_1(self) -> float:
+        return metrics.median([r.regret_1 for r in self.rankings])
+
+    @property
+    def regret_top(self) -> float:
+        return metrics.median([r.regret_top for r in self.rankings])
+
+    @property
+    def close(self) -> int:
+        """Landscapes whose best of the first eight is within 5 % of the true best."""
+        return sum(r.regret_top <= metrics.CLOSE for r in self.rankings)
+
+
+def score(table: Table, predicted: Predicted) -> Scores:
+    """Of a table's rows and their predictions."""
+    samples = table.jobs.global_batch  # a landscape may hold several batch sizes
+    errors = metrics.relative_errors(predicted.step_time_s, table.step_time_s)
+    ranked = metrics.rankings(
+        table.landscape,
+        predicted.step_time_s / samples,
+        predicted.fits,
+        table.step_time_s / samples,
+    )
+    fitting = fitting_memory = None
+    if table.failed.any() and np.isfinite(predicted.fits).any():
+        fitting = metrics.fitting(predicted.fits, table.failed)
+        rows = ~table.not_memory
+        fitting_memory = metrics.fitting(predicted.fits[rows], table.failed[rows])
+    return Scores(
+        rows=len(table),
+        time_error=metrics.mean(errors),
+        time_error_median=metrics.median(errors),
+        time_bias=metrics.median(predicted.step_time_s / table.step_time_s) - 1,
+        memory_error=metrics.mean(metrics.relative_errors(predicted.peak_bytes, table.peak_bytes)),
+        fitting=fitting,
+        fitting_memory=fitting_memory,
+        rankings=tuple(ranked),
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predictions of one fold."""
+
+    fold: Fold
+    predicted: Predicted
+
+
+@dataclass(frozen=True)
+class Result:
+    """One predictor on one table under one scheme.
+
+    Attributes:
+        predictor, scheme: their names.
+        folds: scores of each, by name.
+        pooled: of all folds' rows together.
+        by_profile: and of each framework's, where the table has several.
+    """
+
+    predictor: str
+    scheme: str
+    folds: dict[str, Scores]
+    pooled: Scores
+    by_profile: dict[str, Scores]
+
+
+def evaluate(
+    table: Table, others: Sequence[Table], predictor: Predictor, scheme: str
+) -> Result | None:
+    """None where the scheme has no fold for the table, or changes nothing for the predictor."""
+    if scheme != ZERO_SHOT and not predictor.learns:
+        return None
+    if scheme == CALIBRATED:
+        answers = list(_after_calibration(table, others, predictor))
+    else:
+        folds = zero_shot(table) if scheme == ZERO_SHOT else leave_one_out(table, others)
+        answers = [Answer(f, predict(predictor.fit(f.train), f.asked)) for f in folds]
+    if not answers:
+        return None
+    indices = np.concatenate([np.flatnonzero(a.fold.rows) for a in answers])
+    together = _joined([a.predicted for a in answers])
+    rows = table[indices]
+    if scheme == CALIBRATED:
+        # One landscape is ranked once for every choice of calibration rows.
+        seeds = np.concatenate([np.full(a.fold.rows.sum(), a.fold.name) for a in answers])
+        rows = replace(rows, landscape=seeds)
+    parts = {str(p): rows.profile == p for p in np.unique(rows.profile)}
+    return Result(
+        predictor.name,
+        scheme,
+        {a.fold.name: score(table[a.fold.rows], a.predicted) for a in answers},
+        score(rows, together),
+        {name: score(rows[mask], _part(together, mask)) for name, mask in parts.items()}
+        if len(parts) > 1
+        else {},
+    )
+
+
+def _after_calibration(
+    table: Table, others: Sequence[Table], predictor: Predictor
+) -> Iterator[Answer]:
+    """Each campaign: predicted without its models, some rows measured, the rest predicted."""
+    for campaign in np.unique(table.campaign):
+        rows = table.campaign == campaign
+        if np.isfinite(table.step_time_s[rows]).sum() < CALIBRATION_ROWS + metrics.LEAST_ROWS:
+            continue
+        models = np.unique(table.model[rows])
+        train = tuple(t[~np.isin(t.model, models)] for t in (table, *others))
+        base = Fold(str(campaign), tuple(t for t in train if len(t)), ask(table[rows]), rows)
+        first = predict(predictor.fit(base.train), base.asked)
+        expected_s, fits = _spread(first.step_time_s, rows), _spread(first.fits, rows)
+        for seed in SEEDS:
+            random = np.random.default_rng(seed)
+            chosen = choose(expected_s, fits, rows, CALIBRATION_ROWS, random)
+            fold = after_calibration(base, table, chosen, f"{campaign}, choice {seed}")
+            yield Answer(fold, predict(predictor.fit(fold.train), fold.asked))
+
+
+def _spread(values: Array, rows: Mask) -> Array:
+    whole = np.full(len(rows), np.nan)
+    whole[rows] = values
+    return whole
+
+
+def _part(predicted: Predicted, rows: Mask) -> Predicted:
+    return Predicted(predicted.step_time_s[rows], predicted.peak_bytes[rows], predicted.fits[rows])
+
+
+def _joined(parts: Sequence[Predicted]) -> Predicted:
+    return Predicted(
+        *(
+            np.concatenate([getattr(p, name) for p in parts])
+            for name in ("step_time_s", "peak_bytes", "fits")
+        )
+    )

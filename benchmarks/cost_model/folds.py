@@ -1,0 +1,115 @@
+"""What is fitted to and what is asked, kept apart.
+
+A fold is made from a mask: rows under it are asked, and only rows outside of it are handed to the
+fit. What is asked has no measured column, so a predictor cannot see one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from analysis.cost.jobs import Array, Jobs, Mask
+from analysis.machine import Machine
+
+from .table import Keys, Table
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Jobs to be predicted: a table without what was measured."""
+
+    jobs: Jobs
+    machines: Mapping[str, Machine]
+    machine: Keys
+    profile: Keys
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One part of a table to be predicted from other rows.
+
+    Attributes:
+        name: what is left out.
+        train: tables without any row of what is left out.
+        asked: the questions.
+        rows: of the table that ``asked`` is from; where the truth is.
+    """
+
+    name: str
+    train: tuple[Table, ...]
+    asked: Questions
+    rows: Mask
+
+
+def ask(table: Table) -> Questions:
+    """A table's questions."""
+    return Questions(table.jobs, table.machines, table.machine, table.profile)
+
+
+def zero_shot(table: Table) -> Iterator[Fold]:
+    """All rows, from nothing measured."""
+    rows = np.ones(len(table), dtype=bool)
+    yield Fold("zero-shot", (), ask(table), rows)
+
+
+def leave_one_out(table: Table, others: Sequence[Table] = ()) -> Iterator[Fold]:
+    """A fold for each model of the table, or for each number of nodes if it has one model.
+
+    What is left out of a model's fold is every row of its shape, in the other tables too; out of a
+    number of nodes', the other tables' rows of the one model at that or at any number of nodes.
+    """
+    models = np.unique(table.model)
+    others = [other for other in others if other.name != table.name]
+    if len(models) > 1:
+        for model in models:
+            train = [t[t.model != model] for t in (table, *others)]
+            yield _fold(f"without {model}", table, table.model == model, train)
+        return
+    for count in np.unique(table.nodes) if len(table) else ():
+        train = [table[table.nodes != count], *[t[~np.isin(t.model, models)] for t in others]]
+        yield _fold(f"without {count:g} nodes", table, table.nodes == count, train)
+
+
+def after_calibration(base: Fold, table: Table, chosen: Mask, name: str) -> Fold:
+    """The fold once these of its rows were measured: the rest, without their repeats."""
+    if np.any(chosen & ~base.rows):
+        raise ValueError("calibration rows are not of the fold")
+    rest = base.rows & ~_repeats(table.jobs, chosen)
+    return _fold(name, table, rest, [table[chosen], *base.train])
+
+
+def choose(
+    expected_s: Array, fits: Array, rows: Mask, count: int, random: np.random.Generator
+) -> Mask:
+    """Rows to measure first: a spread over the expected time of those expected to fit.
+
+    One is drawn from each of ``count`` equal parts of the ranking, so the choice uses predictions
+    alone.
+    """
+    candidates = np.flatnonzero(rows)
+    likely = candidates[~(fits[candidates] < 0.5)]
+    if likely.size >= count:
+        candidates = likely
+    ranked = candidates[np.argsort(expected_s[candidates], kind="stable")]
+    chosen = np.zeros(len(rows), dtype=bool)
+    for part in np.array_split(ranked, count):
+        if part.size:
+            chosen[random.choice(part)] = True
+    return chosen
+
+
+def _fold(name: str, table: Table, rows: Mask, train: Sequence[Table]) -> Fold:
+    return Fold(name, tuple(t for t in train if len(t)), ask(table[rows]), rows)
+
+
+def _repeats(jobs: Jobs, chosen: Mask) -> Mask:
+    """Rows that are the same job as a chosen one, itself included."""
+    columns = np.stack([np.asarray(getattr(jobs, f.name), float) for f in fields(Jobs)], axis=1)
+    seen = {row.tobytes() for row in columns[chosen]}
+    return np.array([row.tobytes() in seen for row in columns], dtype=bool)

@@ -1,0 +1,144 @@
+"""What a prediction is worth. Pure functions; where a figure does not exist they return nan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import rankdata
+
+from analysis.cost.jobs import Array, Mask
+
+TOP = 8
+LEAST_ROWS = 4  # fewer runs have no ranking worth the name
+CLOSE = 0.05  # of the true best
+
+
+def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Array:
+    """|predicted / measured - 1| of the rows that have both."""
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    both = np.isfinite(p) & np.isfinite(m) & (m > 0)
+    return np.asarray(np.abs(p[both] / m[both] - 1))
+
+
+def mean(values: ArrayLike) -> float:
+    """The mean of what is finite; nan of nothing."""
+    v = np.asarray(values, float)
+    v = v[np.isfinite(v)]
+    return float(v.mean()) if v.size else float("nan")
+
+
+def median(values: ArrayLike) -> float:
+    """The median of what is finite; nan of nothing."""
+    v = np.asarray(values, float)
+    v = v[np.isfinite(v)]
+    return float(np.median(v)) if v.size else float("nan")
+
+
+def spearman(predicted: ArrayLike, measured: ArrayLike) -> float:
+    """Spearman's rank correlation; rows that tie share their mean rank.
+
+    nan for fewer than two rows, or where all are equal.
+    """
+    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    both = np.isfinite(p) & np.isfinite(m)
+    a, b = rankdata(p[both]), rankdata(m[both])
+    if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def order(predicted: ArrayLike, fits: ArrayLike) -> NDArray[np.int64]:
+    """Which rows a search would try first, second, ...
+
+    Those that are predicted to fit, fastest first; then the others, likeliest first. Where fitting
+    is not predicted (nan) a row counts as one that fits.
+    """
+    p, f = np.asarray(predicted, float), np.asarray(fits, float)
+    f = np.where(np.isfinite(f), f, 1.0)
+    pruned = f < 0.5
+    return np.lexsort((p, np.where(pruned, -f, 0.0), pruned))
+
+
+def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: int) -> float:
+    """Share of the true best that the best of the first tries misses; 1 if none of them runs.
+
+    Args:
+        predicted: times.
+        fits: probabilities that a row runs; nan where not predicted.
+        measured: times; nan for rows that failed.
+        tries: how many are run.
+    """
+    m = np.asarray(measured, float)
+    if not np.isfinite(m).any():
+        return float("nan")
+    tried = m[order(predicted, fits)[:tries]]
+    tried = tried[np.isfinite(tried)]
+    return float(1 - np.nanmin(m) / tried.min()) if tried.size else 1.0
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How well one landscape is ranked.
+
+    Attributes:
+        landscape: its key.
+        rows: configurations, failed ones included.
+        spearman: over those that ran.
+        regret_1: share of the true best lost by running the first only.
+        regret_top: and by running the first eight.
+    """
+
+    landscape: str
+    rows: int
+    spearman: float
+    regret_1: float
+    regret_top: float
+
+
+def rankings(
+    landscape: NDArray[np.str_], predicted: Array, fits: Array, measured: Array
+) -> Iterator[Ranking]:
+    """Of each landscape in which enough configurations ran.
+
+    Args:
+        landscape: key of each row.
+        predicted, measured: times that can be compared within a landscape.
+        fits: probability that a row runs; nan where not predicted.
+    """
+    for key in np.unique(landscape):
+        rows = landscape == key
+        p, f, m = predicted[rows], fits[rows], measured[rows]
+        if np.isfinite(m).sum() < LEAST_ROWS or not np.isfinite(p).any():
+            continue
+        yield Ranking(
+            str(key),
+            int(rows.sum()),
+            spearman(p, m),
+            regret(p, f, m, 1),
+            regret(p, f, m, TOP),
+        )
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How well it is foretold what runs.
+
+    Attributes:
+        accuracy: share of rows whose fate is foretold.
+        caught: of those that failed.
+        wrongly_pruned: of those that ran, the share that was foretold to fail.
+    """
+
+    accuracy: float
+    caught: float
+    wrongly_pruned: float
+
+
+def fitting(fits: Array, failed: Mask) -> Fitting:
+    """Of rows whose probability to fit is predicted."""
+    known = np.isfinite(fits)
+    pruned, lost = fits[known] < 0.5, failed[known]
+    return Fitting(mean(pruned == lost), mean(pruned[lost]), mean(pruned[~lost]))

@@ -1,0 +1,198 @@
+"""Predictors under one protocol: meshtune's cost model and what others would predict."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from analysis.cost.jobs import Array, Jobs
+from analysis.cost.model import CostModel, Evidence, hardware_flops
+from analysis.cost.profiles import Profile, profile
+from analysis.machine import Machine
+
+from .folds import Questions
+from .table import Table
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Columns of shape (n,); nan where nothing is predicted."""
+
+    step_time_s: Array
+    peak_bytes: Array
+    fits: Array
+
+
+Fitted = Callable[[Jobs, Machine, Profile], Predicted]
+
+
+class Predictor(Protocol):
+    """Learns from tables, then predicts jobs of one machine and framework.
+
+    Attributes:
+        name: in the report.
+        learns: False: what it predicts does not depend on the tables.
+    """
+
+    name: str
+    learns: bool
+
+    def fit(self, train: Sequence[Table]) -> Fitted: ...
+
+
+def predict(fitted: Fitted, asked: Questions) -> Predicted:
+    """Of jobs of several machines and frameworks."""
+    columns = {f.name: np.full(len(asked), np.nan) for f in fields(Predicted)}
+    for machine, name in sorted({*zip(asked.machine, asked.profile, strict=True)}):
+        rows = (asked.machine == machine) & (asked.profile == name)
+        part = fitted(asked.jobs[rows], asked.machines[str(machine)], profile(str(name)))
+        for column, values in columns.items():
+            values[rows] = getattr(part, column)
+    return Predicted(**columns)
+
+
+class Meshtune:
+    """The cost model, calibrated with what the tables measured on the same machine and framework.
+
+    Rows of the first table that has any are used. A failure is evidence of a lack of memory unless
+    a run of the table that needs no less contradicts it.
+    """
+
+    name = "meshtune"
+    learns = True
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        models: dict[tuple[str, str], CostModel] = {}
+
+        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            key = (machine.name, habits.name)
+            if key not in models:
+                models[key] = self._model(train, machine, habits)
+            found = models[key].predict(jobs)
+            return Predicted(found.step_time_s, found.peak_bytes, found.fits)
+
+        return fitted
+
+    def _model(self, train: Sequence[Table], machine: Machine, habits: Profile) -> CostModel:
+        model = CostModel(machine, habits)
+        for table in train:
+            rows = table[(table.machine == machine.name) & (table.profile == habits.name)]
+            if len(rows):
+                lack = rows.failed & ~rows.not_memory
+                evidence = Evidence(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
+                return model.calibrated(evidence)
+        return model
+
+
+class FlopsAndBubble:
+    """FLOPs at 45 % of the peak, and the pipeline's bubble; no memory."""
+
+    name = "flops and bubble"
+    learns = False
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            rate = 0.45 * machine.peak_tflops("bf16") * 1e12
+            bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
+            time_s = hardware_flops(jobs) / (rate * jobs.world_size) * (1 + bubble)
+            nothing = np.full(len(jobs), np.nan)
+            return Predicted(time_s, nothing, nothing)
+
+        return fitted
+
+
+class LlmAnalysis:
+    """The package llm-analysis, at half of the peak, which its own notes advise.
+
+    It is told of a memory so large that it never refuses a job; whether one fits is its own sum
+    against the device's. It counts two matrices in a feed-forward part: a gated one, which has
+    three, is given as half as wide again.
+    """
+
+    name = "llm-analysis"
+    learns = False
+    _UNLIMITED_GB = 1e6
+
+    def __init__(self) -> None:
+        self.version = importlib.metadata.version("llm-analysis")
+        # It logs every figure of every job, and says at import that some models are not known.
+        logging.disable(logging.WARNING)
+        try:
+            self._analysis: Any = importlib.import_module("llm_analysis.analysis")
+            self._config: Any = importlib.import_module("llm_analysis.config")
+        finally:
+            logging.disable(logging.NOTSET)
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            logging.disable(logging.WARNING)
+            try:
+                rows = [self._one(jobs[i : i + 1], machine, habits) for i in range(len(jobs))]
+            finally:
+                logging.disable(logging.NOTSET)
+            time_s, peak_bytes = np.array(rows, dtype=float).reshape(-1, 2).T
+            fits = np.where(peak_bytes <= machine.memory_bytes, 1.0, 0.0)
+            return Predicted(time_s, peak_bytes, np.where(np.isnan(peak_bytes), np.nan, fits))
+
+        return fitted
+
+    def _one(self, job: Jobs, machine: Machine, habits: Profile) -> tuple[float, float]:
+        """Step time and peak memory; nan where the package cannot express the job."""
+        n = {f.name: int(getattr(job, f.name)[0]) for f in fields(Jobs)}
+        a, c = self._analysis, self._config
+        ffn = n["ffn_size"] * (1.5 if n["gated"] else 1)
+        model = c.ModelConfig(
+            name="job",
+            num_layers=n["num_layers"],
+            n_head=n["num_heads"],
+            hidden_dim=n["hidden_size"],
+            vocab_size=n["vocab_size"],
+            max_seq_len=n["seq_length"],
+            num_key_value_heads=n["kv_heads"],
+            ffn_embed_dim=ffn,
+            expansion_ratio=ffn / n["hidden_size"],
+        )
+        gpu = c.GPUConfig(
+            name="gpu",
+            mem_per_GPU_in_GB=self._UNLIMITED_GB,
+            hbm_bandwidth_in_GB_per_sec=machine.memory_gb_per_s or 1.0,
+            intra_node_bandwidth_in_GB_per_sec=machine.links[-1].gb_per_s if machine.links else 1.0,
+            intra_node_min_message_latency=8e-6,
+            peak_fp16_TFLOPS=machine.peak_tflops("bf16"),
+        )
+        degrees = c.ParallelismConfig(
+            tp_size=n["tp"],
+            pp_size=n["pp"],
+            dp_size=n["dp"],
+            sp_size=n["tp"] if n["sequence_parallel"] else 1,
+        )
+        found = a.LLMAnalysis(
+            model, gpu, c.DtypeConfig(), degrees, flops_efficiency=0.5, hbm_memory_efficiency=0.9
+        ).training(
+            batch_size_per_gpu=n["mbs"],
+            gradient_accumulation_steps=n["gas"],
+            seq_len=n["seq_length"],
+            activation_recomputation=a.ActivationRecomputation(n["recompute"]),
+            ds_zero=a.DSZeRO(max(0, n["zero_stage"])),
+            flash_attn=habits.flash_attention,
+        )
+        return found["latency_per_iter"], found["(weight+op_state+grad+act)_memory_per_gpu"]
+
+
+def predictors() -> tuple[list[Predictor], list[str]]:
+    """Those that are installed, and what to say of the others."""
+    found: list[Predictor] = [Meshtune(), FlopsAndBubble()]
+    try:
+        peer = LlmAnalysis()
+    except ImportError:
+        return found, [
+            "llm-analysis is not installed, so its columns are empty: "
+            "pip install --no-deps llm-analysis==0.2.2 && pip install fire 'transformers<5'"
+        ]
+    return [*found, peer], [f"llm-analysis {peer.version}"]

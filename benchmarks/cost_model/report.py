@@ -1,0 +1,117 @@
+"""The tables that are printed, in Markdown, and what is written as JSON."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .evaluate import Result, Scores
+from .table import Table
+
+HEADER = (
+    "| predictor | scheme | rows of | n | time error, mean (median) | bias | Spearman "
+    "| regret, top 1 | top 8 | top 8 within 5 % | memory error | out of memory: right "
+    "| wrongly pruned |\n" + "|---" * 13 + "|"
+)
+
+
+def percent(value: float, signed: bool = False) -> str:
+    """A share in percent; nothing for nan."""
+    if math.isnan(value):
+        return ""
+    return f"{100 * value:{'+' if signed else ''}.1f} %"
+
+
+def line(name: str, scheme: str, rows: str, s: Scores) -> str:
+    """One row of a table of scores."""
+    error = percent(s.time_error)
+    if error:
+        error += f" ({percent(s.time_error_median)})"
+    close = f"{s.close} of {len(s.rankings)}" if s.rankings else ""
+    right = pruned = ""
+    if s.fitting is not None and s.fitting_memory is not None:
+        right = f"{percent(s.fitting.accuracy)} ({percent(s.fitting_memory.accuracy)})"
+        pruned = percent(s.fitting.wrongly_pruned)
+    correlation = "" if math.isnan(s.spearman) else f"{s.spearman:.3f}"
+    cells = [
+        *(name, scheme, rows, str(s.rows), error, percent(s.time_bias, signed=True)),
+        *(correlation, percent(s.regret_1), percent(s.regret_top), close),
+        *(percent(s.memory_error), right, pruned),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def lines(result: Result, folds: bool) -> Iterable[str]:
+    """All that is said of one predictor and scheme; of learning ones fold by fold."""
+    yield line(result.predictor, result.scheme, "all", result.pooled)
+    for profile, scores in result.by_profile.items():
+        yield line(result.predictor, result.scheme, profile, scores)
+    if folds and len(result.folds) > 1:
+        for name, scores in result.folds.items():
+            yield line(result.predictor, result.scheme, name, scores)
+
+
+def about(table: Table) -> str:
+    """What stands above a table's scores."""
+    said = [f"{len(table)} rows on {', '.join(sorted(table.machines))}"]
+    if table.failed.any():
+        said.append(
+            f"{table.failed.sum()} failed, {table.not_memory.sum()} of them not for memory (a run "
+            "that needs no less did train; the accuracy in brackets leaves them out)"
+        )
+    if table.memory_measure:
+        said.append(f"memory by {table.memory_measure}")
+    said += [f"left out: {count} ({reason})" for reason, count in table.left_out.items()]
+    return "; ".join([*said, *table.notes])
+
+
+def landscapes(result: Result) -> str:
+    """Each landscape's ranking."""
+    rows = ["| landscape | n | Spearman | regret, top 1 | top 8 |", "|---|---|---|---|---|"]
+    rows += [
+        f"| {r.landscape} | {r.rows} | {r.spearman:.3f} | {percent(r.regret_1)} "
+        f"| {percent(r.regret_top)} |"
+        for r in result.pooled.rankings
+    ]
+    return "\n".join(rows)
+
+
+def machine(extra: Sequence[str]) -> str:
+    """Machine, versions and date, one line."""
+    model = next(
+        (text.split(":")[1].strip() for text in Path("/proc/cpuinfo").read_text().splitlines()
+         if text.startswith("model name")), platform.machine(),
+    )  # fmt: skip
+    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "meshtune"))
+    return (
+        f"{model}, {os.cpu_count()} cores; Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {versions}; {'; '.join(extra)}; {date.today()}"
+    )
+
+
+def as_json(table: Table, results: Sequence[Result]) -> dict[str, Any]:
+    """Of one table, all figures; what does not exist is null."""
+    return {
+        "table": table.name,
+        "kind": table.kind,
+        "rows": len(table),
+        "left_out": dict(table.left_out),
+        "results": [_plain(asdict(result)) for result in results],
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    return value
