@@ -46,6 +46,16 @@ class Constants:
 
 
 C = TypeVar("C", bound=Constants)
+FAR = 4.0  # standard deviations of a prior that no evidence may leave
+
+
+def _soft_l1(squared: Array) -> Array:
+    return 2 * (np.sqrt(1 + squared) - 1)
+
+
+def _student(squared: Array) -> Array:
+    """Four degrees of freedom."""
+    return 5 * np.log1p(squared / 4)
 
 
 @dataclass(frozen=True)
@@ -70,20 +80,18 @@ def fit(
     residuals: Callable[[C], Array],
     noise: float,
     prior: C | None = None,
-    robust: bool = True,
 ) -> Fit[C]:
     """The constants that explain residuals best, given the prior (a maximum a posteriori).
 
-    Minimizes ``sum rho(r_i / noise) + sum ((log c - log prior) / spread)^2`` with rho the
-    soft-L1 loss, so that single rows which no model explains (a network that was disturbed) pull
-    little.
+    Minimizes ``sum rho(r_i / noise) + sum ((log c - log prior) / spread)^2``. First with the
+    soft-L1 loss, which is convex; from there with the logarithm of a Student's t distribution,
+    for which rows that no model explains (a network that was disturbed) hardly count.
 
     Args:
         start: where to start from.
         residuals: of the rows, for given constants; logarithms of predicted over measured.
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
-        robust: False: plain least squares.
     """
     center = (prior or start).logs()
     spreads = type(start).spreads()
@@ -94,15 +102,15 @@ def fit(
         logs[free] += x * spreads[free]
         return type(start).from_logs(logs)
 
-    def cost(x: Array) -> Array:
-        # Soft-L1 by hand: the prior's own terms stay quadratic.
+    def cost(x: Array, loss: Callable[[Array], Array]) -> Array:
+        # The loss by hand: the prior's own terms stay quadratic.
         r = residuals(whole(x)) / noise
-        if robust:
-            r = np.sign(r) * np.sqrt(2 * (np.sqrt(1 + r * r) - 1))
-        return np.concatenate([r, x])
+        return np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), x])
 
-    x0 = (start.logs() - center)[free] / spreads[free]
-    found = least_squares(cost, np.clip(x0, -4, 4), bounds=(-4.01, 4.01), x_scale=1.0)
+    x = np.clip((start.logs() - center)[free] / spreads[free], -FAR, FAR)
+    for loss in (_soft_l1, _student):
+        found = least_squares(cost, x, bounds=(-FAR - 0.01, FAR + 0.01), args=(loss,))
+        x = found.x
     constants = whole(found.x)
     left = residuals(constants)
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise

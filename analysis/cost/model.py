@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -116,8 +116,8 @@ class CostModel:
 
     machine: Machine
     profile: Profile
-    constants: TimeConstants = TimeConstants()
-    memory: MemoryModel = MemoryModel()
+    constants: TimeConstants = field(default_factory=TimeConstants)
+    memory: MemoryModel = field(default_factory=MemoryModel)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
 

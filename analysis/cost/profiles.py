@@ -7,6 +7,7 @@ never names a machine or a model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,21 @@ class Profile:
         stages_by_weight: a pipeline's stages are dealt out by weights, output layer included,
             and not by layers.
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
-        logits_bytes: per logit kept on the last stage, all copies together.
+        logits_bytes: per logit at the loss, all copies together.
+        overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
+        sharded_masters: weights that are split as their master weights are kept in float32 only,
+            and cast as they are gathered.
+        bucket_bytes: of a parameter's place in the buckets in which gradients are reduced, kept
+            from step to step where replicas are not split at all (torch's DDP).
+        flat_reduction: gradients are copied into one flat buffer to be reduced where the optimizer
+            is split.
+        loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
+            backward pass ends.
+        fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
+        reports: what the peak memory that it prints is: what tensors held (``allocated``), with
+            the allocator's free blocks (``reserved``), or all that the device held (``device``).
+        reports_first_stage: the figure is the first rank's, not the fullest one's.
     """
 
     name: str
@@ -43,14 +57,30 @@ class Profile:
     masked_dropout: bool = False
     logits_bytes: float = 8
     overlaps_gradients: bool = True
+    overlaps_split_gradients: bool = True
+    sharded_masters: bool = False
+    bucket_bytes: float = 0
+    flat_reduction: bool = False
+    loose_gradients: bool = False
+    fills_pipeline: bool = False
+    reports: Literal["allocated", "reserved", "device"] = "allocated"
+    reports_first_stage: bool = False
 
 
-MESHTUNE = Profile("meshtune")
+MESHTUNE = Profile("meshtune", sharded_masters=True)
 NANOTRON = Profile(
     "nanotron",
     sequence_parallel=True,
     gradients_synced_per_micro_batch=True,
     stages_by_weight=True,
+    overlaps_split_gradients=False,
+    logits_bytes=12,
+    bucket_bytes=2,
+    flat_reduction=True,
+    loose_gradients=True,
+    fills_pipeline=True,
+    reports="reserved",
+    reports_first_stage=True,
 )
 MEGATRON_LM = Profile("megatron-lm", masked_dropout=True)
 MEGATRON_DEEPSPEED = Profile(
@@ -60,6 +90,7 @@ MEGATRON_DEEPSPEED = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
+    reports="device",
 )
 DEEPSPEED_BF16 = Profile(
     "deepspeed-bf16",
@@ -68,8 +99,9 @@ DEEPSPEED_BF16 = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
+    reports="device",
 )
-FSDP = Profile("fsdp", gradient_bytes=4, reduce_bytes=2)
+FSDP = Profile("fsdp", gradient_bytes=4, reduce_bytes=2, sharded_masters=True, reports="reserved")
 AXONN = Profile("axonn", gradient_bytes=2, reduce_bytes=2, masked_dropout=True)
 
 PROFILES = {

@@ -15,7 +15,7 @@ import numpy as np
 from analysis.cost import links
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.links import Group, LinkConstants
 from analysis.cost.profiles import Profile
 from analysis.cost.stages import stages
@@ -31,7 +31,11 @@ class OverlapConstants(Constants):
     contended_call_s: float = constant(
         1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"
     )
-    send_s: float = constant(2e-4, 1.0, "of the host, to hand a micro-batch to the next stage")
+    exposed_sends: float = constant(0.3, 0.7, "of a send's transfer, that does not hide")
+    send_s: float = constant(1e-4, 2.0, "of the host, to hand a micro-batch to another stage")
+    crowded_send_s: float = constant(
+        1e-4, 3.0, "more of a send in a job of 64 nodes; it grows fast with their number"
+    )
     update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
     step_s: float = constant(0.02, 1.0, "of the host, once a step")
 
@@ -176,7 +180,7 @@ def _tensor(
     reduce-scatter and a gathering (Korthikanti et al. 2022), and the backward pass gathers the
     inputs of the two products that are split by columns again.
     """
-    group = Group(jobs.tp, np.ones(len(jobs)))
+    group = Group(jobs.tp, np.ones(len(jobs)), jobs.world_size)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
     parallel = jobs.sequence_parallel | profile.sequence_parallel
     gather = links.all_gather_s(machine, c, group, num_bytes)
@@ -187,11 +191,23 @@ def _tensor(
 
 
 def _sends(jobs: Jobs, machine: Machine, c: TimeConstants) -> Array:
-    """Handing one micro-batch's activations on, and its gradients back; 0 without a pipeline."""
+    """What a stage waits for its neighbours in one micro-batch: activations and their gradients.
+
+    A stage sends activations to a neighbour as it receives their gradients from it, at once. One in
+    the middle has two neighbours, in a pipeline of two each has one.
+    """
     share = np.where(jobs.sequence_parallel, jobs.tp, 1.0)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
-    one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes)
-    return np.where(jobs.pp > 1, 2 * (one + c.send_s), 0.0)
+    one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
+    nodes = jobs.world_size / machine.gpus_per_node
+    host = c.send_s + c.crowded_send_s * (nodes / 64) ** 6
+    return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + host)
+
+
+def _reduces_every_time(jobs: Jobs, profile: Profile) -> Mask:
+    """Where whole gradients are reduced after every micro-batch, and not once a step."""
+    pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    return pipelined & profile.gradients_synced_per_micro_batch
 
 
 def stage_parameters(jobs: Jobs, profile: Profile) -> Array:
@@ -221,7 +237,9 @@ def _data(
     ones = np.ones(len(jobs))
 
     def gather(size: Array, stride: Array, num_bytes: Array) -> Array:
-        return links.all_gather_s(machine, c, Group(size, stride * jobs.tp), num_bytes)
+        return links.all_gather_s(
+            machine, c, Group(size, stride * jobs.tp, jobs.world_size), num_bytes
+        )
 
     # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
     stored = gather(jobs.weight_shard, ones, weights * gather_bytes)
@@ -233,20 +251,25 @@ def _data(
 
     # Reducing: split gradients in every micro-batch, then once a step over what is left.
     inner = links.reduce_scatter_s(
-        machine, c, Group(jobs.gradient_shard, jobs.tp), weights * reduce_bytes
+        machine, c, Group(jobs.gradient_shard, jobs.tp, jobs.world_size), weights * reduce_bytes
     )
     rest = weights * reduce_bytes / jobs.gradient_shard
     further = jobs.optimizer_shard / jobs.gradient_shard
     scatter = links.reduce_scatter_s(
-        machine, c, Group(further, jobs.gradient_shard * jobs.tp), rest
+        machine, c, Group(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
     )
     copies = jobs.dp / jobs.optimizer_shard
     sums = links.all_reduce_s(
-        machine, c, Group(copies, jobs.optimizer_shard * jobs.tp), rest / further
+        machine, c, Group(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size), rest / further
     )
-    every = profile.gradients_synced_per_micro_batch & (jobs.pp > 1) & (jobs.optimizer_shard == 1)
+    every = _reduces_every_time(jobs, profile)
     once = scatter + sums * np.where(every, jobs.gas, 1.0)
-    hidden = c.overlap * window * (1.0 if profile.overlaps_gradients else 0.0)
+    overlaps = np.where(
+        jobs.optimizer_shard > 1,
+        profile.overlaps_gradients and profile.overlaps_split_gradients,
+        profile.overlaps_gradients,
+    )
+    hidden = c.overlap * window * overlaps
     per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
     once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
 
