@@ -1,0 +1,151 @@
+"""What a micro-batch leaves in memory until its backward pass, and for how many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
+from analysis.cost.profiles import Profile
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of each job's pipeline; columns of shape (n,).
+
+    Attributes:
+        layers: transformer layers on it.
+        in_flight: micro-batches whose activations it keeps at once; a fraction where stages are
+            interleaved, in which a chunk counts as its share of the stage.
+        embedding: it looks tokens up.
+        head: it computes logits and the loss.
+    """
+
+    layers: Array
+    in_flight: Array
+    embedding: Mask
+    head: Mask
+
+
+def end_stages(jobs: Jobs, profile: Profile) -> tuple[Stage, Stage, Stage]:
+    """The first stage, the one after it, and the one with the output layer.
+
+    Micro-batches in flight fall from stage to stage, so that no other stage needs more.
+    """
+    layers, pp = jobs.num_layers, jobs.pp
+    one = pp == 1
+    if profile.stages_by_weight:
+        share, head_at = _weighed(jobs)
+        first = np.minimum(np.ceil(share), layers)
+        second = np.clip(np.ceil(2 * share), first, layers) - first
+        before = np.where(head_at > 0, np.minimum(np.ceil(head_at * share), layers), 0)
+        last = layers - before
+    else:
+        # Where pp does not divide the layers, the first stages have one more. Embedding and
+        # output layer move to stages of their own once there are more stages than layers.
+        head_at = pp - 1
+        spare = np.clip(pp - layers, 0, 2)
+        most = np.ceil(layers / np.maximum(pp - spare, 1))
+        first = np.where(spare == 2, 0, most)
+        second = most
+        last = np.where(spare >= 1, 0, np.floor(layers / pp))
+    embedding = np.ones(len(jobs), dtype=bool)
+    return (
+        Stage(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one),
+        Stage(np.where(one, 0, second), _in_flight(jobs, 1), ~embedding, ~embedding),
+        Stage(np.where(one, layers, last), _in_flight(jobs, head_at), one, embedding),
+    )
+
+
+def refused(jobs: Jobs, profile: Profile) -> Mask:
+    """Jobs that a framework ends at start-up whatever their memory is.
+
+    Some need pp - 1 micro-batches to fill a pipeline, and a block (embedding, layer, output layer,
+    loss) on every stage; behind the output layer come two more blocks.
+    """
+    if not profile.fills_pipeline:
+        return np.zeros(len(jobs), dtype=bool)
+    _, head_at = _weighed(jobs)
+    empty = (jobs.pp > 1) & (head_at + 2 < jobs.pp - 1)
+    return np.asarray((jobs.gas < jobs.pp - 1) | empty)
+
+
+def _weighed(jobs: Jobs) -> tuple[Array, Array]:
+    """A stage's share of all weights, in layers, and the number of the output layer's stage.
+
+    A walk over the blocks begins the next stage once the blocks so far hold a stage's share; a
+    share below one layer still gives each stage a layer.
+    """
+    head = jobs.embedding_parameters / jobs.layer_parameters
+    share = np.round((jobs.num_layers + head) / jobs.pp, 9)
+    at = np.where(share >= 1, np.ceil(jobs.num_layers / share) - 1, jobs.num_layers)
+    return np.maximum(share, 1.0), np.clip(at, 0, jobs.pp - 1)
+
+
+def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
+    """1F1B keeps ``pp - stage`` micro-batches (Narayanan et al. 2021, section 2.2).
+
+    Interleaved, a rank runs ``2 (pp - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more;
+    on the first stage that is ``1 + (pp - 1) / (pp vpp)`` of a whole model's share (Korthikanti et
+    al. 2022, section 4.2.3).
+    """
+    plain = jobs.pp - stage
+    chunks = 2 * (plain - 1) + (jobs.vpp - 1) * jobs.pp + 1
+    kept = np.where(jobs.vpp > 1, chunks / jobs.vpp, plain)
+    return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
+
+
+def tokens(jobs: Jobs) -> Array:
+    """Tokens of one micro-batch."""
+    return jobs.seq_length * jobs.mbs
+
+
+def sequence_split(jobs: Jobs, profile: Profile) -> Array:
+    """Ranks over which sequence parallelism splits what tensor parallelism leaves whole."""
+    always = profile.sequence_parallel
+    return np.where(jobs.sequence_parallel | always, jobs.tp, 1.0)
+
+
+def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
+    """Activations that one layer keeps of one micro-batch.
+
+    Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
+    queries, and without dropout masks where the framework keeps none. Of ``hidden_size`` elements
+    a token: the inputs of two norms and of two matrix products stay whole without sequence
+    parallelism; queries, keys, values and the attention's output are split by ``tp``. Models with
+    gated units rotate queries and keys and keep both forms.
+    """
+    h, e, f = jobs.hidden_size, jobs.element_bytes, jobs.ffn_size
+    keys = h * jobs.kv_heads / jobs.num_heads
+    masks = 2.0 * h if profile.masked_dropout else 0.0
+    whole = (4 * e * h + masks) / sequence_split(jobs, profile)
+    rotated = np.where(jobs.gated, h + keys, 0.0)
+    split = e * (2 * h + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
+    if profile.flash_attention:
+        split = split + 4 * jobs.num_heads  # logarithm of the softmax's denominator, float32
+    else:
+        dropped = 1 + e if profile.masked_dropout else 0
+        scores = jobs.num_heads * jobs.seq_length * (e + dropped)
+        split = split + np.where(recompute == NONE, scores, 0.0)
+    kept = whole + split / jobs.tp
+    only_input = e * h / sequence_split(jobs, profile)
+    return tokens(jobs) * np.where(recompute == FULL, only_input, kept)
+
+
+def embedding_bytes(jobs: Jobs, profile: Profile) -> Array:
+    """What the embedding keeps of one micro-batch: its dropout mask (Korthikanti et al. 2022)."""
+    if not profile.masked_dropout:
+        return np.zeros(len(jobs))
+    return tokens(jobs) * jobs.hidden_size / sequence_split(jobs, profile)
+
+
+def head_bytes(jobs: Jobs, profile: Profile) -> Array:
+    """Inputs of the last norm and of the output layer, of one micro-batch."""
+    kept = 2 * jobs.element_bytes * jobs.hidden_size
+    return tokens(jobs) * kept / sequence_split(jobs, profile)
+
+
+def logits_bytes(jobs: Jobs, profile: Profile) -> Array:
+    """Logits of one micro-batch with all their copies; the vocabulary is split by ``tp``."""
+    return tokens(jobs) * profile.logits_bytes * jobs.vocab_size / jobs.tp
