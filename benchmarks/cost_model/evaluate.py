@@ -13,7 +13,7 @@ from . import metrics
 from .folds import Fold, after_calibration, ask, choose, leave_one_out, zero_shot
 from .metrics import Ranking
 from .peers import Predicted, Predictor, predict
-from .table import Table
+from .table import Table, keys
 
 CALIBRATION_ROWS = 8
 SEEDS = (0, 1, 2)  # of the choice of calibration rows
@@ -132,9 +132,9 @@ def evaluate(
     together = _joined([a.predicted for a in answers])
     rows = table[indices]
     if scheme == CALIBRATED:
-        # One landscape is ranked once for every choice of calibration rows.
-        seeds = np.concatenate([np.full(a.fold.rows.sum(), a.fold.name) for a in answers])
-        rows = replace(rows, landscape=seeds)
+        # A landscape is ranked once for every choice of calibration rows.
+        names = np.concatenate([np.full(a.fold.rows.sum(), a.fold.name) for a in answers])
+        rows = replace(rows, landscape=keys(rows.landscape, names))
     parts = {str(p): rows.profile == p for p in np.unique(rows.profile)}
     return Result(
         predictor.name,

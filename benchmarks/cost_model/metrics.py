@@ -40,26 +40,38 @@ def median(values: ArrayLike) -> float:
 def spearman(predicted: ArrayLike, measured: ArrayLike) -> float:
     """Spearman's rank correlation; rows that tie share their mean rank.
 
-    nan for fewer than two rows, or where all are equal.
+    0 where the prediction is the same for all rows; nan where nothing can be ranked: fewer than
+    two rows, or all measured alike.
     """
-    p, m = np.asarray(predicted, float), np.asarray(measured, float)
+    p, m = _rounded(predicted), np.asarray(measured, float)
     both = np.isfinite(p) & np.isfinite(m)
     a, b = rankdata(p[both]), rankdata(m[both])
-    if a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+    if a.size < 2 or np.ptp(b) == 0:
         return float("nan")
-    return float(np.corrcoef(a, b)[0, 1])
+    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) > 0 else 0.0
 
 
-def order(predicted: ArrayLike, fits: ArrayLike) -> NDArray[np.int64]:
+def _rounded(values: ArrayLike) -> Array:
+    """To nine digits, so that sums in another order still tie."""
+    v = np.asarray(values, float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unit = 10.0 ** (np.floor(np.log10(np.abs(v))) - 8)
+        return np.where(np.isfinite(unit) & (unit > 0), np.round(v / unit) * unit, v)
+
+
+def order(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike) -> NDArray[np.int64]:
     """Which rows a search would try first, second, ...
 
     Those that are predicted to fit, fastest first; then the others, likeliest first. Where fitting
-    is not predicted (nan) a row counts as one that fits.
+    is not predicted (nan) a row counts as one that fits. Rows that a prediction does not tell
+    apart come in their worst order, failed ones first.
     """
-    p, f = np.asarray(predicted, float), np.asarray(fits, float)
+    p, f = _rounded(predicted), np.asarray(fits, float)
+    m = np.asarray(measured, float)
     f = np.where(np.isfinite(f), f, 1.0)
     pruned = f < 0.5
-    return np.lexsort((p, np.where(pruned, -f, 0.0), pruned))
+    worst_first = -np.where(np.isfinite(m), m, np.inf)
+    return np.lexsort((worst_first, p, np.where(pruned, -f, 0.0), pruned))
 
 
 def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: int) -> float:
@@ -74,7 +86,7 @@ def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: in
     m = np.asarray(measured, float)
     if not np.isfinite(m).any():
         return float("nan")
-    tried = m[order(predicted, fits)[:tries]]
+    tried = m[order(predicted, fits, m)[:tries]]
     tried = tried[np.isfinite(tried)]
     return float(1 - np.nanmin(m) / tried.min()) if tried.size else 1.0
 

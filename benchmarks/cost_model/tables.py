@@ -79,13 +79,14 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     machines, machine = machines_of(path, frame["gpu"], n("n_gpu"), n("n_nodes"))
     failed = n("crashed_or_oom") == 1
     time_s = n("gbs") * n("seq") / n("tok_s")
-    landscape = keys(frame["model"], frame["gpu"], n("n_nodes"))
+    profile = _profiles(path, frame)
+    landscape = keys(frame["model"], frame["gpu"], n("n_nodes"), n("seq"), profile)
     table = Table(
         name=path.stem,
         jobs=j,
         machines=machines,
         machine=machine,
-        profile=_profiles(path, frame),
+        profile=profile,
         step_time_s=np.where(failed, np.nan, time_s),
         peak_bytes=np.where(failed, np.nan, n("peak_mem_GB") * GIB),
         failed=failed,

@@ -1,0 +1,371 @@
+"""The accuracy benchmark: its metrics, its folds, and what it makes of tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from analysis.cost.jobs import FULL, SELECTIVE, Jobs, jobs
+from analysis.cost.profiles import Profile
+from analysis.machine import Machine
+from benchmarks.cost_model import metrics
+from benchmarks.cost_model.__main__ import main
+from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
+from benchmarks.cost_model.folds import ask, choose, leave_one_out
+from benchmarks.cost_model.machines import UnknownGpuError, machine_of
+from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Predicted
+from benchmarks.cost_model.table import Table
+from benchmarks.cost_model.tables import TableError, read
+
+TRUTH = Path(__file__).parents[2] / "../shared/truth"
+NAN = float("nan")
+SWEEP = (
+    "model,layers,hidden,heads,kv_heads,ffn,gated,tied_emb,vocab,seq,gpu,n_nodes,n_gpu,dp,tp,pp,"
+    "mbs,gas,gbs,zero_stage,tok_s,peak_mem_GB,crashed_or_oom"
+)
+
+
+def sweep(path: Path, rows: Sequence[str], columns: str = SWEEP) -> Path:
+    path.write_text("# a source\n" + "\n".join([columns, *rows]) + "\n")
+    return path
+
+
+def row(
+    dp: int = 8,
+    tp: int = 1,
+    mbs: int = 1,
+    gas: int = 4,
+    *,
+    layers: int = 16,
+    gpu: str = "H100-80GB",
+    nodes: int = 1,
+    tok_s: str = "1000",
+    gb: str = "10",
+    failed: int = 0,
+) -> str:
+    shape = f"m{layers},{layers},2048,32,8,8192,1,1,131072,4096,{gpu},{nodes},{dp * tp},{dp},{tp},1"
+    return f"{shape},{mbs},{gas},{mbs * gas * dp},1,{tok_s},{gb},{failed}"
+
+
+def failed_row(dp: int = 8, mbs: int = 1, gas: int = 4) -> str:
+    return row(dp, 1, mbs, gas, tok_s="", gb="", failed=1)
+
+
+def read_sweep(path: Path, rows: Sequence[str]) -> Table:
+    table = read(sweep(path / "any_name.csv", rows))
+    assert table is not None
+    return table
+
+
+# ---- metrics ----
+
+
+def test_ranks_of_ties_are_shared() -> None:
+    assert metrics.spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.8660254)
+    assert metrics.spearman([1, 2, 3], [10, 20, 90]) == pytest.approx(1)
+    assert metrics.spearman([3, 2, 1], [10, 20, 90]) == pytest.approx(-1)
+
+
+def test_a_prediction_that_tells_nothing_ranks_nothing() -> None:
+    assert metrics.spearman([5.0, 5.0 * (1 + 1e-13), 5.0], [1, 2, 3]) == 0
+
+
+@pytest.mark.parametrize("measured", [[], [1], [NAN, 1], [2, 2]])
+def test_what_cannot_be_ranked_has_no_correlation(measured: list[float]) -> None:
+    assert np.isnan(metrics.spearman(np.arange(len(measured)), measured))
+
+
+def test_errors_are_of_rows_that_have_both_figures() -> None:
+    errors = metrics.relative_errors([1.1, NAN, 3.0, 0.5], [1.0, 1.0, NAN, 1.0])
+    assert errors == pytest.approx([0.1, 0.5])
+    assert np.isnan(metrics.mean([])) and np.isnan(metrics.median([NAN]))
+
+
+def test_the_regret_of_a_first_try_that_fails_is_all() -> None:
+    predicted, measured = [1.0, 2.0, 3.0], [NAN, 4.0, 5.0]
+    assert metrics.regret(predicted, [NAN] * 3, measured, 1) == 1
+    assert metrics.regret(predicted, [NAN] * 3, measured, 2) == 0
+    assert metrics.regret(predicted, [NAN] * 3, [NAN, 5.0, 4.0], 2) == pytest.approx(0.2)
+
+
+def test_rows_that_are_thought_not_to_fit_are_tried_last() -> None:
+    order = metrics.order([1.0, 2.0, 3.0, 4.0], [0.1, 0.9, 0.4, 0.5], [1, 1, 1, 1])
+    assert list(order) == [1, 3, 2, 0]
+
+
+def test_a_tie_is_no_lucky_guess() -> None:
+    assert metrics.regret([1.0, 1.0], [1.0, 1.0], [1.0, 2.0], 1) == 0.5
+    assert metrics.regret([1.0, 1.0], [1.0, 1.0], [1.0, NAN], 1) == 1
+
+
+def test_fitting_counts_what_was_foretold() -> None:
+    found = metrics.fitting(
+        np.array([0.9, 0.1, 0.9, 0.1, NAN]), np.array([False, True, True, False, True])
+    )
+    assert (found.accuracy, found.caught, found.wrongly_pruned) == (0.5, 0.5, 0.5)
+    assert np.isnan(metrics.fitting(np.array([1.0]), np.array([False])).caught)
+
+
+def test_a_landscape_with_too_few_runs_is_not_ranked() -> None:
+    landscape = np.array(["a"] * 4 + ["b"] * 4)
+    measured = np.array([1.0, 2, 3, 4, 1, 2, 3, NAN])
+    found = list(metrics.rankings(landscape, measured, np.ones(8), measured))
+    assert [r.landscape for r in found] == ["a"]
+    assert found[0].spearman == pytest.approx(1)
+
+
+# ---- tables ----
+
+
+def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
+    table = read_sweep(tmp_path, [row(), failed_row(mbs=2, gas=2)])
+    assert table.kind == "sweep" and list(table.profile) == ["nanotron"] * 2
+    assert table.step_time_s[0] == pytest.approx(32 * 4096 / 1000)
+    assert table.peak_bytes[0] == 10 * 2**30
+    assert np.isnan(table.step_time_s[1]) and list(table.failed) == [False, True]
+    assert table.machines["dgx_h100"].memory_gib == 80
+
+
+def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
+    columns = SWEEP + ",recompute,sequence_parallel,framework"
+    rows = [row(4, 2) + ",full,0,Megatron-LM", row(4, 2) + ",selective,1,", row(4, 2) + ",,,fsdp"]
+    table = read(sweep(tmp_path / "a.csv", rows, columns))
+    assert table is not None
+    assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
+    assert list(table.jobs.sequence_parallel) == [False, True, True]
+    assert list(table.profile) == ["megatron-lm", "nanotron", "fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "words"),
+    [
+        ([row(gpu="TPU v4")], SWEEP, ["a.csv", "TPU v4", "h10080gb"]),
+        ([row() + ",half"], SWEEP + ",recompute", ["a.csv", "'half'", "selective"]),
+        ([row() + ",jax"], SWEEP + ",framework", ["a.csv", "'jax'", "nanotron"]),
+        ([row(tok_s="fast")], SWEEP, ["a.csv", "tok_s", "'fast'"]),
+        ([row() + ",1"], SWEEP, ["a.csv", "24 values, not 23"]),
+    ],
+)
+def test_a_value_that_is_not_understood_is_named(
+    tmp_path: Path, rows: list[str], columns: str, words: list[str]
+) -> None:
+    path = sweep(tmp_path / "a.csv", rows, columns)
+    with pytest.raises(TableError) as error:
+        read(path)
+    assert all(word in str(error.value) for word in words)
+    assert main([str(path)]) == 2
+
+
+def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
+    wrong = row().replace(",32,1,1000", ",33,1,1000")
+    table = read_sweep(tmp_path, [row(), wrong])
+    assert len(table) == 1
+    assert dict(table.left_out) == {"mbs * gas * dp is not the global batch": 1}
+
+
+def test_columns_of_no_known_form_are_no_table(tmp_path: Path) -> None:
+    assert read(sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")) is None
+
+
+def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
+    ran = row(mbs=2, gas=2)
+    table = read_sweep(tmp_path, [ran, failed_row(mbs=1), failed_row(mbs=4, gas=1)])
+    assert list(table.not_memory) == [False, True, False]
+    fewer_replicas = read_sweep(tmp_path, [ran, failed_row(dp=4, mbs=1)])
+    assert not fewer_replicas.not_memory.any()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus_per_node", "cluster", "memory_gib"),
+    [
+        ("A100-80GB-SXM4", None, "dgx_a100", 80),
+        ("A100-40GB", 4, "perlmutter", 40),
+        ("a100_40gb", 8, "dgx_a100/40GiB", 40),
+        ("GH200-H100-96GB", 4, "alps", 96),
+        ("MI250X-GCD-64GB", None, "frontier", 64),
+        ("V100-16GB (4/node, OPA)", None, "jean_zay_v100/16GiB", 16),
+        ("H200", 8, "dgx_h200", 140),
+    ],
+)
+def test_a_gpu_stands_for_a_cluster(
+    gpu: str, gpus_per_node: int | None, cluster: str, memory_gib: float
+) -> None:
+    machine = machine_of(gpu, gpus_per_node)
+    assert (machine.name, machine.memory_gib) == (cluster, memory_gib)
+
+
+def test_a_node_of_another_size_keeps_its_share_of_the_network() -> None:
+    small, large = machine_of("H100", 4), machine_of("MI250X", 2)
+    assert small.gpus_per_node == 4 and [link.gpus for link in small.links] == [4]
+    assert small.nic is not None and small.nic.count * small.nic.gb_per_s == 200
+    assert [(link.gpus, link.gb_per_s) for link in large.links] == [(2, 200)]
+    with pytest.raises(UnknownGpuError, match="accepted"):
+        machine_of("GTX 1080")
+
+
+# ---- folds ----
+
+
+class Remembering:
+    """Predicts one second, and keeps what it was shown."""
+
+    name, learns = "remembering", True
+
+    def __init__(self) -> None:
+        self.train: list[tuple[Table, ...]] = []
+        self.asked: list[Jobs] = []
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        self.train.append(tuple(train))
+
+        def fitted(asked: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            self.asked.append(asked)
+            ones = np.ones(len(asked))
+            return Predicted(ones, ones, ones)
+
+        return fitted
+
+
+def two_models(path: Path, per_model: int = 20) -> Table:
+    rows = [row(gas=g, layers=n) for n in (16, 32) for g in range(1, per_model + 1)]
+    return read_sweep(path, rows)
+
+
+def test_a_model_that_is_left_out_is_in_no_table_of_the_fit(tmp_path: Path) -> None:
+    table, seen = two_models(tmp_path), Remembering()
+    other = read(sweep(tmp_path / "other.csv", [row(gas=g, layers=16) for g in (50, 51)]))
+    assert other is not None
+    result = evaluate(table, [table, other], seen, LEFT_OUT)
+    assert result is not None and result.pooled.rows == 40
+    assert list(result.folds) == ["without 16x2048", "without 32x2048"]
+    for train, asked in zip(seen.train, seen.asked, strict=True):
+        shapes = {(n, h) for t in train for n, h in shape_of(t.jobs)}
+        assert shapes and not shapes & set(shape_of(asked))
+    assert [len(t) for t in seen.train[1]] == [20, 2]
+
+
+def shape_of(j: Jobs) -> list[tuple[float, float]]:
+    return list(zip(j.num_layers, j.hidden_size, strict=True))
+
+
+def test_a_table_of_one_model_leaves_out_node_counts(tmp_path: Path) -> None:
+    rows = [row(dp=8 * nodes, nodes=nodes, gas=g) for nodes in (1, 2) for g in (1, 2, 3)]
+    table = read_sweep(tmp_path, rows)
+    other = read(sweep(tmp_path / "other.csv", rows))
+    assert other is not None
+    folds = list(leave_one_out(table, [table, other]))
+    assert [f.name for f in folds] == ["without 1 nodes", "without 2 nodes"]
+    assert [set(t.nodes) for f in folds for t in f.train] == [{2.0}, {1.0}]
+
+
+def test_questions_carry_nothing_measured(tmp_path: Path) -> None:
+    asked = ask(read_sweep(tmp_path, [row(tok_s="7777", gb="33")]))
+    columns = [getattr(asked.jobs, name) for name in Jobs.__dataclass_fields__]
+    measured = (32 * 4096 / 7777, 33 * 2**30, 7777.0)
+    assert not np.isin(np.concatenate([np.asarray(c, float) for c in columns]), measured).any()
+    assert not {"step_time_s", "peak_bytes", "failed"} & set(vars(asked))
+
+
+def test_calibration_rows_are_fitted_to_and_not_asked(tmp_path: Path) -> None:
+    table, seen = two_models(tmp_path), Remembering()
+    result = evaluate(table, [table], seen, CALIBRATED)
+    assert result is not None
+    calibrated = [
+        (train, asked)
+        for train, asked in zip(seen.train, seen.asked, strict=True)
+        if len(asked) == 12
+    ]
+    assert len(calibrated) == len(result.folds) == 6  # two landscapes, three choices
+    for train, asked in calibrated:
+        assert len(train[0]) == 8
+        assert not {*train[0].jobs.gas} & {*asked.gas}
+
+
+def test_a_repeat_of_a_calibration_row_is_not_asked(tmp_path: Path) -> None:
+    rows = [row(gas=1 + g % 10) for g in range(20)]
+    seen = Remembering()
+    table = read_sweep(tmp_path, rows)
+    assert evaluate(table, [table], seen, CALIBRATED) is not None
+    for train, asked in zip(seen.train, seen.asked, strict=True):
+        if train:
+            assert not {*train[0].jobs.gas} & {*asked.gas}
+
+
+def test_calibration_rows_are_spread_over_the_expected_times() -> None:
+    expected: NDArray[np.float64] = np.arange(80.0)
+    fits = np.where(expected < 40, 0.0, 1.0)
+    chosen = choose(expected, fits, np.ones(80, bool), 8, np.random.default_rng(3))
+    assert list((np.flatnonzero(chosen) - 40) // 5) == list(range(8))
+
+
+# ---- the command ----
+
+
+def test_flops_and_bubble_is_what_its_formula_says() -> None:
+    j = jobs(
+        {
+            "num_layers": 24,
+            "hidden_size": 2304,
+            "num_heads": 24,
+            "kv_heads": 24,
+            "ffn_size": 9216,
+            "gated": False,
+            "vocab_size": 51200,
+            "seq_length": 2048,
+            "tied_embeddings": True,
+            "tp": 1,
+            "pp": 4,
+            "dp": 8,
+            "mbs": 1,
+            "gas": 16,
+            "recompute": FULL,
+            "zero_stage": 0,
+        }
+    )
+    flops = 96 * 128 * 2048 * 24 * 2304**2 * (1 + 2048 / (6 * 2304) + 51200 / (16 * 24 * 2304))
+    found = FlopsAndBubble().fit(())(j, machine_of("A100-80GB"), Profile("any"))
+    assert found.step_time_s[0] == pytest.approx(
+        flops / (0.45 * 312e12 * 32) * (1 + 3 / 16), rel=1e-12
+    )
+
+
+def test_the_command_prints_every_fold_and_writes_all_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(gas=g, layers=n, tok_s=str(900 + g)) for n in (16, 32) for g in range(1, 9)]
+    path = sweep(tmp_path / "mine.csv", [*rows, failed_row(mbs=64, gas=1)])
+    assert main([str(path), "--json", str(tmp_path / "all.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "| meshtune | left out | without 32x2048 | 8 |" in printed
+    assert "Sweep: out of memory, right / runnable, wrongly pruned (mine)" in printed
+    (written,) = json.loads((tmp_path / "all.json").read_text())
+    schemes = {(r["predictor"], r["scheme"]) for r in written["results"]}
+    assert {("meshtune", "zero-shot"), ("meshtune", "left out")} <= schemes
+
+
+@pytest.mark.skipif(not TRUTH.is_dir(), reason="the folder of measured tables is not here")
+def test_published_tables_have_the_rows_that_their_sources_have() -> None:
+    tables = {path.stem: read(path) for path in sorted(TRUTH.glob("*.csv"))}
+    counts = {
+        name: (t.kind, len(t), len(t) + sum(t.left_out.values()), int(t.failed.sum()))
+        for name, t in tables.items()
+        if t is not None
+    }
+    assert counts == {
+        "a100_bloom_jeanzay": ("bloom", 136, 137, 6),
+        "a100_vtrain_multi_node": ("vtrain", 88, 88, 0),
+        "a100_vtrain_single_node": ("vtrain", 1080, 1080, 0),
+        "h100_nanotron_sweep": ("sweep", 1621, 1641, 603),
+        "korthikanti_table5": ("korthikanti", 8, 8, 0),
+        "megatron_bridge_llama3": ("bridge", 0, 99, 0),
+        "megatron_sc21_table1": ("weak_scaling", 10, 10, 0),
+        "megatron_sc21_table2_zero3": ("zero3", 12, 12, 0),
+        "mosaic_fsdp": ("mosaic", 209, 216, 0),
+        "torchtitan_llama3": ("torchtitan", 5, 20, 0),
+        "v100_bigscience_gpt2": ("v100", 47, 85, 0),
+    }
