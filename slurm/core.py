@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm.clock import Clock
+
 
 class LauncherError(Exception):
     """The launcher itself cannot work here; the message names the remedy."""
@@ -89,6 +91,7 @@ class TrialSpec:
     memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
     grace_s: float = 10.0  # between the polite and the final signal
     result: ResultSource = ResultSource()
+    config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
 
     @property
     def world_size(self) -> int:
@@ -114,6 +117,8 @@ class Launcher(ABC):
 
     name: str
     max_concurrent: int = 90
+    clock: Clock = Clock()
+    simulated: bool = False  # nothing of it is real: no data is needed, nothing need be synced
 
     @abstractmethod
     def nodes(self) -> Sequence[str]:

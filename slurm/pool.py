@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slurm.core import Lease
 
 MAX_BYPASSES = 4
+_GAP = re.compile(rb"\x01+")  # neighbours that are free
 
 
 @dataclass
@@ -52,6 +54,11 @@ class NodePool:
     def free(self) -> tuple[str, ...]:
         """Nodes that nobody holds, in Slurm's order."""
         return tuple(n for n in self._order if n in self._free)
+
+    @property
+    def num_free(self) -> int:
+        """How many nodes nobody holds."""
+        return len(self._free)
 
     @property
     def quarantined(self) -> tuple[str, ...]:
@@ -136,11 +143,11 @@ class NodePool:
         Neighbours in Slurm's order tend to share a switch, and the gap that fits best leaves
         wide gaps to wide trials.
         """
-        gaps: list[list[str]] = [[]]
-        for node in self._order:
-            if node in self._free:
-                gaps[-1].append(node)
-            elif gaps[-1]:
-                gaps.append([])
-        fitting = [gap for gap in gaps if len(gap) >= width]
-        return tuple(min(fitting, key=len)[:width] if fitting else self.free[:width])
+        # As bytes, because this is looked for among ten thousand nodes for every trial.
+        free = bytes(map(self._free.__contains__, self._order))
+        gaps = [gap.span() for gap in _GAP.finditer(free)]
+        fitting = [(start, end) for start, end in gaps if end - start >= width]
+        if not fitting:
+            return self.free[:width]
+        start, _ = min(fitting, key=lambda gap: gap[1] - gap[0])
+        return self._order[start : start + width]

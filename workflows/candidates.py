@@ -28,11 +28,13 @@ class Candidates:
         self._names = list(space.parameters)
         self._values = [space.parameters[name].values for name in self._names]
         self._radix = [len(values) for values in self._values]
+        self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
         self._listed: Indices | None = None
         if space.raw_size <= ENUMERATED:
             starts = range(0, space.raw_size, CHUNK)
             chunks = (np.arange(s, min(s + CHUNK, space.raw_size)) for s in starts)
             self._listed = np.concatenate([self._keep_valid(chunk) for chunk in chunks])
+            self._listed_widths = self._widths(self._listed)
 
     def draw(
         self,
@@ -41,7 +43,17 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> list[dict[str, Any]]:
-        """At most ``size`` distinct valid raw configurations in random order.
+        """At most ``size`` distinct valid raw configurations in random order; see ``indices``."""
+        return self.configs(self.indices(size, rng, exclude, max_nodes))
+
+    def indices(
+        self,
+        size: int,
+        rng: np.random.Generator,
+        exclude: Iterable[Mapping[str, Any]],
+        max_nodes: int,
+    ) -> Indices:
+        """At most ``size`` distinct valid raw configurations in random order, by their index.
 
         Args:
             size: how many at most; fewer come only where there are no more (exactly so in a space
@@ -51,11 +63,24 @@ class Candidates:
             max_nodes: the widest trial that may come, in nodes.
         """
         known = np.array([self._index(config) for config in exclude], dtype=np.int64)
-        pool = self._listed if self._listed is not None else self._sample(2 * size, rng)
-        pool = rng.permutation(pool[~np.isin(pool, known)])
-        facts = self._space.columns(self._columns(pool)).columns
-        fits = np.broadcast_to(facts["num_nodes"] <= max_nodes, pool.shape)
-        return self._configs(pool[fits][:size])
+        if self._listed is not None:
+            pool, widths = self._listed, self._listed_widths
+        else:
+            pool = self._sample(2 * size, rng)
+            widths = self._widths(pool)
+        order = rng.permutation(np.flatnonzero(~np.isin(pool, known)))
+        chosen: Indices = pool[order[widths[order] <= max_nodes][:size]]
+        return chosen
+
+    def configs(self, indices: Indices) -> list[dict[str, Any]]:
+        """The raw configurations of these indices."""
+        columns = [column.tolist() for column in self._columns(indices).values()]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _widths(self, indices: Indices) -> NDArray[Any]:
+        """Nodes that each needs."""
+        facts = self._space.columns(self._columns(indices)).columns
+        return np.broadcast_to(facts["num_nodes"], indices.shape)
 
     def _sample(self, size: int, rng: np.random.Generator) -> Indices:
         """About ``size`` valid indices by rejection; fewer where few are valid."""
@@ -79,13 +104,13 @@ class Candidates:
             for name, values, digit in zip(self._names, self._values, digits, strict=True)
         }
 
-    def _configs(self, indices: Indices) -> list[dict[str, Any]]:
-        columns = [column.tolist() for column in self._columns(indices).values()]
-        return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
-
     def _index(self, config: Mapping[str, Any]) -> int:
-        raw = self._space.raw(config)
-        digits = [
-            values.index(raw[name]) for name, values in zip(self._names, self._values, strict=True)
-        ]
-        return int(np.ravel_multi_index(digits, self._radix))
+        key = tuple(config.items())
+        if key not in self._known:  # the whole history comes with every draw
+            raw = self._space.raw(config)
+            digits = [
+                values.index(raw[name])
+                for name, values in zip(self._names, self._values, strict=True)
+            ]
+            self._known[key] = int(np.ravel_multi_index(digits, self._radix))
+        return self._known[key]

@@ -53,7 +53,15 @@ def _parser() -> argparse.ArgumentParser:
     _space(sub)
     _run_dir(sub)
     sub.add_argument(
-        "--launcher", choices=("local", "srun"), help="default: srun inside a Slurm allocation"
+        "--launcher",
+        choices=("local", "srun", "simulate"),
+        help="default: srun inside a Slurm allocation, else local",
+    )
+    sub.add_argument(
+        "--simulate",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="of the simulated cluster: nodes, seed, noise, time ... (docs/simulate.md)",
     )
     _site(sub)
     sub.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")

@@ -42,19 +42,26 @@ def search(arguments: Namespace) -> int:
     """Start a search or go on with it, then write its report."""
     from workflows.session import run_session
 
-    space = _searchable(arguments.space)
+    simulated = _simulated(arguments)
+    space = load_space(arguments.space) if simulated else _searchable(arguments.space)
     if arguments.trials:  # frozen with the run, so that status and a continuation know of it
         budget = space.budget.model_copy(update={"trials": arguments.trials})
         space = replace(space, budget=budget)
     folder = RunFolder(_run_directory(arguments, space))
-    launcher = _launcher(arguments, space)
+    if simulated:
+        launcher: Launcher = _simulated_launcher(space, folder, arguments.simulate)
+    else:
+        _refuse_simulated_run(folder)
+        launcher = _launcher(arguments, space)
     if arguments.dry_run:
         from workflows.session import dry_run
 
         for line in dry_run(space, folder, launcher, arguments.seed):
             print(line)
         return 0
-    return run_session(space, folder, launcher, arguments.seed, _budget(space))
+    return run_session(
+        space, folder, launcher, arguments.seed, _budget(space), _launcher_flags(arguments)
+    )
 
 
 def submit(arguments: Namespace) -> int:
@@ -109,7 +116,7 @@ def status(arguments: Namespace) -> int:
     space = load_space(arguments.run / "space.yaml")
     driver = driver_of(arguments.run)
     state = f"running ({driver})" if driver else run.closed or "stopped without a word (killed?)"
-    now = time.time() if driver else run.last_t
+    now = time.time() if driver and run.launcher != "simulate" else run.last_t
     for label, text in [("run", run.space), ("state", state), *summary(run, _budget(space), now)]:
         print(f"{label:12s}{text}")
     return 0
@@ -190,6 +197,43 @@ def _launcher(arguments: Namespace, space: SearchSpace) -> Launcher:
     return make_launcher(name, _widest(space), arguments.site)
 
 
+def _simulated(arguments: Namespace) -> bool:
+    if arguments.simulate and arguments.launcher != "simulate":
+        raise UsageError("--simulate goes with --launcher simulate")
+    return bool(arguments.launcher == "simulate")
+
+
+def _simulated_launcher(space: SearchSpace, folder: RunFolder, options: str) -> Launcher:
+    from slurm.simulate import EPOCH
+    from workflows.simulate import simulated_launcher
+
+    start = EPOCH
+    if folder.started:
+        run = read_run(folder.path)
+        if run.launcher not in ("", "simulate"):
+            raise UsageError(
+                f"{folder.path} holds a real run ({run.launcher}): choose another --run-dir"
+            )
+        start = max(start, run.last_t)
+    return simulated_launcher(space, options, start)
+
+
+def _refuse_simulated_run(folder: RunFolder) -> None:
+    if folder.started and read_run(folder.path).launcher == "simulate":
+        raise UsageError(
+            f"{folder.path} holds a simulated run: go on with --launcher simulate, or choose "
+            "another --run-dir"
+        )
+
+
+def _launcher_flags(arguments: Namespace) -> str:
+    """What the command that goes on with a run needs beside the space."""
+    if arguments.launcher != "simulate":
+        return ""
+    options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""
+    return f" --launcher simulate{options}"
+
+
 def _widest(space: SearchSpace) -> int:
     """Nodes of the widest trial: what the local launcher pretends to have."""
     nodes = space.parameters.get("num_nodes")
@@ -208,13 +252,17 @@ def _searchable(reference: str) -> SearchSpace:
 
 
 def _run_directory(arguments: Namespace, space: SearchSpace) -> Path:
-    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``."""
+    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
+
+    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
+    """
     if arguments.run_dir:
         return Path(arguments.run_dir)
     here = Path(arguments.space).parent
     if Path(arguments.space).is_file() and (here / "journal.jsonl").exists():
         return here
-    return Path("runs") / space.name
+    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
+    return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
 
 
 def _budget(space: SearchSpace) -> Budget:

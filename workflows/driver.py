@@ -32,6 +32,7 @@ HOPELESS_STREAK = 8  # attempts in a row that crash or cannot start, with no suc
 END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
 TICK_S = 1.0
 NODE_CHECK_S = 30.0
+RESULTS_PAUSE = 20  # after writing results.csv, in times of what it took
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 
@@ -97,7 +98,10 @@ class Driver:
         self._ending: Ending | None = None  # nothing more is started
         self._stop = threading.Event()  # what runs is being ended
         self._streak = 0
-        self._nodes_checked = time.monotonic()
+        self._results_stale = False  # not all that ended is in results.csv
+        self._results_due = 0.0  # on the machine's clock, also where time is virtual
+        self._clock = launcher.clock
+        self._nodes_checked = self._clock.monotonic()
 
     @property
     def stopping(self) -> bool:
@@ -198,7 +202,7 @@ class Driver:
                 code = FAILED if self.launcher.time_left_s() is None else CONTINUE
                 self._ending = Ending("no usable node is left", code)
                 break
-            if not self.pool.free or len(self._waiting) >= LOOKAHEAD:
+            if not self.pool.num_free or len(self._waiting) >= LOOKAHEAD:
                 return None
             number = self._next()
             if isinstance(number, Ending):
@@ -277,10 +281,7 @@ class Driver:
         return True
 
     def _wait(self) -> None:
-        try:
-            ended = self._done.get(timeout=TICK_S)
-        except queue.Empty:
-            ended = None
+        ended = self._clock.receive(self._done, TICK_S, len(self.running))
         if ended:
             running, outcome = ended
             del self.running[running.trial]
@@ -291,7 +292,20 @@ class Driver:
                 self.pool.quarantine(node)
             self.pool.release(running.lease)
             self._give_up_impossible()
+        self._write_results()
         self.listen("tick", self, None)
+
+    def _write_results(self) -> None:
+        """Keep ``results.csv`` up to date, at a small share of the machine's time.
+
+        All of it is written anew; once per trial, that would grow with the square of the trials.
+        """
+        begin = time.perf_counter()
+        if self._results_stale and begin >= self._results_due:
+            self.folder.write_results(self.state)
+            self._results_stale = False
+            end = time.perf_counter()
+            self._results_due = end + RESULTS_PAUSE * (end - begin)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
         kind, objective, message = judge(self.space, outcome)
@@ -311,7 +325,7 @@ class Driver:
             nodes=list(nodes),
             final=final,
         )
-        self.folder.write_results(self.state)
+        self._results_stale = True
         if not final:
             self._again.append(number)
         self.listen("ended", self, number)
@@ -322,7 +336,7 @@ class Driver:
         if kind is Kind.CANCELLED:
             return
         self._streak = self._streak + 1 if kind in (Kind.CRASH, Kind.LAUNCH_FAILURE) else 0
-        never = self.state.best is None
+        never = not any(t.ok for t in self.state.trials.values())  # seldom a long look
         # A launch that fails says nothing of its trial: eight in a row, and none will start.
         if self._streak >= HOPELESS_STREAK and (never or kind is Kind.LAUNCH_FAILURE):
             reason = f"the last {self._streak} trials failed alike ({kind}): {message}"
@@ -334,8 +348,8 @@ class Driver:
         if not self._ending and left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
             reason = "a further trial could not end before the allocation"
             self._ending = Ending(reason, CONTINUE)
-        if time.monotonic() - self._nodes_checked >= NODE_CHECK_S:
-            self._nodes_checked = time.monotonic()
+        if self._clock.monotonic() - self._nodes_checked >= NODE_CHECK_S:
+            self._nodes_checked = self._clock.monotonic()
             for node in self.launcher.down_nodes():
                 self.pool.remove(node)
             self._give_up_impossible()
@@ -350,7 +364,7 @@ class Driver:
         """Something went wrong in the loop itself: leave no process behind."""
         self._stop.set()
         while self.running:
-            ended = self._done.get()
+            ended = self._clock.receive(self._done, None, len(self.running))
             if ended:
                 del self.running[ended[0].trial]
 

@@ -32,14 +32,18 @@ class Journal:
     Args:
         directory: the run's folder; it must exist.
         clock: seconds since the epoch; a virtual cluster brings its own.
+        sync: False: a line counts when the kernel has it; a crash of the machine may lose some.
 
     Raises:
         RunBusyError: if another process drives this run.
         analysis.run.RunError: if the journal on disk cannot be read.
     """
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, directory: Path, clock: Callable[[], float] = time.time, sync: bool = True
+    ) -> None:
         self.clock = clock
+        self._sync = sync
         self._lock = _lock(directory)
         path = directory / "journal.jsonl"
         self._file = path.open("ab")
@@ -53,7 +57,8 @@ class Journal:
         line = json.dumps(record, allow_nan=False) + "\n"
         self._file.write(line.encode())
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._sync:
+            os.fsync(self._file.fileno())
         apply(self.run, record)
 
     def close(self) -> None:

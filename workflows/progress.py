@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workflows.driver import Driver
 
 SHOWN_RUNNING = 8
+SHOWN_NODES = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
@@ -64,6 +65,11 @@ def _value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _nodes(names: tuple[str, ...]) -> str:
+    more = len(names) - SHOWN_NODES
+    return ",".join(names[:SHOWN_NODES]) + (f" and {more} more" if more > 0 else "")
+
+
 class Progress:
     """Listens to a driver; use as a context manager around its run."""
 
@@ -101,7 +107,7 @@ class Progress:
         if len(trial.attempts) > 1:
             what += f" (attempt {attempt.number})"
         if event == "started":
-            self.say(f"{what} started  {config_text(trial.config)}  on {','.join(attempt.nodes)}")
+            self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
         spent = duration_text((attempt.ended_t or attempt.started_t) - attempt.started_t)
         if trial.ok:
@@ -129,7 +135,7 @@ def _panel(driver: Driver) -> Group:
         running.add_row(
             Text(f"running {r.trial}", style="cyan"),
             Text(since),
-            Text(",".join(r.lease.nodes)),
+            Text(_nodes(r.lease.nodes)),
             Text(config_text(trial.config)),
         )
     if len(shown) > SHOWN_RUNNING:

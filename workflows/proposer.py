@@ -58,18 +58,20 @@ class Proposer:
         number = len(run.trials)
         rng = np.random.default_rng((self.seed, number))
         known = [t.config for t in run.trials.values()]
-        candidates = self._candidates.draw(NUM_CANDIDATES, rng, known, max_nodes)
-        if not candidates:
+        candidates = self._candidates.indices(NUM_CANDIDATES, rng, known, max_nodes)
+        if not candidates.size:
             return None
         results = [(t, self._objective(t)) for t in run.trials.values() if self._told(t)]
         successes = [value for _, value in results if not isinstance(value, str)]
         if len(successes) < self.num_initial:
             why = f"{len(successes)} of {self.num_initial} successes before the surrogate"
-            return Proposal(self.space.canonical(candidates[0]), "random", why)
+            first = self._candidates.configs(candidates[:1])[0]
+            return Proposal(self.space.canonical(first), "random", why)
         # Pending trials are told as the best so far, as DeepHyper's own cl_max does in a batch.
         pending = [(t, max(successes)) for t in run.trials.values() if not t.ended]
         history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
-        raw = self._ask(candidates, history, seed=int(rng.integers(2**31)))
+        seed = int(rng.integers(2**31))
+        raw = self._ask(self._candidates.configs(candidates), history, seed)
         why = f"forest on {len(successes)} successes and {len(results) - len(successes)} failures"
         return Proposal(self.space.canonical(raw), "bayesian", why)
 

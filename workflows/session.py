@@ -31,7 +31,12 @@ DRY_RUN_TRIALS = 3
 
 
 def run_session(
-    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int | None, budget: Budget
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None,
+    budget: Budget,
+    flags: str = "",
 ) -> int:
     """Search until an ending, write the report, and return the process's exit code.
 
@@ -41,19 +46,20 @@ def run_session(
         launcher: gives trials their processes; closed at the end.
         seed: None: the run's own, or 0.
         budget: of the whole run.
+        flags: what the command that goes on with the run needs beside the space.
     """
     console = Console()
     # Slurm's warning may come while there is no driver yet, or none any more.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    data = data_prefix(space, folder.path)
+    data = _data(space, folder, launcher)
     folder.create(space)
-    journal = Journal(folder.path)
+    journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
     try:
-        if data:
+        if data and not launcher.simulated:
             make_data(data)
         if seed is None:
             seed = journal.run.seed
-        factory = TrialFactory(space, folder, _run_id(folder), data)
+        factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
         with Progress(console) as progress:
             driver = Driver(
                 space=space,
@@ -68,7 +74,7 @@ def run_session(
             )
             with _signals(driver, progress):
                 ending = driver.run()
-        console.print(Text(_last_words(driver, ending)), soft_wrap=True)
+        console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
         console.print(Text(_report(folder)), soft_wrap=True)
     finally:
         journal.close()
@@ -81,7 +87,8 @@ def dry_run(
 ) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
-    factory = TrialFactory(space, folder, _run_id(folder), data_prefix(space, folder.path))
+    data = _data(space, folder, launcher)
+    factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
     proposer = Proposer(space, run.seed if seed is None else seed)
     pool = NodePool(launcher.nodes())
     yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
@@ -98,8 +105,17 @@ def dry_run(
     launcher.close()
 
 
-def _run_id(folder: RunFolder) -> str:
+def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | None:
+    """Where the built-in trainer's tokens are; a simulated cluster need not have them."""
+    if launcher.simulated and space.trainer.builtin:
+        return space.trainer.builtin.data
+    return data_prefix(space, folder.path)
+
+
+def _run_id(folder: RunFolder, launcher: Launcher) -> str:
     """Names the run's steps and processes; unique per folder, the same after a restart."""
+    if launcher.simulated:  # shares its cluster with nobody, and equal seeds give equal journals
+        return "meshtune-simulated"
     where = f"{socket.gethostname() if not _in_slurm() else ''}{folder.path}"
     return "meshtune-" + hashlib.sha256(where.encode()).hexdigest()[:8]
 
@@ -132,7 +148,7 @@ def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last_words(driver: Driver, ending: Ending) -> str:
+def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
     best = driver.state.best
     words = f"ended: {ending.reason}"
     if best:
@@ -141,7 +157,8 @@ def _last_words(driver: Driver, ending: Ending) -> str:
             f"{config_text(best.config)}"
         )
     if ending.code in (CONTINUE, INTERRUPTED):
-        words += f"\ngo on with: meshtune search {shlex.quote(str(driver.folder.space_file))}"
+        space_file = shlex.quote(str(driver.folder.space_file))
+        words += f"\ngo on with: meshtune search {space_file}{flags}"
     return words
 
 

@@ -77,6 +77,7 @@ class TrialFactory:
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=dict(trainer.env),
             result=ResultSource(trainer.result.patterns if trainer.result else {}),
+            config=dict(config),
         )
 
 

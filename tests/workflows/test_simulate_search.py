@@ -1,0 +1,294 @@
+"""Whole searches on a simulated cluster: the real driver, pool, journal and report."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.run import Run, read_run
+from slurm.simulate import EPOCH
+from workflows.budget import Budget
+from workflows.cli import main
+from workflows.commands import UsageError
+from workflows.driver import DONE, Driver, Ending
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.proposer import Proposer
+from workflows.session import dry_run, run_session
+from workflows.simulate import Answers, ModelError, SpaceWorkload, simulated_launcher
+from workflows.space import SearchSpace, load_space
+from workflows.trials import TrialFactory
+
+SPACE = """\
+version: 1
+name: paper
+model: gpt_22b
+cluster:
+  name: paper
+  gpus_per_node: 4
+  num_nodes: 40
+  memory_gib: 64
+  power_watts: 300
+  peak_bf16_tflops: 200
+trainer: {builtin: {data: no/such/tokens, precision: bf16}}
+parameters:
+  num_nodes: [2, 4, 8]
+  tp: [1, 2, 4]
+  pp: [1, 2, 4, 8]
+  mbs: [1, 2, 4, 8]
+  gas: [8, 16, 32]
+  zero_stage: [0, 1]
+objective: {maximize: tflops_per_gpu}
+trial: {timeout: 20m, no_progress_timeout: 5m}
+budget: {trials: 40}
+"""
+CALM = "noise=0,node_noise=0,crash=0,hang=0,launch_failure=0,node_failures_per_day=0"
+TROUBLED = "crash=0.1,hang=0.1,launch_failure=0.1,node_failures_per_day=5"
+
+
+@pytest.fixture
+def space(tmp_path: Path) -> SearchSpace:
+    path = tmp_path / "paper.yaml"
+    path.write_text(SPACE)
+    return load_space(path)
+
+
+def flops_and_bubble(space: SearchSpace) -> Answers:
+    """A model on the back of an envelope; the cost model's own tests are elsewhere."""
+
+    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+        step_times_s, peaks_bytes = [], []
+        for config in configs:
+            facts: dict[str, Any] = space.facts(config)
+            tp, pp, mbs, gas = (facts[name] for name in ("tp", "pp", "mbs", "gas"))
+            tokens = facts["global_batch_size"] * 2048 / facts["world_size"]
+            flops = 6 * facts["num_parameters"] * tokens
+            efficiency = 0.5 * mbs / (mbs + 1) * (1 - 0.05 * tp)
+            step_times_s.append(flops / (200e12 * efficiency) * (1 + (pp - 1) / gas))
+            peaks_bytes.append(16 * facts["num_parameters"] / (tp * pp) + mbs * 1e9)
+        return step_times_s, peaks_bytes
+
+    return answers
+
+
+def search(
+    space: SearchSpace, path: Path, options: str, start: float = EPOCH, trials: int = 40
+) -> tuple[Ending, Run]:
+    """Search without the command line and the report; the surrogate is slow and left out."""
+    launcher = simulated_launcher(space, options, start, flops_and_bubble(space))
+    folder = RunFolder(path)
+    folder.create(space)
+    journal = Journal(folder.path, launcher.clock.time, sync=False)
+    driver = Driver(
+        space=space,
+        folder=folder,
+        journal=journal,
+        launcher=launcher,
+        proposer=Proposer(space, 0, num_initial=1000),
+        factory=TrialFactory(space, folder, "meshtune-simulated", "tokens"),
+        budget=Budget(trials=trials),
+        seed=0,
+        listen=lambda *_: None,
+    )
+    try:
+        return driver.run(), read_run(folder.path)
+    finally:
+        journal.close()
+
+
+def held(run: Run) -> Iterable[tuple[float, float, tuple[str, ...]]]:
+    for trial in run.trials.values():
+        for attempt in trial.attempts:
+            assert attempt.ended_t is not None
+            yield attempt.started_t, attempt.ended_t, attempt.nodes
+
+
+def test_equal_seeds_give_the_same_journal_byte_for_byte(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    names = ("first", "again", "other")
+    for name, seed in zip(names, (3, 3, 4), strict=True):
+        search(space, tmp_path / name, f"{TROUBLED},seed={seed}")
+    first, again, other = ((tmp_path / n / "journal.jsonl").read_bytes() for n in names)
+    assert first == again
+    assert first != other
+
+
+def test_without_chance_a_trial_gives_what_the_model_says(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    ending, run = search(space, tmp_path / "run", CALM)
+    assert ending.code == DONE
+    model = flops_and_bubble(space)
+    kinds = {trial.kind for trial in run.trials.values()}
+    assert kinds == {"ok", "oom"}
+    for trial in run.trials.values():
+        (step_s,), (peak_bytes,) = model([trial.config])
+        assert trial.ok == (float(peak_bytes) <= 64 * 2**30)
+        if trial.ok:
+            assert trial.result["step_time_s"]["all"] == pytest.approx([step_s] * 5)
+            assert trial.elapsed_s > 7 * float(step_s)
+
+
+def test_figures_agree_with_each_other(space: SearchSpace, tmp_path: Path) -> None:
+    _, run = search(space, tmp_path / "run", "noise=0.1")
+    for trial in (t for t in run.trials.values() if t.ok):
+        assert trial.objective is not None
+        result: dict[str, Any] = dict(trial.result)
+        median_s, all_s = result["step_time_s"]["median"], result["step_time_s"]["all"]
+        assert median_s == statistics.median(all_s)
+        tokens = result["global_batch_size"] * 2048
+        assert result["tokens_per_second"] == pytest.approx(tokens / median_s)
+        assert result["energy_joules"] == pytest.approx(300.0 * result["world_size"] * sum(all_s))
+        assert trial.objective == result["tflops_per_gpu"]
+        # Six FLOPs per weight and token, and a little for attention and logits.
+        flops = 6 * result["parameters"] * tokens / result["world_size"] / median_s
+        assert 1.0 < trial.objective * 1e12 / flops < 1.25
+
+
+def test_troubles_happen_and_no_node_is_ever_in_two_leases(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    ending, run = search(space, tmp_path / "run", TROUBLED, trials=120)
+    assert ending.code == DONE
+    kinds = {attempt.kind for trial in run.trials.values() for attempt in trial.attempts}
+    assert kinds == {"ok", "oom", "timeout", "crash", "launch_failure", "node_failure"}
+    busy: dict[str, float] = {}
+    for started_t, ended_t, nodes in sorted(held(run)):
+        assert len(nodes) == len(set(nodes))
+        assert all(busy.get(node, 0.0) <= started_t for node in nodes)
+        busy.update(dict.fromkeys(nodes, ended_t))
+
+
+def test_a_node_that_was_lost_is_not_leased_again(space: SearchSpace, tmp_path: Path) -> None:
+    _, run = search(space, tmp_path / "run", f"{CALM},node_failures_per_day=10", trials=80)
+    attempts = [a for t in run.trials.values() for a in t.attempts]
+    failed = [a for a in attempts if a.kind == "node_failure"]
+    lost = {a.message.split()[-1]: a.ended_t or 0.0 for a in failed}
+    assert lost
+    for attempt in attempts:
+        assert not any(lost.get(n, EPOCH * 2) < attempt.started_t for n in attempt.nodes)
+
+
+def test_virtual_time_goes_on_where_the_last_session_ended(
+    space: SearchSpace, tmp_path: Path
+) -> None:
+    _, before = search(space, tmp_path / "run", TROUBLED, trials=10)
+    ending, after = search(space, tmp_path / "run", TROUBLED, before.last_t, trials=20)
+    assert ending == Ending("budget: 20 trials", DONE)
+    assert after.opened_t == [EPOCH, before.last_t]
+    assert next(n for n, t in after.trials.items() if t.proposed_t >= before.last_t) == 11
+
+
+def test_the_allocation_ends_in_virtual_time(space: SearchSpace, tmp_path: Path) -> None:
+    ending, run = search(space, tmp_path / "run", f"{CALM},time=2h", trials=10_000)
+    assert "before the allocation" in ending.reason
+    assert 5400.0 < run.last_t - EPOCH <= 7200.0
+    assert not any(trial.running for trial in run.trials.values())
+
+
+def test_no_more_trials_run_at_once_than_asked(space: SearchSpace, tmp_path: Path) -> None:
+    _, run = search(space, tmp_path / "run", "nodes=400,max_concurrent=7")
+    changes = [(t, n) for start, end, _ in held(run) for t, n in ((start, 1), (end, -1))]
+    assert max(np.cumsum([n for _, n in sorted(changes)])) == 7
+
+
+def test_a_wrong_model_is_wrong_consistently_and_as_much_as_asked(space: SearchSpace) -> None:
+    model = flops_and_bubble(space)
+    configs = [
+        {"num_nodes": n, "tp": tp, "pp": pp, "mbs": mbs, "gas": gas, "zero_stage": zero}
+        for n in (2, 4, 8) for tp in (1, 2, 4) for pp in (1, 2, 4, 8)
+        for mbs in (1, 2, 4, 8) for gas in (8, 16, 32) for zero in (0, 1)
+        if tp * pp <= 4 * n
+    ]  # fmt: skip
+    predicted = np.array(model(configs), dtype=float)
+    logs = []
+    for seed in range(60):
+        truth = SpaceWorkload(space, model, ModelError(time=0.3, memory=0.1), seed)
+        sample = [(seed * 7 + i * 97) % len(configs) for i in range(8)]
+        real = np.array([truth.price(configs[i]) for i in sample]).T
+        assert np.array_equal(real, np.array([truth.price(configs[i]) for i in sample]).T)
+        logs.append(np.log(real / predicted[:, sample]))
+    spread = np.std(np.concatenate(logs, axis=1), axis=1)
+    assert spread == pytest.approx([0.3, 0.1], rel=0.25)
+    exact = SpaceWorkload(space, model)
+    assert np.array_equal([exact.price(c) for c in configs[:9]], predicted.T[:9])
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("speed=3", "accepted KEY=VALUE,... with nodes, seed"),
+        ("nodes=0", "above 0"),
+        ("nodes=many", "many"),
+        ("crash=1.5", "a share from 0 to 1"),
+        ("noise=-1", "0 or more"),
+        ("time=soon", "accepted a duration"),
+        ("nodes", "--simulate nodes"),
+    ],
+)
+def test_a_wrong_option_is_named(space: SearchSpace, options: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        simulated_launcher(space, options, answers=flops_and_bubble(space))
+
+
+def test_a_search_in_virtual_time_needs_an_end(space: SearchSpace) -> None:
+    endless = replace(space, budget=space.budget.model_copy(update={"trials": None}))
+    with pytest.raises(UsageError, match="virtual time has no end"):
+        simulated_launcher(endless, "", answers=flops_and_bubble(space))
+    assert simulated_launcher(endless, "time=1h", answers=flops_and_bubble(space)).nodes()
+
+
+def test_an_objective_that_is_not_simulated_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loss.yaml"
+    path.write_text(SPACE.replace("maximize: tflops_per_gpu", "minimize: loss"))
+    space = load_space(path)
+    with pytest.raises(UsageError, match="does not measure 'loss', only tflops_per_gpu"):
+        simulated_launcher(space, "", answers=flops_and_bubble(space))
+
+
+def test_a_session_ends_in_a_report(
+    space: SearchSpace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = simulated_launcher(space, TROUBLED, answers=flops_and_bubble(space))
+    folder = RunFolder(tmp_path / "run")
+    assert run_session(space, folder, launcher, None, Budget(trials=30), " --launcher x") == DONE
+    assert "report: " in capsys.readouterr().out
+    assert (folder.path / "report" / "index.html").exists()
+    events = [json.loads(line) for line in (folder.path / "journal.jsonl").open()]
+    assert (events[0]["t"], events[0]["launcher"]) == (EPOCH, "simulate")
+    assert "bayesian" in {event.get("by") for event in events}
+    rows = (folder.path / "results.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(read_run(folder.path).trials)
+
+
+def test_a_dry_run_needs_no_data(space: SearchSpace, tmp_path: Path) -> None:
+    launcher = simulated_launcher(space, "", answers=flops_and_bubble(space))
+    lines = list(dry_run(space, RunFolder(tmp_path / "run"), launcher, 0))
+    assert "on 40 nodes (simulate)" in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+def test_real_and_simulated_results_are_never_in_one_run(
+    space: SearchSpace,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    make_space: Callable[..., SearchSpace],
+) -> None:
+    search(space, tmp_path / "run", CALM, trials=2)
+    arguments = ["search", space.file, "--run-dir", str(tmp_path / "run")]
+    assert main([*arguments, "--launcher", "local"]) == 2
+    assert "holds a simulated run" in capsys.readouterr().err
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"simulate"', '"srun"'))
+    assert main([*arguments, "--launcher", "simulate"]) == 2
+    assert "holds a real run (srun)" in capsys.readouterr().err
+    assert main([*arguments, "--simulate", "nodes=4"]) == 2
+    assert "--simulate goes with --launcher simulate" in capsys.readouterr().err
