@@ -5,7 +5,8 @@
 Every table whose columns are recognised is evaluated, in three ways: without any measurement
 (zero-shot); with whole models left out of the fit, or node counts where there is one model; and
 after 8 calibration rows of the same campaign, chosen by the model. Errors are means over rows,
-rankings are medians over landscapes. Files can be named in place of the folder.
+rankings are medians over landscapes. What papers state of single runs is predicted zero-shot. Files
+can be named in place of the folder.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from . import goals, report
 from .evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, Result, evaluate
 from .peers import Meshtune, Predictor, predictors
+from .statements import Statement, read_statements
 from .table import Table
 from .tables import TableError, read
 
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tables", nargs="*", help="names of tables in the folder, or files")
     args = parser.parse_args(arguments)
     try:
-        tables, unknown = _read(args.truth, args.tables)
+        tables, statements, unknown = _read(args.truth, args.tables)
     except (TableError, OSError) as error:
         print(error)
         return 2
@@ -47,6 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print(table, results, args.details)
         rows += goals.judged(table, results, Meshtune.name)
         written.append(report.as_json(table, results))
+    if statements:
+        values = {p.name: [s.predicted(p.fit(())) for s in statements] for p in known}
+        print("## Stated of single runs, zero-shot\n")
+        print(report.statements(statements, values), "\n")
+        rows += goals.judged_statements(statements, values[Meshtune.name])
+        written.append(report.statements_json(statements, values))
     print("## Goals\n")
     print("\n".join([goals.HEADER, *rows]), "\n")
     print(goals.PUBLISHED)
@@ -55,18 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _read(truth: Path, names: Sequence[str]) -> tuple[list[Table], list[str]]:
+def _read(truth: Path, names: Sequence[str]) -> tuple[list[Table], list[Statement], list[str]]:
+    """Tables, statements, and the names of files that are neither."""
     if not names and not truth.is_dir():
         raise TableError(f"{truth}: no such folder; name another with --truth, or tables")
     paths = [_path(truth, name) for name in names] or sorted(truth.glob("*.csv"))
-    tables, unknown = [], []
+    tables, statements, unknown = [], [], []
     for path in paths:
         table = read(path)
-        if table is None:
-            unknown.append(path.name)
-        else:
+        stated = [] if table is not None else read_statements(path)
+        if table is not None:
             tables.append(table)
-    return tables, unknown
+        elif stated:
+            statements += stated
+        else:
+            unknown.append(path.name)
+    return tables, statements, unknown
 
 
 def _path(truth: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .evaluate import CALIBRATED, LEFT_OUT, Result, Scores
 from .report import percent
+from .statements import Statement
 from .table import Table
 
 # Of papers, or of others' programs run by their published snapshots; not run here.
@@ -129,6 +130,26 @@ def judged(table: Table, results: Sequence[Result], predictor: str) -> list[str]
                 f"| {goal.text} ({table.name}) | {goal.wanted} | {values} | {reached} "
                 f"| {goal.peer} |"
             )
+    return rows
+
+
+def judged_statements(stated: Sequence[Statement], values: Sequence[float]) -> list[str]:
+    """The goals of stated figures: by source, the largest and the mean error."""
+    errors = {
+        source: [abs(v / s.published - 1) for s, v in zip(stated, values, strict=True)
+                 if s.source == source]
+        for source in dict.fromkeys(s.source for s in stated)
+    }  # fmt: skip
+    rows = []
+    for source, found in errors.items():
+        ratio = source in ("Xu", "Dai")
+        largest, mean = max(found), sum(found) / len(found)
+        reached = largest <= 0.1 and (ratio or mean <= 0.06)
+        wanted = "each within 10 %" if ratio else "<= 10 % each, mean <= 6 %"
+        rows.append(
+            f"| {source}, {len(found)} stated figures, zero-shot: largest / mean error | {wanted} "
+            f"| {percent(largest)} / {percent(mean)} | {'yes' if reached else 'no'} | |"
+        )
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .evaluate import Result, Scores
+from .statements import Statement
 from .table import Table
 
 HEADER = (
@@ -81,6 +82,39 @@ def landscapes(result: Result) -> str:
         for r in result.pooled.rankings
     ]
     return "\n".join(rows)
+
+
+def statements(stated: Sequence[Statement], values: Mapping[str, Sequence[float]]) -> str:
+    """Stated figures beside the predicted ones: TFLOP/s of a GPU, or ratios."""
+    rows = [
+        f"| source | figure | stated | {' | '.join(values)} |",
+        "|---" * (3 + len(values)) + "|",
+    ]
+    for index, s in enumerate(stated):
+        cells = [
+            "" if math.isnan(v[index]) else
+            f"{v[index]:.3g} ({percent(v[index] / s.published - 1, signed=True)})"
+            for v in values.values()
+        ]  # fmt: skip
+        rows.append(f"| {s.source} | {s.name} | {s.published:.4g} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def statements_json(
+    stated: Sequence[Statement], values: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """The same, for a file."""
+    return {
+        "statements": [
+            {
+                "source": s.source,
+                "name": s.name,
+                "published": s.published,
+                **{name: _plain(predicted[index]) for name, predicted in values.items()},
+            }
+            for index, s in enumerate(stated)
+        ]
+    }
 
 
 def machine(extra: Sequence[str]) -> str:
