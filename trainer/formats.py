@@ -29,6 +29,11 @@ class Format(StrEnum):
         """Of one number, without scales."""
         return _BITS[self.value]
 
+    @property
+    def bits_with_scales(self) -> float:
+        """Of one number in a long tensor, its share of the scale included."""
+        return self.bits + (8 * _SCALE_BYTES / BLOCK if self.quantized else 0)
+
     def num_bytes(self, numel: int) -> int:
         """Bytes of ``numel`` numbers as one tensor, or as one row of a quantized one.
 

@@ -61,6 +61,28 @@ def load_best(path: Path) -> Best:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def parameters_of(path: Path) -> dict[str, Any] | None:
+    """The configuration in a ``best.yaml``; None for any other file, or none.
+
+    Raises:
+        ConfigError: for a best.yaml without parameters, or away from its run.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None  # a shipped space's name, or a file that its own reader will complain of
+    if not isinstance(content, dict) or "meshtune_best" not in content:
+        return None
+    if not isinstance(content.get("parameters"), dict):
+        raise ConfigError(f"{path}: has no `parameters`; `meshtune report RUN` writes them")
+    if not (path.parent.parent / "space.yaml").exists():
+        raise ConfigError(
+            f"{path}: there is no {path.parent.parent / 'space.yaml'}: leave it in its run's "
+            "report folder, where model and cluster are known"
+        )
+    return dict(content["parameters"])
+
+
 def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     """Train in ``out`` and print the figures; returns the exit code.
 

@@ -74,12 +74,12 @@ class Candidates:
 
     def configs(self, indices: Indices) -> list[dict[str, Any]]:
         """The raw configurations of these indices."""
-        columns = [column.tolist() for column in self._columns(indices).values()]
+        columns = [column.tolist() for column in self.columns(indices).values()]
         return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _widths(self, indices: Indices) -> NDArray[Any]:
         """Nodes that each needs."""
-        facts = self._space.columns(self._columns(indices)).columns
+        facts = self._space.columns(self.columns(indices)).columns
         return np.broadcast_to(facts["num_nodes"], indices.shape)
 
     def _sample(self, size: int, rng: np.random.Generator) -> Indices:
@@ -94,10 +94,11 @@ class Candidates:
         return found
 
     def _keep_valid(self, indices: Indices) -> Indices:
-        valid: NDArray[np.bool_] = self._space.valid(self._columns(indices))
+        valid: NDArray[np.bool_] = self._space.valid(self.columns(indices))
         return indices[valid]
 
-    def _columns(self, indices: Indices) -> dict[str, NDArray[Any]]:
+    def columns(self, indices: Indices) -> dict[str, NDArray[Any]]:
+        """The raw configurations of these indices, as one column per parameter."""
         digits = np.unravel_index(indices, self._radix)
         return {
             name: np.array(values)[digit]

@@ -84,6 +84,18 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("check", "Count a space's configurations, and what each rule removes.")
     _space(sub)
 
+    sub = command(
+        "predict", "Rank a space's configurations by the cost model, before anything runs."
+    )
+    sub.add_argument(
+        "space", metavar="SPACE|CONFIG", help="a space (file or shipped), or a run's best.yaml"
+    )
+    sub.add_argument("--top", type=_positive, default=20, metavar="N", help="default: 20")
+    sub.add_argument("--explain", action="store_true", help="where memory and time of the first go")
+    sub.add_argument(
+        "--calibrate", type=Path, metavar="RUN", help="fit the model's constants to a run's trials"
+    )
+
     command("schema", "Print the JSON Schema of a space file, for editors.")
 
     sub = command("status", "Show how a run stands.")

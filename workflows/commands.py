@@ -97,6 +97,32 @@ def check(arguments: Namespace) -> int:
     return 0
 
 
+def predict(arguments: Namespace) -> int:
+    """Print what the cost model expects of a space, or of one configuration."""
+    from workflows import predict as prediction
+    from workflows.best import parameters_of
+    from workflows.pricing import NotPricedError, Pricing
+
+    config = parameters_of(Path(arguments.space))
+    of_run = Path(arguments.space).parent.parent / "space.yaml"
+    space = load_space(of_run if config is not None else arguments.space)
+    try:
+        pricing = Pricing(space)
+        if arguments.calibrate:
+            other = Pricing(load_space(arguments.calibrate / "space.yaml"))
+            pricing.learn(read_run(arguments.calibrate), other)
+    except NotPricedError as error:
+        raise UsageError(f"{space.file}: {error}: there is nothing to predict from") from error
+    ranking = (
+        prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
+    )
+    print(prediction.table(ranking))
+    if arguments.explain and ranking.configs:
+        print()
+        print(prediction.explain(ranking))
+    return 0
+
+
 def schema(_: Namespace) -> int:
     """Print the JSON Schema of a space file."""
     from workflows.space import json_schema

@@ -25,13 +25,13 @@ ALIGNMENT = 8  # elements: 16 bytes, what tensor cores load at once
 class ComputeConstants(Constants):
     """What products, memory and launches really reach."""
 
-    gemm_share: float = constant(0.85, 0.15, "of the best product's rate, in a training step")
-    tail_waves: float = constant(0.5, 0.7, "waves of tiles lost at the end of each product")
-    inner_size: float = constant(200, 0.7, "inner dimension at which half of the rate is reached")
+    gemm_share: float = constant(0.9, 0.15, "of the best product's rate, in a training step")
+    tail_waves: float = constant(0.6, 0.7, "waves of tiles lost at the end of each product")
+    inner_size: float = constant(100, 0.7, "inner dimension at which half of the rate is reached")
     attention_share: float = constant(0.4, 0.5, "of the best product's rate, in flash attention")
-    memory_share: float = constant(0.7, 0.3, "of the memory's rate, in elementwise kernels")
-    score_bytes: float = constant(14, 0.5, "moved per attention score, without flash attention")
-    launch_s: float = constant(0.8e-3, 0.7, "of the host, for one layer's forward kernels")
+    memory_share: float = constant(0.85, 0.3, "of the memory's rate, in elementwise kernels")
+    score_bytes: float = constant(16, 0.5, "moved per attention score, without flash attention")
+    launch_s: float = constant(1e-3, 0.7, "of the host, for one layer's forward kernels")
 
 
 @dataclass(frozen=True)

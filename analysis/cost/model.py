@@ -183,7 +183,7 @@ class CostModel:
             columns.append((np.log(total) - base) / _DIFFERENCE)
         slopes = np.stack(columns, axis=1)
         variance = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
-        return np.sqrt(variance + self.log_sd**2)
+        return np.asarray(np.sqrt(variance + self.log_sd**2))
 
 
 def model_flops(jobs: Jobs) -> Array:

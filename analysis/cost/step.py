@@ -34,7 +34,7 @@ class OverlapConstants(Constants):
     exposed_sends: float = constant(0.3, 0.7, "of a send's transfer, that does not hide")
     send_s: float = constant(1e-4, 2.0, "of the host, to hand a micro-batch to another stage")
     crowded_send_s: float = constant(
-        1e-4, 3.0, "more of a send in a job of 64 nodes; it grows fast with their number"
+        1e-4, 3.0, "more of a send in jobs far beyond 64 nodes; at 64 half of it"
     )
     update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
     step_s: float = constant(0.02, 1.0, "of the host, once a step")
@@ -200,14 +200,15 @@ def _sends(jobs: Jobs, machine: Machine, c: TimeConstants) -> Array:
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
     one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
     nodes = jobs.world_size / machine.gpus_per_node
-    host = c.send_s + c.crowded_send_s * (nodes / 64) ** 6
+    # A switch rather than a slope: large jobs meet a disturbed network, small ones hardly ever.
+    host = c.send_s + c.crowded_send_s / (1 + (64 / nodes) ** 6)
     return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + host)
 
 
 def _reduces_every_time(jobs: Jobs, profile: Profile) -> Mask:
     """Where whole gradients are reduced after every micro-batch, and not once a step."""
     pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
-    return pipelined & profile.gradients_synced_per_micro_batch
+    return np.asarray(pipelined & profile.gradients_synced_per_micro_batch)
 
 
 def stage_parameters(jobs: Jobs, profile: Profile) -> Array:

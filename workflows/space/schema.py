@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from analysis.cost.profiles import PROFILES
 from analysis.machine import Machine
 from trainer.config import ModelConfig, OptimizerConfig, Precision
 
@@ -54,6 +55,7 @@ Duration = Annotated[
 ]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 Scalar = bool | int | float | str
+FRAMEWORKS = tuple(PROFILES)
 UNION_TAGS = ("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>")
 Number = int | float
 
@@ -164,11 +166,17 @@ class TrainerSpec(_Record):
     )
     result: ResultPatterns | None = None
     env: dict[str, str] = Field(default={}, description="environment of every rank")
+    framework: Literal[FRAMEWORKS] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="whose habits the cost model assumes for a command; default megatron-lm",
+    )
 
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:
         if (self.builtin is None) == (self.command is None):
             raise ValueError("accepted exactly one of: builtin, command")
+        if self.framework is not None and self.command is None:
+            raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
         if self.result is not None and self.command is None:
             raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self

@@ -1,0 +1,174 @@
+"""The cost model as a whole: trends that the literature reports, calibration, uncertainty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.model import CostModel, Evidence, hardware_flops, model_flops
+from analysis.cost.profiles import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON
+from analysis.cost.step import TimeConstants, step
+from analysis.machine import Machine
+from search_spaces import __file__ as spaces
+from trainer import flops
+from trainer.config import ModelConfig
+
+SHAPES = {"22b": (48, 6144, 48), "175b": (96, 12288, 96), "1t": (128, 25600, 128)}
+
+
+def machine(name: str) -> Machine:
+    path = Path(spaces).parent / "clusters" / f"{name}.yaml"
+    return Machine.model_validate(yaml.safe_load(path.read_text()))
+
+
+def shape(name: str, seq_length: int = 2048) -> ModelConfig:
+    layers, hidden, heads = SHAPES[name]
+    return ModelConfig(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        vocab_size=51200,
+        seq_length=seq_length,
+    )
+
+
+def frontier(name: str, **columns: Any) -> np.ndarray:
+    """Hardware TFLOP/s per GCD of Megatron-DeepSpeed, as Dash et al. 2023 train."""
+    given = {"recompute": FULL, "zero_stage": 1, "vpp": 1, **columns}
+    of = jobs(given, shape(name))
+    seconds = step(of, machine("frontier"), MEGATRON_DEEPSPEED).total
+    return np.asarray(hardware_flops(of) / seconds / of.world_size / 1e12)
+
+
+def test_flops_are_the_trainers() -> None:
+    model = shape("22b").model_copy(
+        update={"activation": "swiglu", "num_kv_heads": 8, "ffn_hidden_size": 16384}
+    )
+    of = jobs({"tp": 2, "pp": 2, "dp": 3, "mbs": 2, "gas": 5, "recompute": FULL}, model)
+    assert model_flops(of)[0] == flops.model_flops(model, 30)
+    assert hardware_flops(of)[0] == flops.hardware_flops(model, 30, "full")
+
+
+def test_parts_add_up_and_none_is_negative() -> None:
+    of = some_jobs(500)
+    parts = step(of, machine("dgx_h100"), NANOTRON)
+    assert all(np.all(part >= 0) for part in parts.as_dict().values())
+    np.testing.assert_allclose(sum(parts.as_dict().values()), parts.total)
+
+
+# Observations of Dash et al. 2023, section III, all at a fixed number of GPUs or batch.
+
+
+def test_larger_tensor_parallel_degrees_are_slower() -> None:
+    """Observation III.1 and figure 6."""
+    rates = frontier("22b", tp=[1, 2, 4, 8], pp=8, dp=1, mbs=1, gas=64)
+    assert np.all(np.diff(rates) < 0)
+
+
+def test_throughput_rises_with_the_batch_and_saturates() -> None:
+    """Observation III.2 and figure 7: the bubble's share falls as micro-batches fill it."""
+    rates = frontier("22b", tp=2, pp=8, dp=4, mbs=1, gas=[8, 16, 32, 64, 128, 256])
+    gains = np.diff(rates)
+    assert np.all(gains > 0)
+    assert np.all(np.diff(gains) < 0)
+
+
+def test_more_stages_at_a_fixed_batch_are_slower() -> None:
+    """Observation III.3 and figure 8 (left): the bubble grows."""
+    rates = frontier("175b", tp=8, pp=[4, 8, 16, 32], dp=1, mbs=1, gas=64)
+    assert np.all(np.diff(rates) < 0)
+
+
+def test_stages_cost_nothing_at_a_fixed_ratio_to_micro_batches() -> None:
+    """Observation III.4 and figure 8 (right). The output layer leaves a slope: the more stages,
+    the more the last one has beyond the others."""
+    pp = np.array([4, 8, 16, 32])
+    fixed_ratio = frontier("175b", tp=8, pp=pp, dp=1, mbs=1, gas=8 * pp)
+    fixed_batch = frontier("175b", tp=8, pp=pp, dp=1, mbs=1, gas=32)
+    assert fixed_ratio[-1] / fixed_ratio[0] > 0.9
+    assert fixed_batch[-1] / fixed_batch[0] < 0.7
+
+
+@pytest.mark.parametrize(("name", "tp", "pp", "gas"), [("175b", 4, 16, 640), ("1t", 8, 64, 1600)])
+def test_weak_scaling_is_whole_and_strong_scaling_nearly(
+    name: str, tp: int, pp: int, gas: int
+) -> None:
+    """Section V-C: 100 % weak, 89 and 87 % strong scaling on 1024 and 3072 GPUs."""
+    dp = np.array([2, 4, 6, 8, 16])
+    weak = frontier(name, tp=tp, pp=pp, dp=dp, mbs=1, gas=gas)
+    assert np.all(weak / weak[0] > 0.97)
+    whole = gas * 16
+    strong = frontier(name, tp=tp, pp=pp, dp=dp, mbs=1, gas=whole // 6 // dp * 1.0)
+    assert 0.8 < strong[-1] / strong[0] < 0.98
+
+
+def some_jobs(count: int) -> Jobs:
+    random = np.random.default_rng(3)
+    tp, pp = 2.0 ** random.integers(0, 4, count), 2.0 ** random.integers(0, 4, count)
+    dp = 2.0 ** random.integers(0, 5, count)
+    columns = {
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "mbs": 2.0 ** random.integers(0, 4, count),
+        "gas": 2.0 ** random.integers(0, 6, count),
+        "zero_stage": random.integers(0, 4, count),
+        "recompute": random.integers(0, 3, count),
+        "sequence_parallel": tp > 1,
+    }
+    return jobs(columns, shape("22b"))
+
+
+def test_eight_trials_remove_most_of_a_bias() -> None:
+    """Another machine in truth: slower products, slower links, a slower host."""
+    of = some_jobs(300)
+    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    truth = TimeConstants(gemm_share=0.7, inner_size=180, node_share=0.5, launch_s=2e-3, step_s=0.1)
+    true = step(of, model.machine, model.profile, truth).total
+    trials = slice(0, 8)
+    nan = np.full(8, np.nan)
+    evidence = Evidence(of[trials], true[trials], nan, np.zeros(8, dtype=bool))
+    before, after = model.predict(of), model.calibrated(evidence).predict(of)
+    rest = slice(8, None)
+
+    def error(predicted: np.ndarray) -> float:
+        return float(np.mean(np.abs(predicted[rest] / true[rest] - 1)))
+
+    assert error(after.step_time_s) < 0.35 * error(before.step_time_s)
+    assert np.median(after.time_log_sd) < np.median(before.time_log_sd)
+    low, high = after.interval_s()
+    assert np.mean((true[rest] > low[rest]) & (true[rest] < high[rest])) > 0.85
+
+
+def test_one_absurd_trial_does_not_carry_the_model_away() -> None:
+    of = some_jobs(60)
+    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    true = model.predict(of).step_time_s * 1.1
+    told = true[:10].copy()
+    told[4] *= 30
+    nan = np.full(10, np.nan)
+    evidence = Evidence(of[:10], told, nan, np.zeros(10, dtype=bool))
+    after = model.calibrated(evidence).predict(of)
+    assert np.mean(np.abs(after.step_time_s[10:] / true[10:] - 1)) < 0.06
+
+
+def test_nothing_usable_changes_nothing() -> None:
+    of = some_jobs(3)
+    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    nan = np.full(3, np.nan)
+    failed = np.ones(3, dtype=bool)
+    after = model.calibrated(Evidence(of, nan, nan, failed))
+    assert after.constants == model.constants
+    assert after.log_sd == model.log_sd
+
+
+def test_more_memory_never_makes_a_job_less_likely_to_fit() -> None:
+    of = some_jobs(200)
+    small = CostModel(machine("perlmutter"), MEGATRON_LM)
+    large = CostModel(small.machine.model_copy(update={"memory_gib": 80.0}), small.profile)
+    assert np.all(large.predict(of).fits >= small.predict(of).fits - 1e-12)

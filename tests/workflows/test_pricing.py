@@ -1,0 +1,107 @@
+"""Spaces as the cost model sees them, and ``meshtune predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.cost.memory import state_bytes
+from analysis.cost.profiles import MESHTUNE
+from analysis.run import Run, Trial
+from trainer.config import TrainConfig
+from workflows.candidates import Candidates
+from workflows.cli import main
+from workflows.predict import rank
+from workflows.pricing import NotPricedError, Pricing
+from workflows.space import load_space
+
+
+def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
+    space = load_space("gpt_20b_zero_topo_frontier")
+    pricing, candidates = Pricing(space), Candidates(space)
+    indices = candidates.indices(40, np.random.default_rng(0), [], 10**6)
+    configs = candidates.configs(indices)
+    prediction = pricing.predict(configs)
+    for row, config in enumerate(configs):
+        train = TrainConfig.parse(space.train_config(config, "none"))
+        placement = train.place(space.world_size(config), space.cluster.gpus_per_node)
+        job = prediction.jobs[row : row + 1]
+        own = state_bytes(np.array([1e6]), job, MESHTUNE)
+        expected = placement.bytes_per_rank(1_000_000)
+        assert sum(expected.values()) == pytest.approx(float(sum(own.values())[0]), rel=0.02)
+
+
+def test_the_recipe_found_by_hand_is_near_the_top_of_frontiers_space() -> None:
+    """Dash et al. 2023, section V-A: few tensor-parallel ranks, many stages, many micro-batches."""
+    ranking = rank(Pricing(load_space("gpt_175b_frontier")), top=20)
+    for config in ranking.configs:
+        assert config["tp"] in (4, 8)
+        assert 8 <= config["pp"] <= 16
+        assert config["mbs"] <= 2
+        assert config["gas"] >= 80
+    assert 0.05 < ranking.num_likely / ranking.num_priced < 0.3
+
+
+def test_a_run_of_trials_moves_predictions_towards_its_times() -> None:
+    space = load_space("llama_8b_dgx_h100")
+    pricing, candidates = Pricing(space), Candidates(space)
+    configs = candidates.draw(12, np.random.default_rng(1), [], 4)
+    before = pricing.predict(configs)
+    run = Run(Path("nowhere"))
+    for number, config in enumerate(configs[:8]):
+        slower = 1.4 * float(before.step_time_s[number])
+        result = {"step_time_s": {"median": slower}}
+        run.trials[number] = Trial(number, config, 0.0, kind="ok", objective=1.0, result=result)
+    pricing.learn(run)
+    after = pricing.predict(configs)
+    ratio = after.step_time_s[8:] / before.step_time_s[8:]
+    assert np.all(np.abs(ratio / 1.4 - 1) < 0.15)
+
+
+def _own(tmp_path: Path, **changes: Any) -> Path:
+    content: dict[str, Any] = {
+        "version": 1,
+        "model": "llama_8b",
+        "cluster": "dgx_h100",
+        "trainer": {"command": ["train", "{tp}"], "framework": "nanotron"},
+        "parameters": {"tp": [1, 2], "mbs": [1, 2], "gas": 8, "num_nodes": 1, "zero_stage": 1},
+        "objective": {"maximize": "speed"},
+        **changes,
+    }
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_an_own_trainer_is_priced_with_its_frameworks_habits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(_own(tmp_path)), "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 configurations are expected to fit" in shown.replace("of 4", "of 4")
+    assert "memory:" in shown and "forward backward" in shown
+    assert Pricing(load_space(str(_own(tmp_path)))).model.profile.name == "nanotron"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model": None}, "no model"),
+        ({"parameters": {"tp": [1, 2]}}, "mbs"),
+        ({"trainer": {"command": ["x"], "framework": "megatron"}}, "framework"),
+    ],
+)
+def test_what_cannot_be_priced_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], complaint: str
+) -> None:
+    assert main(["predict", str(_own(tmp_path, **changes))]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_space_without_a_model_has_no_prices(tmp_path: Path) -> None:
+    with pytest.raises(NotPricedError, match="model"):
+        Pricing(load_space(str(_own(tmp_path, model=None))))

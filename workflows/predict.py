@@ -1,0 +1,145 @@
+"""``meshtune predict``: what the cost model expects of a space, ranked, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.model import Prediction
+from workflows.candidates import Candidates
+from workflows.pricing import Pricing
+from workflows.progress import config_text
+
+LIKELY = 0.5  # probability from which a configuration counts as one that fits
+SAMPLED = 1_000_000  # configurations priced of a space too large to list
+GIB = 2**30
+SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Configurations of a space, the most promising first.
+
+    Attributes:
+        pricing: by which model.
+        configs: canonical.
+        prediction: theirs, in the same order.
+        num_priced: configurations that were compared.
+        num_likely: those of them that are expected to fit.
+    """
+
+    pricing: Pricing
+    configs: list[dict[str, Any]]
+    prediction: Prediction
+    num_priced: int
+    num_likely: int
+
+
+def rank(pricing: Pricing, top: int) -> Ranking:
+    """Price the valid configurations of a space and keep the best.
+
+    Ranked by the predicted objective, or by step time where the model has no word for it, times
+    the probability to fit.
+
+    Args:
+        pricing: of the space.
+        top: how many to keep.
+    """
+    space = pricing.space
+    candidates = Candidates(space)
+    indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
+    prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+    promise = promise_of(pricing, prediction) * prediction.fits
+    order = np.argsort(-promise, kind="stable")[:top]
+    configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
+    likely = int(np.count_nonzero(prediction.fits >= LIKELY))
+    return Ranking(pricing, configs, pricing.predict(configs), len(indices), likely)
+
+
+def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
+    """One configuration."""
+    prediction = pricing.predict([config])
+    return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
+
+
+def promise_of(pricing: Pricing, prediction: Prediction) -> np.ndarray:
+    """A positive figure, the greater the better, for the space's objective."""
+    figure = pricing.objective(prediction)
+    if figure is None:
+        return np.asarray(1 / prediction.step_time_s)
+    return np.asarray(figure if pricing.space.objective.maximize else 1 / figure)
+
+
+def table(ranking: Ranking) -> str:
+    """The ranking as text: one line per configuration."""
+    prediction, pricing = ranking.prediction, ranking.pricing
+    space = pricing.space
+    figure = pricing.objective(prediction)
+    low, high = prediction.interval_s()
+    heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
+    if figure is not None and space.objective.key not in ("tokens_per_second", "tflops_per_gpu"):
+        heads.insert(1, space.objective.key)
+    rows = []
+    for i, config in enumerate(ranking.configs):
+        row = [
+            str(i + 1),
+            f"{prediction.step_time_s[i]:.4g}",
+            f"{low[i]:.3g} to {high[i]:.3g}",
+            f"{prediction.tokens_per_second[i]:,.0f}",
+            f"{prediction.tflops_per_gpu[i]:.1f}",
+            f"{prediction.memory.total[i] / GIB:.3g}",
+            f"{100 * prediction.fits[i]:.0f} %",
+            config_text(config),
+        ]
+        if len(heads) > len(row) and figure is not None:
+            row.insert(1, f"{figure[i]:.5g}")
+        rows.append(row)
+    widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
+    lines = []
+    for row in [heads, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
+    share = 100 * ranking.num_likely / max(ranking.num_priced, 1)
+    lines.append(
+        f"{space.name}: {ranking.num_likely:,} of {ranking.num_priced:,} configurations are "
+        f"expected to fit ({share:.3g} %)"
+    )
+    return "\n".join(lines)
+
+
+def explain(ranking: Ranking, index: int = 0) -> str:
+    """Where memory and time of one configuration go, and what follows from them."""
+    prediction, pricing = ranking.prediction, ranking.pricing
+    lines = [config_text(ranking.configs[index])]
+    limit = pricing.model.memory_limit_bytes
+    total = float(prediction.memory.total[index])
+    lines.append(
+        f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
+        f"fits with {100 * prediction.fits[index]:.0f} %"
+    )
+    lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
+    step_s = float(prediction.step_time_s[index])
+    low, high = prediction.interval_s()
+    lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
+    lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
+    lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
+    lines.append(f"{prediction.days_to_train(1e12)[index]:.4g} days for 10^12 tokens")
+    joules = float(prediction.joules_per_token[index])
+    if np.isfinite(joules):
+        lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
+    return "\n".join(lines)
+
+
+def _bars(
+    parts: Mapping[str, np.ndarray], index: int, total: float, unit: float, name: str
+) -> list[str]:
+    shown = sorted(((float(v[index]), k) for k, v in parts.items()), reverse=True)
+    return [
+        f"  {key.replace('_', ' '):<18} {value / unit:>9.4g} {name:<4} "
+        f"{100 * value / total:>5.1f} %  {'#' * round(40 * value / total)}".rstrip()
+        for value, key in shown
+        if value > SHOWN_SHARE * total
+    ]

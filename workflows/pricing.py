@@ -1,0 +1,168 @@
+"""What the cost model says of a space's configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
+from analysis.cost.memory import MemoryConstants, MemoryModel
+from analysis.cost.model import CostModel, Evidence, Prediction
+from analysis.cost.profiles import MEGATRON_DEEPSPEED, MESHTUNE, profile
+from analysis.run import Run, Trial
+from trainer.formats import Format
+from workflows.space import SearchSpace
+from workflows.space.rules import Facts
+
+DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
+_NEEDED = ("tp", "pp", "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
+# On CPU a limit counts from what the process held before it trained.
+CPU_MEMORY = MemoryModel(
+    MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
+)
+# Result keys that follow from a step's time; each by its own convention in trainer.result.
+_OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
+    "tokens_per_second": lambda p: p.tokens_per_second,
+    "tokens_per_second_per_gpu": lambda p: p.tokens_per_second / p.jobs.world_size,
+    "samples_per_second": lambda p: p.tokens_per_second / p.jobs.seq_length,
+    "tflops_per_gpu": lambda p: p.tflops_per_gpu,
+    "step_time_s.median": lambda p: p.step_time_s,
+    "peak_memory_bytes": lambda p: p.peak_bytes,
+}
+
+
+class NotPricedError(ValueError):
+    """The cost model cannot price this space; the message says what is missing."""
+
+
+class Pricing:
+    """Prices the configurations of one space.
+
+    Attributes:
+        model: before any trial of the space was measured; replace it by a calibrated one.
+
+    Raises:
+        NotPricedError: if the space has no model, or lacks a parameter that a price needs.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        if space.model is None:
+            raise NotPricedError("the space has no model")
+        self.space, self._shape = space, space.model
+        some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
+        missing = [name for name in _NEEDED if name not in space.columns(some).columns]
+        if missing:
+            raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
+        builtin = space.trainer.builtin
+        machine = space.cluster
+        on_cpu = builtin is not None and builtin.device == "cpu"
+        if builtin is not None and builtin.device_memory_bytes:
+            gib = builtin.device_memory_bytes / 2**30
+            machine = machine.model_copy(update={"memory_gib": gib})
+        habits = MESHTUNE if builtin else profile(space.trainer.framework or DEFAULT_FRAMEWORK)
+        memory = CPU_MEMORY if on_cpu else MemoryModel()
+        if on_cpu:
+            habits = replace(habits, name="meshtune on CPU", flash_attention=False)
+        self.model = CostModel(machine, habits, memory=memory)
+        engines = space.parameters.get("engine")
+        if engines is not None and set(engines.values) == {"deepspeed"}:
+            self.model = replace(self.model, profile=MEGATRON_DEEPSPEED)
+
+    def jobs(self, facts: Facts, count: int) -> Jobs:
+        """The jobs of ``count`` configurations whose facts are given as columns."""
+        known = facts.columns
+        columns: dict[str, Any] = {name: known[name] for name in _NEEDED if name != "num_layers"}
+        for name in ("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard"):
+            if name in known:
+                columns[name] = known[name]
+        columns["zero_stage"] = known.get("zero_stage", 0)
+        columns["sequence_parallel"] = known.get("sequence_parallel", False)
+        words = np.asarray(known.get("recompute", "none"))
+        columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
+        columns["element_bytes"] = np.where(known.get("precision", "bf16") == "fp32", 4.0, 2.0)
+        for name, key, narrow in (
+            ("gather_bits", "quantize_weights", Format.INT8),
+            ("reduce_bits", "quantize_gradients", Format.INT4),
+            ("secondary_bits", "quantize_secondary", Format.INT8),
+        ):
+            columns[name] = np.where(known.get(key, False), narrow.bits_with_scales, 0.0)
+        columns = {name: np.broadcast_to(column, (count,)) for name, column in columns.items()}
+        return jobs(columns, self._shape)
+
+    def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
+        """Predictions for configurations of the space, raw or canonical."""
+        return self.model.predict(self._jobs_of(configs))
+
+    def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
+        """The same for raw configurations given as one column per parameter."""
+        return self.model.predict(self.jobs(self.space.columns(raw), count))
+
+    def objective(self, prediction: Prediction) -> Array | None:
+        """What the objective is predicted to be; None where the model has no word for it."""
+        figure = _OBJECTIVES.get(self.space.objective.key)
+        return None if figure is None else figure(prediction)
+
+    def learn(self, run: Run, of: Pricing | None = None) -> None:
+        """Calibrate the model with a run, of this space or of another model, size or machine.
+
+        Args:
+            run: its trials count as far as they ran or were out of memory.
+            of: prices of that run's own space; default this one.
+        """
+        learnt = (of or self).calibrated(run.trials.values())
+        self.model = replace(learnt, machine=self.model.machine, profile=self.model.profile)
+
+    def calibrated(self, trials: Iterable[Trial]) -> CostModel:
+        """The space's model after trials of it."""
+        told = [t for t in trials if t.ok or t.kind in ("oom", "host_oom")]
+        if not told:
+            return self.model
+        times = [_number(t, "step_time_s", "median") for t in told]
+        evidence = Evidence(
+            jobs=self._jobs_of([t.config for t in told]),
+            step_time_s=np.array(
+                [self._step_time_s(t, s) for t, s in zip(told, times, strict=True)]
+            ),
+            peak_bytes=np.array(
+                [_number(t, "peak_memory_bytes") if t.ok else np.nan for t in told]
+            ),
+            out_of_memory=np.array([not t.ok for t in told]),
+        )
+        return self.model.calibrated(evidence)
+
+    def _step_time_s(self, trial: Trial, reported: float) -> float:
+        """As reported, or from the objective where a trainer of the user's reports only that."""
+        if np.isfinite(reported) or not trial.ok or not trial.objective:
+            return reported
+        one = self.predict([trial.config])
+        figure = self.objective(one)
+        key = self.space.objective.key
+        if figure is None or key == "peak_memory_bytes":
+            return float("nan")
+        factor = float(figure[0]) / trial.objective
+        return float(one.step_time_s[0]) * (factor if key != "step_time_s.median" else 1 / factor)
+
+    def _jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
+        rows = [self.space.raw(config) for config in configs]
+        raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
+        return self.jobs(self.space.columns(raw), len(rows))
+
+
+def price(space: SearchSpace) -> Pricing | None:
+    """The space's prices, or None where the cost model has no word for it."""
+    try:
+        return Pricing(space)
+    except NotPricedError:
+        return None
+
+
+def _number(trial: Trial, *path: str) -> float:
+    value: Any = trial.result
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return float("nan")
+    return float(value)
