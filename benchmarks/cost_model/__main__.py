@@ -107,7 +107,7 @@ def _print(table: Table, results: Sequence[Result], details: bool) -> None:
             print(text)
     print()
     for result in results:
-        if details and result.scheme == LEFT_OUT:
+        if details and result.scheme == LEFT_OUT and result.pooled.rankings:
             print(report.landscapes(result), "\n")
 
 

@@ -12,7 +12,7 @@ from analysis.cost.jobs import Array, Mask
 from . import metrics
 from .folds import Fold, after_calibration, ask, choose, leave_one_out, zero_shot
 from .metrics import Ranking
-from .peers import Predicted, Predictor, predict
+from .peers import Fitted, Predicted, Predictor, predict
 from .table import Table, keys
 
 CALIBRATION_ROWS = 8
@@ -151,14 +151,17 @@ def _after_calibration(
     table: Table, others: Sequence[Table], predictor: Predictor
 ) -> Iterator[Answer]:
     """Each campaign: predicted without its models, some rows measured, the rest predicted."""
+    fitted: dict[tuple[str, ...], Fitted] = {}  # campaigns of one model share what came before
     for campaign in np.unique(table.campaign):
         rows = table.campaign == campaign
         if np.isfinite(table.step_time_s[rows]).sum() < CALIBRATION_ROWS + metrics.LEAST_ROWS:
             continue
-        models = np.unique(table.model[rows])
+        models = tuple(np.unique(table.model[rows]))
         train = tuple(t[~np.isin(t.model, models)] for t in (table, *others))
         base = Fold(str(campaign), tuple(t for t in train if len(t)), ask(table[rows]), rows)
-        first = predict(predictor.fit(base.train), base.asked)
+        if models not in fitted:
+            fitted[models] = predictor.fit(base.train)
+        first = predict(fitted[models], base.asked)
         expected_s, fits = _spread(first.step_time_s, rows), _spread(first.fits, rows)
         for seed in SEEDS:
             random = np.random.default_rng(seed)

@@ -133,6 +133,10 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     bf16 = frame["precision"].str.upper() == "BF16"
     plain = (numbers(frame, "cp") == 1) & ~(numbers(frame, "fsdp") > 0)
     chosen = frame[bf16 & plain]
+    left_out = {
+        "not 16-bit": int((~bf16).sum()),
+        "context parallel or FSDP": int((bf16 & ~plain).sum()),
+    }
     shapes = np.stack(
         [numbers(chosen, n) for n in ("layers", "hidden", "heads", "kv_heads", "ffn")]
     )
@@ -163,10 +167,7 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
         machines=machines,
         machine=machine,
         step_time_s=batch * j.seq_length / (numbers(chosen, "tokens_per_s_gpu") * num_gpus),
-        left_out={
-            "not 16-bit": int((~bf16).sum()),
-            "context parallel or FSDP": int((bf16 & ~plain).sum()),
-        },
+        left_out={reason: count for reason, count in left_out.items() if count},
     )
     return drop(made, contradictory(made, batch, num_gpus))
 

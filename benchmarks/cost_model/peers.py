@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -179,10 +179,18 @@ class LlmAnalysis:
             gradient_accumulation_steps=n["gas"],
             seq_len=n["seq_length"],
             activation_recomputation=a.ActivationRecomputation(n["recompute"]),
-            ds_zero=a.DSZeRO(max(0, n["zero_stage"])),
+            ds_zero=a.DSZeRO(_stage(n)),
             flash_attn=habits.flash_attention,
         )
         return found["latency_per_iter"], found["(weight+op_state+grad+act)_memory_per_gpu"]
+
+
+def _stage(n: Mapping[str, int]) -> int:
+    """ZeRO's stage, or the one that splits the same states."""
+    if n["zero_stage"] >= 0:
+        return n["zero_stage"]
+    split = [n[f"{state}_shard"] > 1 for state in ("weight", "gradient", "optimizer")]
+    return 3 - split.index(True) if any(split) else 0
 
 
 def predictors() -> tuple[list[Predictor], list[str]]:

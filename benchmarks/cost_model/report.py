@@ -61,7 +61,9 @@ def lines(result: Result, folds: bool) -> Iterable[str]:
 
 def about(table: Table) -> str:
     """What stands above a table's scores."""
-    said = [f"{len(table)} rows on {', '.join(sorted(table.machines))}"]
+    said = [f"{len(table)} rows"]
+    if table.machines:
+        said[0] += f" on {', '.join(sorted(table.machines))}"
     if table.failed.any():
         said.append(
             f"{table.failed.sum()} failed, {table.not_memory.sum()} of them not for memory (a run "
