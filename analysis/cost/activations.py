@@ -146,6 +146,21 @@ def head_bytes(jobs: Jobs, profile: Profile) -> Array:
     return tokens(jobs) * kept / sequence_split(jobs, profile)
 
 
+def stage_output_bytes(jobs: Jobs, profile: Profile) -> Array:
+    """What one stage sends to the next for one micro-batch."""
+    return tokens(jobs) * jobs.element_bytes * jobs.hidden_size / sequence_split(jobs, profile)
+
+
+def stage_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
+    """What a stage keeps of one micro-batch, logits apart."""
+    kept = stage.layers * layer_bytes(jobs, profile, jobs.recompute)
+    kept = kept + np.where(stage.embedding, embedding_bytes(jobs, profile), 0.0)
+    kept = kept + np.where(stage.head, head_bytes(jobs, profile), 0.0)
+    if profile.keeps_outputs:
+        kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, profile))
+    return np.asarray(kept)
+
+
 def logits_bytes(jobs: Jobs, profile: Profile) -> Array:
     """Logits of one micro-batch with all their copies; the vocabulary is split by ``tp``."""
     return tokens(jobs) * profile.logits_bytes * jobs.vocab_size / jobs.tp

@@ -35,6 +35,10 @@ class Profile:
             and cast as they are gathered.
         bucket_bytes: of a parameter's place in the buckets in which gradients are reduced, kept
             from step to step where replicas are not split at all (torch's DDP).
+        step_gradient_bytes: of copies of a gradient, in the format of the reduction and in the
+            optimizer's, that each rank makes of its part.
+        fixed_buffer_bytes: of buckets whose size does not depend on the model.
+        keeps_outputs: a stage's output stays in memory until its gradient arrives.
         flat_reduction: gradients are copied into one flat buffer to be reduced where the optimizer
             is split.
         loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
@@ -60,6 +64,9 @@ class Profile:
     overlaps_split_gradients: bool = True
     sharded_masters: bool = False
     bucket_bytes: float = 0
+    step_gradient_bytes: float = 0
+    fixed_buffer_bytes: float = 0
+    keeps_outputs: bool = False
     flat_reduction: bool = False
     loose_gradients: bool = False
     fills_pipeline: bool = False
@@ -90,6 +97,9 @@ MEGATRON_DEEPSPEED = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
+    step_gradient_bytes=6,
+    fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    keeps_outputs=True,
     reports="device",
 )
 DEEPSPEED_BF16 = Profile(
@@ -99,6 +109,8 @@ DEEPSPEED_BF16 = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
+    fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    keeps_outputs=True,
     reports="device",
 )
 FSDP = Profile("fsdp", gradient_bytes=4, reduce_bytes=2, sharded_masters=True, reports="reserved")

@@ -1,0 +1,231 @@
+"""Memory of one rank of a job in parts: states, activations, and what the allocator adds.
+
+The derivation of every term is in docs/cost-model.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, Self
+
+import numpy as np
+
+from analysis.cost.activations import (
+    Stage,
+    end_stages,
+    layer_bytes,
+    logits_bytes,
+    sequence_split,
+    stage_bytes,
+    tokens,
+)
+from analysis.cost.constants import Constants, constant
+from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
+from analysis.cost.profiles import Profile
+
+GIB = 2.0**30
+GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
+
+Allocator = Literal["tensors", "roomy", "short"]
+"""What is counted: tensors only, or with the free blocks that the allocator holds while there is
+memory to spare, or with those that it cannot use when memory is short."""
+
+
+@dataclass(frozen=True)
+class MemoryConstants(Constants):
+    """What formulas leave open; see :func:`analysis.cost.constants.constant`."""
+
+    context_bytes: float = constant(
+        1.5 * GIB, 0.3, "outside the allocator: driver's context, kernels, what is not usable"
+    )
+    communicator_bytes: float = constant(
+        0.4 * GIB, 0.3, "of each kind of group that a rank is in, outside the allocator"
+    )
+    workspace_bytes: float = constant(
+        0.3 * GIB, 0.4, "matrix products' and the optimizer's scratch space, in the allocator"
+    )
+    activation_scale: float = constant(1.0, 0.02, "activations kept, of what the formulas count")
+    logit_scale: float = constant(1.0, 0.01, "copies of the logits, of what the profile counts")
+    unserved_share: float = constant(
+        0.7, 0.4, "flat copies of gradients that fit no block that activations left free"
+    )
+    cached_share: float = constant(
+        0.3,
+        0.5,
+        "free blocks that the allocator keeps with memory to spare, of one micro-batch's "
+        "activations; see hole_share",
+    )
+    hole_share: float = constant(
+        0.15,
+        0.2,
+        "free blocks too small for a request with memory short, of activations that tensor "
+        "parallelism splits all the way: whole tensors come and go between the parts that stay",
+    )
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes on the fullest rank; columns of shape (n,).
+
+    Attributes:
+        weights: what is computed with, as it is stored.
+        secondary: the nearer copy of the weights.
+        gradients: accumulated ones, in all their copies.
+        optimizer: master weights and moments.
+        activations: of all micro-batches in flight.
+        working: of the layer in work: recomputed activations, gathered weights and tensors.
+        logits: on the last stage.
+        buffers: of gradient reduction, of the allocator's cache and scratch space.
+        framework: outside the allocator: driver's context and communicators.
+    """
+
+    weights: Array
+    secondary: Array
+    gradients: Array
+    optimizer: Array
+    activations: Array
+    working: Array
+    logits: Array
+    buffers: Array
+    framework: Array
+
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
+
+    def as_dict(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def where(self, mask: Mask, other: Self) -> Self:
+        """These rows where the mask holds, those of another record elsewhere."""
+        mine, others = self.as_dict(), other.as_dict()
+        return type(self)(**{name: np.where(mask, mine[name], others[name]) for name in mine})
+
+
+def state_bytes(parameters: Array, jobs: Jobs, profile: Profile) -> dict[str, Array]:
+    """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
+
+    As ``trainer.placement.Placement.bytes_per_rank`` for the trainer; other frameworks differ by
+    the facts of their profiles.
+    """
+    e, gradient_shard = jobs.element_bytes, jobs.gradient_shard
+    split = jobs.weight_shard > 1
+    if profile.sharded_masters:
+        stored = np.where(split, jobs.weight_shard, gradient_shard)
+        one_copy = np.where(gradient_shard == 1, e == 4, split & (stored == jobs.optimizer_shard))
+        regather = ~split & (gradient_shard > 1) & (gradient_shard < jobs.optimizer_shard)
+        whole = 1 / jobs.weight_shard + np.where(regather, 1 / gradient_shard, 0.0)
+    else:
+        one_copy = np.asarray(e == 4)
+        whole = 1 / jobs.weight_shard
+    secondary = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, e)
+    held = np.where(jobs.secondary_shard > 0, jobs.secondary_shard, np.inf)
+    master_shard = np.where(one_copy, jobs.weight_shard, jobs.optimizer_shard)
+    gradients = profile.gradient_bytes / gradient_shard + profile.extra_gradient_bytes
+    gradients = gradients + profile.step_gradient_bytes / jobs.optimizer_shard
+    return {
+        "weights": np.where(one_copy, 0.0, e * whole) * parameters,
+        "secondary": secondary / held * parameters,
+        "gradients": gradients * parameters,
+        "optimizer": (4 / master_shard + (profile.master_bytes - 4) / jobs.optimizer_shard)
+        * parameters,
+    }
+
+
+def memory(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> MemoryParts:
+    """Parts of what the fullest rank needs when memory is short; bytes."""
+    first, second, last = end_stages(jobs, profile)
+    made = _stage_memory(first, jobs, profile, constants, "short")
+    for stage in (second, last):
+        other = _stage_memory(stage, jobs, profile, constants, "short")
+        made = made.where(made.total >= other.total, other)
+    return made
+
+
+def reported(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> tuple[Array, Array]:
+    """What the framework prints as its peak, of its rank and by its counter, and its tensors' part.
+
+    The second is what no such figure can be below; bytes.
+    """
+    state: Allocator = "tensors" if profile.reports == "allocated" else "roomy"
+    stages = end_stages(jobs, profile)
+    peaks, held = [], []
+    for stage in stages[:1] if profile.reports_first_stage else stages:
+        parts = _stage_memory(stage, jobs, profile, constants, state)
+        outside = 0.0 if profile.reports == "device" else parts.framework
+        peaks.append(parts.total - outside)
+        held.append(parts.total - parts.framework - parts.buffers)
+    return np.max(peaks, axis=0), np.max(held, axis=0)
+
+
+def _stage_memory(
+    stage: Stage, jobs: Jobs, profile: Profile, constants: MemoryConstants, state: Allocator
+) -> MemoryParts:
+    parameters = stage_parameters(stage, jobs)
+    states = state_bytes(parameters, jobs, profile)
+    one = constants.activation_scale * stage_bytes(stage, jobs, profile)
+    logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, profile), 0.0)
+    working = _working_bytes(stage, jobs, profile)
+    if profile.loose_gradients:
+        # They grow as the micro-batch's activations go.
+        working = np.maximum(working, jobs.element_bytes * parameters - one - logits)
+    activations = stage.in_flight * one
+    buffers = np.full(len(jobs), constants.workspace_bytes + profile.fixed_buffer_bytes)
+    unsharded = (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    buffers += np.where(unsharded, profile.bucket_bytes * parameters, 0.0)
+    # Gradients are reduced when activations are gone: their flat copy needs memory of its own
+    # only where it is larger, or where the blocks that are left free do not fit.
+    flattened = profile.flat_reduction & (jobs.dp > 1) & (jobs.optimizer_shard > 1)
+    flat = np.where(flattened, profile.gradient_bytes * parameters, 0.0)
+    split = 1 - 1 / sequence_split(jobs, profile)
+    if state == "roomy":
+        buffers += constants.cached_share * one * split
+        buffers += np.maximum(constants.unserved_share * flat - logits, 0.0)
+    else:
+        buffers += np.maximum(flat - activations - working - logits, 0.0)
+    if state == "short":
+        buffers += constants.hole_share * activations * split
+    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in (jobs.tp, jobs.pp, jobs.dp))
+    return MemoryParts(
+        **states,
+        activations=activations,
+        working=working,
+        logits=logits,
+        buffers=buffers,
+        framework=np.asarray(constants.context_bytes + constants.communicator_bytes * groups),
+    )
+
+
+def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
+    """Weights of a stage on one rank of its tensor-parallel group.
+
+    Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
+    """
+    both = stage.embedding & stage.head & jobs.tied_embeddings
+    tables = np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
+    layers = stage.layers * jobs.layer_parameters
+    return np.asarray((layers + tables * jobs.embedding_parameters) / jobs.tp)
+
+
+def _working_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
+    """Of the layer that is being computed: its recomputed activations and what was gathered.
+
+    Split weights are whole for the layer in work and for the next one, which is gathered ahead;
+    so are gradients that leave to be reduced (Rajbhandari et al. 2020; Zhao et al. 2023, on FSDP,
+    section 3.3).
+    """
+    some = np.where(stage.layers > 0, 1.0, 0.0)
+    again = np.full(len(jobs), NONE)
+    kept = layer_bytes(jobs, profile, jobs.recompute)
+    recomputed = np.where(jobs.recompute == FULL, layer_bytes(jobs, profile, again), kept) - kept
+    largest = np.maximum(
+        some * jobs.layer_parameters,
+        np.where(stage.embedding | stage.head, jobs.embedding_parameters, 0.0),
+    )
+    unit = (some * jobs.layer_parameters + largest) / jobs.tp
+    weights = np.where(jobs.weight_shard > 1, unit * jobs.element_bytes, 0.0)
+    gradients = np.where(jobs.gradient_shard > 1, unit * jobs.element_bytes, 0.0)
+    whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
+    split = sequence_split(jobs, profile)
+    gathered = GATHERED_TENSORS * whole * (1 - 1 / split)
+    return np.asarray(some * recomputed + weights + gradients + gathered)
