@@ -151,9 +151,9 @@ def stage_output_bytes(jobs: Jobs, profile: Profile) -> Array:
     return tokens(jobs) * jobs.element_bytes * jobs.hidden_size / sequence_split(jobs, profile)
 
 
-def stage_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
-    """What a stage keeps of one micro-batch, logits apart."""
-    kept = stage.layers * layer_bytes(jobs, profile, jobs.recompute)
+def stage_bytes(stage: Stage, layer: Array, jobs: Jobs, profile: Profile) -> Array:
+    """What a stage keeps of one micro-batch, logits apart, given what a layer does."""
+    kept = stage.layers * layer
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, profile), 0.0)
     kept = kept + np.where(stage.head, head_bytes(jobs, profile), 0.0)
     if profile.keeps_outputs:

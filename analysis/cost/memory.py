@@ -16,7 +16,8 @@ from analysis.cost.profiles import Profile
 __all__ = ["MemoryConstants", "MemoryModel", "MemoryParts", "memory", "reported", "state_bytes"]
 
 PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
-NOISE_LOG_SD = 0.12  # in reported peaks: the allocator's cache is a matter of chance
+NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
+"""In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
@@ -96,13 +97,15 @@ class MemoryModel:
         failed, peaks = believed[rows], np.log(peak_bytes[measured])
         bounded, known = jobs[rows], jobs[measured]
 
+        noise = NOISE_LOG_SD[profile.reports]
+
         def residuals(constants: MemoryConstants) -> Array:
             over = np.log(memory(bounded, profile, constants).total / limit_bytes)
             bounds = np.where(failed, np.minimum(over, 0.0), RAN_WEIGHT * np.maximum(over, 0.0))
             predicted, held = reported(known, profile, constants)
             beyond = RAN_WEIGHT * np.maximum(np.log(held) - peaks, 0.0)
-            sure = np.concatenate([bounds, beyond]) * (NOISE_LOG_SD / BOUND_LOG_SD)
+            sure = np.concatenate([bounds, beyond]) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure])
 
-        found = fit(self.constants, residuals, NOISE_LOG_SD, prior=MemoryConstants())
+        found = fit(self.constants, residuals, noise, prior=MemoryConstants())
         return replace(self, constants=found.constants, covariance=found.covariance)

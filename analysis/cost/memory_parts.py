@@ -44,7 +44,7 @@ class MemoryConstants(Constants):
     workspace_bytes: float = constant(
         0.3 * GIB, 0.4, "matrix products' and the optimizer's scratch space, in the allocator"
     )
-    activation_scale: float = constant(1.0, 0.02, "activations kept, of what the formulas count")
+    activation_scale: float = constant(1.0, 0.05, "activations kept, of what the formulas count")
     logit_scale: float = constant(1.0, 0.01, "copies of the logits, of what the profile counts")
     unserved_share: float = constant(
         0.7, 0.4, "flat copies of gradients that fit no block that activations left free"
@@ -135,9 +135,10 @@ def state_bytes(parameters: Array, jobs: Jobs, profile: Profile) -> dict[str, Ar
 def memory(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
     first, second, last = end_stages(jobs, profile)
-    made = _stage_memory(first, jobs, profile, constants, "short")
+    layer = layer_bytes(jobs, profile, jobs.recompute)
+    made = _stage_memory(first, layer, jobs, profile, constants, "short")
     for stage in (second, last):
-        other = _stage_memory(stage, jobs, profile, constants, "short")
+        other = _stage_memory(stage, layer, jobs, profile, constants, "short")
         made = made.where(made.total >= other.total, other)
     return made
 
@@ -149,9 +150,10 @@ def reported(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> tuple[
     """
     state: Allocator = "tensors" if profile.reports == "allocated" else "roomy"
     stages = end_stages(jobs, profile)
+    layer = layer_bytes(jobs, profile, jobs.recompute)
     peaks, held = [], []
     for stage in stages[:1] if profile.reports_first_stage else stages:
-        parts = _stage_memory(stage, jobs, profile, constants, state)
+        parts = _stage_memory(stage, layer, jobs, profile, constants, state)
         outside = 0.0 if profile.reports == "device" else parts.framework
         peaks.append(parts.total - outside)
         held.append(parts.total - parts.framework - parts.buffers)
@@ -159,13 +161,19 @@ def reported(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> tuple[
 
 
 def _stage_memory(
-    stage: Stage, jobs: Jobs, profile: Profile, constants: MemoryConstants, state: Allocator
+    stage: Stage,
+    layer: Array,
+    jobs: Jobs,
+    profile: Profile,
+    constants: MemoryConstants,
+    state: Allocator,
 ) -> MemoryParts:
+    """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
     parameters = stage_parameters(stage, jobs)
     states = state_bytes(parameters, jobs, profile)
-    one = constants.activation_scale * stage_bytes(stage, jobs, profile)
+    one = constants.activation_scale * stage_bytes(stage, layer, jobs, profile)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, profile), 0.0)
-    working = _working_bytes(stage, jobs, profile)
+    working = _working_bytes(stage, layer, jobs, profile)
     if profile.loose_gradients:
         # They grow as the micro-batch's activations go.
         working = np.maximum(working, jobs.element_bytes * parameters - one - logits)
@@ -207,7 +215,7 @@ def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
     return np.asarray((layers + tables * jobs.embedding_parameters) / jobs.tp)
 
 
-def _working_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
+def _working_bytes(stage: Stage, layer: Array, jobs: Jobs, profile: Profile) -> Array:
     """Of the layer that is being computed: its recomputed activations and what was gathered.
 
     Split weights are whole for the layer in work and for the next one, which is gathered ahead;
@@ -215,9 +223,10 @@ def _working_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
     section 3.3).
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
-    again = np.full(len(jobs), NONE)
-    kept = layer_bytes(jobs, profile, jobs.recompute)
-    recomputed = np.where(jobs.recompute == FULL, layer_bytes(jobs, profile, again), kept) - kept
+    again: Array = np.zeros(len(jobs))
+    if (full := jobs.recompute == FULL).any():
+        whole_layer = layer_bytes(jobs, profile, np.full(len(jobs), NONE))
+        again = np.where(full, some * (whole_layer - layer), 0.0)
     largest = np.maximum(
         some * jobs.layer_parameters,
         np.where(stage.embedding | stage.head, jobs.embedding_parameters, 0.0),
@@ -228,4 +237,4 @@ def _working_bytes(stage: Stage, jobs: Jobs, profile: Profile) -> Array:
     whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
     split = sequence_split(jobs, profile)
     gathered = GATHERED_TENSORS * whole * (1 - 1 / split)
-    return np.asarray(some * recomputed + weights + gradients + gathered)
+    return np.asarray(again + weights + gradients + gathered)

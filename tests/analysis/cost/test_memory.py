@@ -1,0 +1,259 @@
+"""Memory of a job: states as the trainer places them, activations as published, probabilities."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.cost.activations import end_stages, layer_bytes, refused
+from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
+from analysis.cost.memory import MemoryConstants, MemoryModel, memory, reported, state_bytes
+from analysis.cost.profiles import PROFILES, Profile, profile
+from trainer.formats import Format
+from trainer.placement import PRESETS, Placement, Topology, Wishes, place
+
+GIB = 2.0**30
+PARAMETERS = 1_000_003
+TRUTH = Path(__file__).parents[4] / "shared" / "truth"
+
+
+def gpt(**columns: Any) -> Jobs:
+    """A GPT with 4 h in its feed-forward part, Korthikanti's 22B unless said otherwise."""
+    shape: dict[str, Any] = {
+        "num_layers": 48,
+        "hidden_size": 6144,
+        "num_heads": 64,
+        "gated": False,
+        "vocab_size": 51200,
+        "seq_length": 2048,
+        "tied_embeddings": True,
+        "tp": 8,
+        "pp": 1,
+        "dp": 1,
+        "mbs": 4,
+        "gas": 1,
+        "zero_stage": 0,
+    } | columns
+    shape.setdefault("kv_heads", shape["num_heads"])
+    shape.setdefault("ffn_size", 4 * np.asarray(shape["hidden_size"]))
+    return jobs(shape)
+
+
+def as_job(placement: Placement) -> Jobs:
+    secondary = placement.secondary
+    return gpt(
+        tp=1,
+        dp=placement.dp,
+        zero_stage=-1,
+        weight_shard=placement.weights.degree,
+        gradient_shard=placement.gradients.degree,
+        optimizer_shard=placement.optimizer.degree,
+        secondary_shard=secondary.degree if secondary else 0,
+        secondary_bits=secondary.format.bits if secondary else 0,
+        element_bytes=placement.weights.format.bits / 8,
+    )
+
+
+FREE = [
+    Wishes(weight_shard=1, gradient_shard=4, optimizer_shard=16),
+    Wishes(weight_shard=2, gradient_shard=8, optimizer_shard=16),
+    Wishes(weight_shard=4, gradient_shard=16, optimizer_shard=16),
+    Wishes(weight_shard=2, gradient_shard=2, optimizer_shard=2, secondary_shard=2),
+    Wishes(weight_shard=16, secondary_shard=8, quantize_secondary=True),
+]
+
+
+@pytest.mark.parametrize("precision", [Format.BF16, Format.FP32])
+@pytest.mark.parametrize("dp", [1, 16])
+def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None:
+    topology = Topology(ranks_per_node=8, ranks_per_pair=2)
+    placements = [place(preset, Wishes(), dp, 1, topology, precision) for preset in PRESETS]
+    if dp == 16:
+        placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
+    for placement in placements:
+        made = state_bytes(np.array([PARAMETERS]), as_job(placement), profile("meshtune"))
+        wanted = placement.bytes_per_rank(PARAMETERS)
+        assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
+
+
+MEGATRON = PROFILES["megatron-lm"]
+
+UNFUSED = Profile("unfused", flash_attention=False, masked_dropout=True)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "sequence_parallel", "formula"),
+    [
+        (NONE, False, lambda s, b, h, a, t: s * b * h * (10 + 24 / t + 5 * a * s / (h * t))),
+        (NONE, True, lambda s, b, h, a, t: s * b * h / t * (34 + 5 * a * s / h)),
+        (SELECTIVE, False, lambda s, b, h, a, t: s * b * h * (10 + 24 / t)),
+        (SELECTIVE, True, lambda s, b, h, a, t: 34 * s * b * h / t),
+        (FULL, False, lambda s, b, h, a, t: 2 * s * b * h),
+    ],
+)
+def test_a_layers_activations_are_those_of_korthikanti_table_2(
+    recompute: int, sequence_parallel: bool, formula: Any
+) -> None:
+    job = gpt(sequence_parallel=sequence_parallel, recompute=recompute)
+    made = layer_bytes(job, UNFUSED, job.recompute)[0]
+    assert made == pytest.approx(formula(2048, 4, 6144, 64, 8))
+
+
+def test_first_stages_of_korthikanti_figure_1_hold_the_published_activations() -> None:
+    path = TRUTH / "korthikanti_table5.csv"
+    if not path.exists():
+        pytest.skip(f"needs the published table {path}")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    for row in csv.DictReader(lines):
+        for name, parallel, recompute in (
+            ("act_GiB_none", False, NONE),
+            ("act_GiB_seqpar_selective", True, SELECTIVE),
+        ):
+            job = gpt(
+                num_layers=float(row["layers"]),
+                hidden_size=float(row["hidden"]),
+                num_heads=float(row["heads"]),
+                tp=float(row["tp"]),
+                pp=float(row["pp"]),
+                vpp=float(row["virtual_pp"]),
+                mbs=float(row["mbs"]),
+                gas=float(row["gbs"]) / float(row["mbs"]),
+                recompute=recompute,
+                sequence_parallel=parallel,
+            )
+            first = end_stages(job, UNFUSED)[0]
+            layers = first.layers * layer_bytes(job, UNFUSED, job.recompute)
+            assert layers[0] * first.in_flight[0] / GIB == pytest.approx(float(row[name]), rel=1e-3)
+
+
+def test_flash_attention_keeps_no_scores_and_grouped_queries_keep_fewer_keys() -> None:
+    none = gpt(recompute=NONE)
+    scores = 5 * 64 * 2048**2 * 4 / 8
+    flash = layer_bytes(none, MEGATRON, none.recompute)
+    saved = layer_bytes(none, UNFUSED, none.recompute) - flash
+    assert saved[0] == pytest.approx(scores - 4 * 64 * 2048 * 4 / 8)
+    grouped = gpt(recompute=NONE, kv_heads=8)
+    fewer = flash - layer_bytes(grouped, MEGATRON, grouped.recompute)
+    assert fewer[0] == pytest.approx(2 * 2 * (6144 - 768) * 2048 * 4 / 8)
+
+
+def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_there_are() -> None:
+    job = gpt(pp=8, gas=np.array([3, 64]))
+    first, second, last = end_stages(job, MEGATRON)
+    assert first.in_flight.tolist() == [3, 8]
+    assert second.in_flight.tolist() == [3, 7]
+    assert last.in_flight.tolist() == [1, 1]
+    interleaved = end_stages(gpt(pp=8, vpp=3, gas=64), MEGATRON)[0]
+    assert interleaved.in_flight[0] / 8 == pytest.approx(1 + 7 / 24)
+
+
+def test_layers_that_pp_does_not_divide_fill_the_first_stage_and_ends_get_stages_of_their_own() -> (
+    None
+):
+    first, second, last = end_stages(gpt(num_layers=6, pp=np.array([4, 6, 7, 8])), MEGATRON)
+    assert first.layers.tolist() == [2, 1, 1, 0]
+    assert second.layers.tolist() == [2, 1, 1, 1]
+    assert last.layers.tolist() == [1, 1, 0, 0]
+
+
+def test_stages_by_weight_count_the_output_layer() -> None:
+    # 16 layers and an output layer that weighs four: 20 layers' weights over four stages.
+    job = gpt(num_layers=16, hidden_size=2048, ffn_size=8192, gated=True, vocab_size=131072, pp=4)
+    first, _, last = end_stages(job, profile("nanotron"))
+    assert first.layers[0] == 5
+    assert last.layers[0] == 1
+
+
+def test_a_framework_that_fills_its_pipeline_refuses_few_micro_batches_and_empty_stages() -> None:
+    job = gpt(pp=np.array([4, 4, 64]), gas=np.array([2, 3, 64]), num_layers=16)
+    assert refused(job, profile("nanotron")).tolist() == [True, False, True]
+    assert not refused(job, MEGATRON).any()
+    assert MemoryModel().fits(job, profile("nanotron"), 1e15).tolist() == [0, 1, 0]
+
+
+def test_the_last_stage_decides_where_the_vocabulary_is_large() -> None:
+    job = gpt(num_layers=8, pp=2, gas=2, vocab_size=np.array([1000, 500_000]), sequence_parallel=1)
+    parts = memory(job, MEGATRON, MemoryConstants())
+    assert parts.logits[0] == 0
+    assert parts.logits[1] == pytest.approx(8 * 2048 * 4 * 500_000 / 8)
+
+
+def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:
+    job = gpt(pp=np.array([1, 4, 4]), zero_stage=np.array([3, 1, 0]), dp=8, recompute=FULL)
+    parts = memory(job, profile("fsdp"), MemoryConstants())
+    assert np.allclose(sum(parts.as_dict().values()), parts.total)
+    assert parts.working[0] > parts.working[1], "split weights are gathered layer by layer"
+    one_by_one = [memory(job[i : i + 1], profile("fsdp"), MemoryConstants()) for i in range(3)]
+    assert np.allclose([p.total[0] for p in one_by_one], parts.total)
+
+
+def test_counters_differ_by_what_they_see() -> None:
+    job = gpt(dp=4, zero_stage=1, sequence_parallel=True)
+    figures = [
+        reported(job, Profile("any", reports=what), MemoryConstants())[0][0]
+        for what in ("allocated", "reserved", "device")
+    ]
+    assert figures == sorted(figures)
+    assert len(set(figures)) == 3
+
+
+def test_memory_grows_with_the_micro_batch_and_falls_with_more_shards() -> None:
+    for known in PROFILES.values():
+        by_batch = memory(gpt(mbs=np.array([1, 2, 4])), known, MemoryConstants()).total
+        assert np.all(np.diff(by_batch) > 0), known.name
+        stages = gpt(dp=8, zero_stage=np.array([0, 1, 2]))
+        assert np.all(np.diff(memory(stages, known, MemoryConstants()).total) <= 0), known.name
+
+
+def _observed(truth: MemoryConstants, limit_bytes: float) -> tuple[Jobs, Any, Any]:
+    job = gpt(
+        num_layers=24,
+        mbs=np.tile([1.0, 2, 4, 8, 16, 24, 32, 48], 3),
+        tp=np.repeat([2.0, 4, 8], 8),
+        sequence_parallel=True,
+    )
+    fails = memory(job, MEGATRON, truth).total > limit_bytes
+    peaks = np.where(fails, np.nan, reported(job, MEGATRON, truth)[0])
+    return job, peaks, fails
+
+
+def test_calibration_moves_towards_the_constants_that_made_the_evidence() -> None:
+    truth = MemoryConstants(activation_scale=1.06, workspace_bytes=0.5 * GIB)
+    limit = 80 * GIB
+    job, peaks, fails = _observed(truth, limit)
+    assert fails.any() and not fails.all()
+    before, after = MemoryModel(), MemoryModel().calibrated(job, MEGATRON, peaks, fails, limit)
+    known = ~fails
+
+    def error(model: MemoryModel) -> float:
+        return float(np.abs(model.peak_bytes(job, MEGATRON)[known] / peaks[known] - 1).mean())
+
+    assert error(after) < error(before) / 2
+    assert np.all((after.fits(job, MEGATRON, limit) < 0.5)[fails])
+
+
+def test_a_failure_that_needs_little_memory_teaches_nothing() -> None:
+    job = gpt(mbs=np.array([1.0, 1.0]), num_layers=2)
+    unknown = np.full(2, np.nan)
+    failed = np.array([True, True])
+    assert MemoryModel().calibrated(job, MEGATRON, unknown, failed, 80 * GIB) == MemoryModel()
+
+
+def test_the_probability_falls_smoothly_over_the_limit() -> None:
+    job = gpt(mbs=np.arange(1.0, 60.0), num_layers=24, sequence_parallel=True)
+    needed = memory(job, MEGATRON, MemoryConstants()).total
+    fits = MemoryModel().fits(job, MEGATRON, float(needed[30]))
+    assert np.all(np.diff(fits) <= 0)
+    assert fits[0] > 0.99 and fits[-1] < 0.01
+    assert fits[30] == pytest.approx(0.5)
+    assert 0.05 < fits[29] < 0.95, "near the limit nothing is certain"
+
+
+def test_all_rows_are_computed_at_once() -> None:
+    job = gpt(mbs=np.tile([1.0, 2.0], 5_000), pp=np.repeat([1.0, 2.0], 5_000))
+    assert memory(job, MEGATRON, MemoryConstants()).total.shape == (10_000,)
+    assert MemoryModel().fits(job, MEGATRON, 80 * GIB).shape == (10_000,)
