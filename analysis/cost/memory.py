@@ -21,6 +21,7 @@ NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
+NEAR = 0.5  # logarithms from the limit, beyond which no uncertainty of constants matters
 _DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
@@ -49,20 +50,22 @@ class MemoryModel:
     def fits(self, jobs: Jobs, profile: Profile, limit_bytes: float) -> Array:
         """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
         needed = self.parts(jobs, profile).total
-        margin = np.log(limit_bytes / needed) / self.log_sd_of(jobs, profile, needed)
-        return np.where(refused(jobs, profile), 0.0, ndtr(margin))
+        margin = np.log(limit_bytes / needed)
+        deviation = np.full(len(jobs), self.log_sd)
+        near = np.abs(margin) < NEAR
+        if self.covariance is not None and near.any():
+            deviation[near] = self._log_sd(jobs[near], profile, needed[near])
+        return np.where(refused(jobs, profile), 0.0, ndtr(margin / deviation))
 
-    def log_sd_of(self, jobs: Jobs, profile: Profile, needed: Array) -> Array:
+    def _log_sd(self, jobs: Jobs, profile: Profile, needed: Array) -> Array:
         """Of the memory needed: what the formulas miss and what the constants leave open."""
-        if self.covariance is None:
-            return np.full(len(jobs), self.log_sd)
         logs = self.constants.logs()
         columns = []
         for i in range(len(logs)):
             moved = logs.copy()
             moved[i] += _DIFFERENCE
-            near = memory(jobs, profile, MemoryConstants.from_logs(moved)).total
-            columns.append(np.log(near / needed) / _DIFFERENCE)
+            other = memory(jobs, profile, MemoryConstants.from_logs(moved)).total
+            columns.append(np.log(other / needed) / _DIFFERENCE)
         slopes = np.stack(columns, axis=1)
         unsure = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
         return np.asarray(np.sqrt(self.log_sd**2 + np.maximum(unsure, 0.0)))
