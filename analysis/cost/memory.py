@@ -54,11 +54,14 @@ class MemoryModel:
         deviation = np.full(len(jobs), self.log_sd)
         near = np.abs(margin) < NEAR
         if self.covariance is not None and near.any():
-            deviation[near] = self._log_sd(jobs[near], profile, needed[near])
+            spread = self._constants_log_sd(jobs[near], profile, needed[near], self.covariance)
+            deviation[near] = np.hypot(self.log_sd, spread)
         return np.where(refused(jobs, profile), 0.0, ndtr(margin / deviation))
 
-    def _log_sd(self, jobs: Jobs, profile: Profile, needed: Array) -> Array:
-        """Of the memory needed: what the formulas miss and what the constants leave open."""
+    def _constants_log_sd(
+        self, jobs: Jobs, profile: Profile, needed: Array, covariance: Array
+    ) -> Array:
+        """Of the memory needed, for what the constants leave open."""
         logs = self.constants.logs()
         columns = []
         for i in range(len(logs)):
@@ -67,8 +70,8 @@ class MemoryModel:
             other = memory(jobs, profile, MemoryConstants.from_logs(moved)).total
             columns.append(np.log(other / needed) / _DIFFERENCE)
         slopes = np.stack(columns, axis=1)
-        unsure = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
-        return np.asarray(np.sqrt(self.log_sd**2 + np.maximum(unsure, 0.0)))
+        variance = np.einsum("ni,ij,nj->n", slopes, covariance, slopes)
+        return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
     def calibrated(
         self,
