@@ -16,12 +16,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from analysis.sweeps.table import Table
+from analysis.sweeps.tables import TableError, read
+
 from . import goals, report
 from .evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, Result, evaluate
 from .peers import Meshtune, Predictor, predictors
 from .statements import Statement, read_statements
-from .table import Table
-from .tables import TableError, read
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from analysis.cost.jobs import Array, Mask
+from analysis.sweeps.table import Table, keys
 
 from . import metrics
 from .folds import Fold, after_calibration, ask, choose, leave_one_out, zero_shot
 from .metrics import Ranking
 from .peers import Fitted, Predicted, Predictor, predict
-from .table import Table, keys
 
 CALIBRATION_ROWS = 8
 SEEDS = (0, 1, 2)  # of the choice of calibration rows

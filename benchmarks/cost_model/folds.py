@@ -13,8 +13,7 @@ import numpy as np
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.machine import Machine
-
-from .table import Keys, Table
+from analysis.sweeps.table import Keys, Table
 
 
 @dataclass(frozen=True)

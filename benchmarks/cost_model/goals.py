@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from analysis.sweeps.table import Table
+
 from .evaluate import CALIBRATED, LEFT_OUT, Result, Scores
 from .report import percent
 from .statements import Statement
-from .table import Table
 
 # Of papers, or of others' programs run by their published snapshots; not run here.
 PUBLISHED = (

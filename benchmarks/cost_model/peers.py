@@ -15,9 +15,9 @@ from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Evidence, hardware_flops
 from analysis.cost.profiles import Profile, profile
 from analysis.machine import Machine
+from analysis.sweeps.table import Table
 
 from .folds import Questions
-from .table import Table
 
 
 @dataclass(frozen=True)

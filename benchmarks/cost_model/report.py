@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from analysis.sweeps.table import Table
+
 from .evaluate import Result, Scores
 from .statements import Statement
-from .table import Table
 
 HEADER = (
     "| predictor | scheme | rows of | n | time error, mean (median) | bias | Spearman "

@@ -20,12 +20,12 @@ from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.cost.model import hardware_flops
 from analysis.cost.profiles import Profile, profile
 from analysis.machine import Machine
+from analysis.sweeps.machines import machine_of, shipped, with_network
+from analysis.sweeps.table import frame_of, numbers
 from trainer.formats import BLOCK, Format
 from trainer.placement import Placement, Preset, Topology, Wishes, place
 
-from .machines import machine_of, shipped, with_network
 from .peers import Fitted
-from .table import frame_of, numbers
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from analysis.cost.jobs import FULL, SELECTIVE, Jobs, jobs
 from analysis.cost.profiles import Profile
 from analysis.machine import Machine
+from analysis.sweeps.machines import UnknownGpuError, machine_of
+from analysis.sweeps.table import Table
+from analysis.sweeps.tables import TableError, read
 from benchmarks.cost_model import metrics
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
-from benchmarks.cost_model.machines import UnknownGpuError, machine_of
 from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Predicted
 from benchmarks.cost_model.statements import read_statements
-from benchmarks.cost_model.table import Table
-from benchmarks.cost_model.tables import TableError, read
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 NAN = float("nan")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+import search_spaces
 from analysis.machine import Link, Machine, Nic
-from workflows.space.load import SHIPPED
-from workflows.space.mistakes import validate
-from workflows.space.source import read
 
 
 class UnknownGpuError(ValueError):
@@ -55,7 +56,8 @@ _SPELLINGS = {
 
 def shipped(name: str) -> Machine:
     """A cluster of ``search_spaces/clusters`` by its name."""
-    return validate(Machine, read(SHIPPED / "clusters" / f"{name}.yaml"))
+    path = Path(search_spaces.__file__).parent / "clusters" / f"{name}.yaml"
+    return Machine.model_validate(yaml.safe_load(path.read_text()))
 
 
 def machine_of(gpu: str, gpus_per_node: int | None = None) -> Machine:

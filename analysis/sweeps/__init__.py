@@ -1,0 +1,1 @@
+"""Published and recorded sweeps of training runs, read into one form."""
