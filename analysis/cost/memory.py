@@ -21,7 +21,7 @@ NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
-NEAR = 0.5  # logarithms from the limit, beyond which no uncertainty of constants matters
+NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 _DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
