@@ -7,7 +7,7 @@ since the epoch) and ``event``:
 event      further keys
 ========== =====================================================================================
 opened     space (name), fingerprint, seed, launcher, nodes, objective ({maximize|minimize: key})
-proposed   trial, config, by (what chose it), why
+proposed   trial, config, by (what chose it), why, expected (objective, low, high, fits)
 started    trial, attempt, name (of the step or process group), nodes
 ended      trial, attempt, kind, objective (None unless ok), result, message, stderr_tail,
            elapsed_s, nodes, final (False: the trial will run again)
@@ -60,6 +60,7 @@ class Trial:
     proposed_t: float
     by: str = ""
     why: str = ""
+    expected: Mapping[str, float] = field(default_factory=dict)  # by the cost model
     attempts: list[Attempt] = field(default_factory=list)
     kind: str | None = None  # None: not ended for good
     objective: float | None = None
@@ -188,6 +189,7 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
             run.trials[number] = Trial(
                 number, dict(event["config"]), t, event.get("by", ""), event.get("why", "")
             )
+            run.trials[number].expected = dict(event.get("expected") or {})
         case "started":
             attempt = Attempt(event["attempt"], event["name"], tuple(event["nodes"]), t)
             run.trials[event["trial"]].attempts.append(attempt)

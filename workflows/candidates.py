@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,16 +21,25 @@ class Candidates:
     """Draws from the valid configurations of a space, by their index in the raw product.
 
     A raw index is a mixed-radix number: one digit per parameter, the last one fastest.
+
+    Args:
+        space: whose.
+        only: the configurations there are; default all valid ones.
     """
 
-    def __init__(self, space: SearchSpace) -> None:
+    def __init__(
+        self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         self._space = space
         self._names = list(space.parameters)
         self._values = [space.parameters[name].values for name in self._names]
         self._radix = [len(values) for values in self._values]
         self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
         self._listed: Indices | None = None
-        if space.raw_size <= ENUMERATED:
+        if only is not None:
+            self._listed = self.indices_of(only)
+            self._listed_widths = self._widths(self._listed)
+        elif space.raw_size <= ENUMERATED:
             starts = range(0, space.raw_size, CHUNK)
             chunks = (np.arange(s, min(s + CHUNK, space.raw_size)) for s in starts)
             self._listed = np.concatenate([self._keep_valid(chunk) for chunk in chunks])
@@ -62,7 +71,7 @@ class Candidates:
             exclude: configurations that may not come again.
             max_nodes: the widest trial that may come, in nodes.
         """
-        known = np.array([self._index(config) for config in exclude], dtype=np.int64)
+        known = self.indices_of(exclude)
         if self._listed is not None:
             pool, widths = self._listed, self._listed_widths
         else:
@@ -71,6 +80,10 @@ class Candidates:
         order = rng.permutation(np.flatnonzero(~np.isin(pool, known)))
         chosen: Indices = pool[order[widths[order] <= max_nodes][:size]]
         return chosen
+
+    def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
+        """The indices of configurations, raw or canonical."""
+        return np.array([self._index(config) for config in configs], dtype=np.int64)
 
     def configs(self, indices: Indices) -> list[dict[str, Any]]:
         """The raw configurations of these indices."""

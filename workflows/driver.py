@@ -236,7 +236,12 @@ class Driver:
             return Ending(f"the configurations left need more than {size} nodes", CONTINUE)
         number = max(self.state.trials, default=0) + 1
         self.journal.write(
-            "proposed", trial=number, config=proposal.config, by=proposal.by, why=proposal.why
+            "proposed",
+            trial=number,
+            config=proposal.config,
+            by=proposal.by,
+            why=proposal.why,
+            expected=dict(proposal.expected),
         )
         return number
 

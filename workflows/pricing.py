@@ -94,7 +94,7 @@ class Pricing:
 
     def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
         """Predictions for configurations of the space, raw or canonical."""
-        return self.model.predict(self._jobs_of(configs))
+        return self.model.predict(self.jobs_of(configs))
 
     def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
         """The same for raw configurations given as one column per parameter."""
@@ -112,8 +112,11 @@ class Pricing:
             run: its trials count as far as they ran or were out of memory.
             of: prices of that run's own space; default this one.
         """
-        learnt = (of or self).calibrated(run.trials.values())
-        self.model = replace(learnt, machine=self.model.machine, profile=self.model.profile)
+        self.learn_from((of or self).calibrated(run.trials.values()))
+
+    def learn_from(self, model: CostModel) -> None:
+        """Take over what another model has learnt; machine and framework stay this space's."""
+        self.model = replace(model, machine=self.model.machine, profile=self.model.profile)
 
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
         """The space's model after trials of it."""
@@ -122,7 +125,7 @@ class Pricing:
             return self.model
         times = [_number(t, "step_time_s", "median") for t in told]
         evidence = Evidence(
-            jobs=self._jobs_of([t.config for t in told]),
+            jobs=self.jobs_of([t.config for t in told]),
             step_time_s=np.array(
                 [self._step_time_s(t, s) for t, s in zip(told, times, strict=True)]
             ),
@@ -145,7 +148,8 @@ class Pricing:
         factor = float(figure[0]) / trial.objective
         return float(one.step_time_s[0]) * (factor if key != "step_time_s.median" else 1 / factor)
 
-    def _jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
+    def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
+        """The jobs of configurations, raw or canonical."""
         rows = [self.space.raw(config) for config in configs]
         raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
         return self.jobs(self.space.columns(raw), len(rows))

@@ -1,121 +1,100 @@
-"""DeepHyper's Bayesian optimization, behind one function of the run's history.
+"""Chooses the next configuration; holds no state but what the seed fixes.
 
-A proposal is computed from nothing but the space, the seed and what the journal says: a fresh
-optimizer is told every result and asked once. That costs a tenth of a second (one forest), and in
-return a run that is stopped and continued proposes what an unbroken one would have, no result is
-told twice, and trials that run at the moment are accounted for (constant liar) although they
-were asked for one by one. Candidates are drawn by us, valid and never proposed before, because
-DeepHyper repeats known points after a restart and ignores constraints in some generators.
+Where the cost model can price a space, it guides the search (``guide``). Where it cannot, or where
+the search's own residuals show that it is wrong, DeepHyper's Bayesian optimization takes over
+(``bayesian``), with everything that was measured so far.
 """
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from analysis.run import Run, Trial
-from slurm.core import Kind
+from analysis.run import Run
+from workflows.bayesian import Bayesian
 from workflows.candidates import Candidates
+from workflows.guide import Guide
+from workflows.pricing import Pricing, price
 from workflows.space import SearchSpace
 
 NUM_CANDIDATES = 10_000  # among which the acquisition's best is looked for
-KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
+
+Policy = Literal["meshtune", "deephyper", "cost-model", "random"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The next configuration, and who chose it."""
+    """The next configuration, who chose it, why, and what is expected of it."""
 
     config: dict[str, Any]
     by: str
     why: str
+    expected: Mapping[str, float] = field(default_factory=dict)
 
 
 class Proposer:
-    """Proposes configurations of ``space``; holds no state but what the seed fixes.
+    """Proposes configurations of ``space``.
 
     Args:
         space: what may be proposed.
         seed: equal seeds and histories give equal proposals.
-        num_initial: successes to see before the surrogate is used; failures do not count, since
-            a surrogate of nothing but failures knows nothing. Default: one more than there are
-            parameters to choose, but at most a quarter of the budgeted trials.
+        policy: ``meshtune``: the cost model, then Bayesian optimization where it fails;
+            ``deephyper``: Bayesian optimization alone; ``cost-model``: its ranking, never
+            corrected; ``random``: any valid one.
+        num_initial: see ``Bayesian``.
+        pricing: other prices than the space's own.
+        only: the configurations that may be proposed; default all valid ones.
     """
 
-    def __init__(self, space: SearchSpace, seed: int, num_initial: int | None = None) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        policy: Policy = "meshtune",
+        num_initial: int | None = None,
+        pricing: Pricing | None = None,
+        only: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
         self.space = space
         self.seed = seed
-        self._candidates = Candidates(space)
-        varied = sum(len(p.values) > 1 for p in space.parameters.values())
-        quarter = max(2, (space.budget.trials or 1_000_000) // 4)
-        self.num_initial = num_initial or min(varied + 1, quarter)
+        self.policy = policy
+        self._candidates = Candidates(space, only)
+        self._bayesian = Bayesian(space, num_initial)
+        self._pricing = pricing
+
+    @cached_property
+    def _guide(self) -> Guide | None:
+        """Made at the first proposal: a run that is only looked at needs no prices."""
+        pricing = self._pricing or price(self.space)
+        return Guide(pricing, self._candidates, self.seed) if pricing else None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         """The next configuration that fits ``max_nodes``; None if all have been proposed."""
-        number = len(run.trials)
-        rng = np.random.default_rng((self.seed, number))
+        rng = np.random.default_rng((self.seed, len(run.trials)))
+        guided = self.policy in ("meshtune", "cost-model")
+        guide = self._guide if guided else None
+        if guide and (self.policy == "cost-model" or guide.believed(run)):
+            history = Run(run.directory) if self.policy == "cost-model" else run
+            guess = guide.guess(history, max_nodes, rng, known=run)
+            if guess:
+                config = self._candidates.configs(np.array([guess.index]))[0]
+                return Proposal(
+                    self.space.canonical(config), "cost model", guess.why, guess.expected
+                )
         known = [t.config for t in run.trials.values()]
-        candidates = self._candidates.indices(NUM_CANDIDATES, rng, known, max_nodes)
-        if not candidates.size:
+        indices = self._candidates.indices(NUM_CANDIDATES, rng, known, max_nodes)
+        if not indices.size:
             return None
-        results = [(t, self._objective(t)) for t in run.trials.values() if self._told(t)]
-        successes = [value for _, value in results if not isinstance(value, str)]
-        if len(successes) < self.num_initial:
-            why = f"{len(successes)} of {self.num_initial} successes before the surrogate"
-            first = self._candidates.configs(candidates[:1])[0]
-            return Proposal(self.space.canonical(first), "random", why)
-        # Pending trials are told as the best so far, as DeepHyper's own cl_max does in a batch.
-        pending = [(t, max(successes)) for t in run.trials.values() if not t.ended]
-        history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
-        seed = int(rng.integers(2**31))
-        raw = self._ask(self._candidates.configs(candidates), history, seed)
-        why = f"forest on {len(successes)} successes and {len(results) - len(successes)} failures"
-        return Proposal(self.space.canonical(raw), "bayesian", why)
-
-    @staticmethod
-    def _told(trial: Trial) -> bool:
-        return trial.kind is not None and Kind(trial.kind).told
-
-    def _objective(self, trial: Trial) -> float | str:
-        """What DeepHyper, which maximizes, is told."""
-        if trial.objective is None:
-            return f"F_{trial.kind}"
-        return trial.objective if self.space.objective.maximize else -trial.objective
-
-    def _ask(
-        self,
-        candidates: list[dict[str, Any]],
-        history: list[tuple[dict[str, Any], float | str]],
-        seed: int,
-    ) -> dict[str, Any]:
-        from deephyper.hpo import CBO, HpProblem  # two seconds to import
-
-        problem = HpProblem()
-        for name, parameter in self.space.parameters.items():
-            # Sorted, because DeepHyper refuses [True, False] in places.
-            problem.add(sorted(parameter.values), name)
-        problem.set_sampling_fn(lambda size: candidates[:size])
-        # DeepHyper's own schedule counts asks, of which a fresh optimizer has seen none.
-        decay = np.log(KAPPA_FINAL / KAPPA) / KAPPA_PERIOD
-        kappa = KAPPA * np.exp(decay * (len(history) % KAPPA_PERIOD))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            search = CBO(
-                problem,
-                random_state=seed,
-                n_initial_points=1,
-                acq_optimizer="sampling",  # over the candidates, so never invalid nor a repeat
-                acq_optimizer_kwargs={
-                    "n_points": len(candidates),
-                    "max_total_failures": -1,
-                    "filter_failures": self.space.failure_penalty,
-                },
-                acq_func_kwargs={"kappa": float(kappa), "scheduler": {"type": "constant"}},
-                checkpoint_history_to_csv=False,
-            )
-            search.tell(history)
-            asked: dict[str, Any] = search.ask(1)[0]
-        return asked
+        if self.policy == "random":
+            first = self._candidates.configs(indices[:1])[0]
+            return Proposal(self.space.canonical(first), "random", "policy")
+        candidates = self._candidates.configs(indices)
+        raw, by, why = self._bayesian.choose(run, candidates, rng)
+        if guide:
+            why += "; the cost model was wrong here"
+        return Proposal(self.space.canonical(raw), by, why)

@@ -124,7 +124,7 @@ class Compute:
             gemm=gemm,
             attention=self._attention(jobs, rate, head),
             elementwise=moved / self.memory_bytes_per_s,
-            launch=np.full(len(jobs), c.launch_s),
+            launch=c.launch_s + np.zeros(len(jobs)),
         )
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:

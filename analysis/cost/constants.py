@@ -41,12 +41,25 @@ class Constants:
 
     @classmethod
     def from_logs(cls, logs: Array) -> Self:
+        """One record from logarithms of shape (k,), or c of them at once from (c, k).
+
+        The fields of the latter are of shape (c, 1), so that what is computed with them and with
+        columns of n jobs has the shape (c, n): derivatives cost one evaluation and not one each.
+        """
         values = np.exp(logs)
-        return cls(**{f.name: float(v) for f, v in zip(fields(cls), values, strict=True)})
+        columns: list[Any] = (
+            [float(v) for v in values] if logs.ndim == 1 else [*values.T[:, :, None]]
+        )
+        return cls(**{f.name: v for f, v in zip(fields(cls), columns, strict=True)})
 
 
 C = TypeVar("C", bound=Constants)
 FAR = 4.0  # standard deviations of a prior that no evidence may leave
+
+
+DIFFERENCE = 1e-4  # for derivatives, in the prior's standard deviations
+
+MAX_STEPS = 15  # of the optimizer, for each loss: what further ones gain is far below the noise
 
 
 def _soft_l1(squared: Array) -> Array:
@@ -89,7 +102,8 @@ def fit(
 
     Args:
         start: where to start from.
-        residuals: of the rows, for given constants; logarithms of predicted over measured.
+        residuals: of n rows, for given constants: logarithms of predicted over measured, of shape
+            (n,), or (c, n) for c constants at once (see :meth:`Constants.from_logs`).
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
     """
@@ -98,18 +112,23 @@ def fit(
     free = spreads > 0
 
     def whole(x: Array) -> C:
-        logs = center.copy()
-        logs[free] += x * spreads[free]
+        logs = np.broadcast_to(center, (*x.shape[:-1], len(center))).copy()
+        logs[..., free] += x * spreads[free]
         return type(start).from_logs(logs)
 
     def cost(x: Array, loss: Callable[[Array], Array]) -> Array:
         # The loss by hand: the prior's own terms stay quadratic.
         r = residuals(whole(x)) / noise
-        return np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), x])
+        return np.concatenate([np.sign(r) * np.sqrt(loss(r * r)), x], axis=-1)
+
+    def slopes(x: Array, loss: Callable[[Array], Array]) -> Array:
+        beside = cost(np.vstack([x, x + DIFFERENCE * np.eye(len(x))]), loss)
+        return np.asarray((beside[1:] - beside[0]).T / DIFFERENCE)
 
     x = np.clip((start.logs() - center)[free] / spreads[free], -FAR, FAR)
     for loss in (_soft_l1, _student):
-        found = least_squares(cost, x, bounds=(-FAR - 0.01, FAR + 0.01), args=(loss,))
+        bounds = (-FAR - 0.01, FAR + 0.01)
+        found = least_squares(cost, x, slopes, bounds=bounds, args=(loss,), max_nfev=MAX_STEPS)
         x = found.x
     constants = whole(found.x)
     left = residuals(constants)

@@ -159,13 +159,15 @@ def inside_node(
     if not links:
         if np.any(members > 1):
             raise ValueError(f"cluster {machine.name} states no links between a node's GPUs")
-        return np.full(index.shape, np.inf), np.full(index.shape, constants.hop_s)
+        return np.full(index.shape, np.inf), constants.hop_s + np.zeros(index.shape)
     inside = np.minimum(index, len(links) - 1)
     nominal = np.array([link.gb_per_s for link in links])[inside] * GB
     connected = np.array([link.fully_connected for link in links])[inside]
-    hops = [1e-6 * link.latency_us if link.latency_us else constants.hop_s for link in links]
+    stated = np.array([link.latency_us or np.nan for link in links])[inside] * 1e-6
     width = np.where(connected, np.maximum(members - 1, 1), 1.0)
-    return nominal * width * constants.node_share, np.array(hops)[inside]
+    return nominal * width * constants.node_share, np.where(
+        np.isnan(stated), constants.hop_s, stated
+    )
 
 
 def measured_groups(machine: Machine) -> dict[tuple[int, int, int], list[Collective]]:

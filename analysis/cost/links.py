@@ -207,6 +207,12 @@ def _or_measured(
     formula_s: Array,
 ) -> Array:
     """The formula's time, or the measured one where the facts have the same group."""
+    if not machine.measured:
+        return np.where((num_bytes <= 0) | (path.group.size <= 1), 0.0, formula_s)
+    if np.ndim(formula_s) > 1:  # of several constants at once
+        starts = np.broadcast_to(latency_s, formula_s.shape)
+        each = zip(starts, formula_s, strict=True)
+        return np.stack([_or_measured(machine, operation, path, num_bytes, a, b) for a, b in each])
     columns = np.broadcast_arrays(
         formula_s, num_bytes, path.group.size, path.group.stride, path.nodes, latency_s
     )

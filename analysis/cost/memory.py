@@ -110,8 +110,8 @@ class MemoryModel:
             bounds = np.where(failed, np.minimum(over, 0.0), RAN_WEIGHT * np.maximum(over, 0.0))
             predicted, held = reported(known, profile, constants)
             beyond = RAN_WEIGHT * np.maximum(np.log(held) - peaks, 0.0)
-            sure = np.concatenate([bounds, beyond]) * (noise / BOUND_LOG_SD)
-            return np.concatenate([np.log(predicted) - peaks, sure])
+            sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
+            return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
         found = fit(self.constants, residuals, noise, prior=MemoryConstants())
         return replace(self, constants=found.constants, covariance=found.covariance)

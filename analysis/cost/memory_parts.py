@@ -178,7 +178,7 @@ def _stage_memory(
         # They grow as the micro-batch's activations go.
         working = np.maximum(working, jobs.element_bytes * parameters - one - logits)
     activations = stage.in_flight * one
-    buffers = np.full(len(jobs), constants.workspace_bytes + profile.fixed_buffer_bytes)
+    buffers = constants.workspace_bytes + profile.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.dp > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, profile.bucket_bytes * parameters, 0.0)
     # Gradients are reduced when activations are gone: their flat copy needs memory of its own

@@ -138,7 +138,7 @@ def step(
         gradients=data[1],
         publish=data[2],
         optimizer=_update(jobs, compute, c),
-        fixed=np.full(len(jobs), c.step_s),
+        fixed=c.step_s + np.zeros(len(jobs)),
     )
 
 

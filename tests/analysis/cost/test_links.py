@@ -63,7 +63,7 @@ def error(predicted: Array, measured: Array) -> float:
 
 def other_half(predict: Callable[[LinkConstants], Array], measured: Array, train: Mask) -> float:
     """Error on the rows that the constants were not fitted to."""
-    found = fit(CONSTANTS, lambda c: np.log(predict(c) / measured)[train], noise=0.1)
+    found = fit(CONSTANTS, lambda c: np.log(predict(c) / measured)[..., train], noise=0.1)
     return error(predict(found.constants)[~train], measured[~train])
 
 

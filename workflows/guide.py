@@ -1,0 +1,240 @@
+"""The cost model as a guide of the search: its ranking first, corrected by what was measured.
+
+A proposal is computed from the journal alone. The cost model is calibrated with every trial told,
+a Gaussian process learns what is left of the logarithm of the objective, and the configuration
+with the greatest expected improvement, weighed by the probability that it runs, comes next. While
+other trials run, the model's constants are drawn from what they may be instead, so that a batch is
+the favourites of differently wrong models and not eight neighbours of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from analysis.cost.constants import Array
+from analysis.cost.jobs import Jobs
+from analysis.cost.model import CostModel, Prediction
+from analysis.cost.step import TimeConstants
+from analysis.run import Run, Trial
+from workflows.candidates import Candidates, Indices
+from workflows.pricing import Pricing
+
+PRICED = 300_000  # configurations of a space that are priced at the start
+SHORTLIST = 8_000  # of them that stay in the race
+CALIBRATED_WITH = 200  # trials: the best and the latest
+REACH = 2.0  # of the residual's correlation, in doublings of a degree
+NOISE_LOG_SD = 0.03  # of one measurement
+_UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
+DOUBT_LOG = 0.7  # median error, a factor of two, at which the model is not believed
+DOUBT_TRIALS = 3
+DOUBT_FAILURES = 5  # in a row, of trials expected to fit
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A chosen candidate and what is expected of it."""
+
+    index: int
+    why: str
+    expected: dict[str, float]
+
+
+class Guide:
+    """Chooses among a space's candidates by the cost model.
+
+    Args:
+        pricing: of the space; its model is where every calibration starts from.
+        candidates: valid configurations.
+        seed: of the shortlist.
+    """
+
+    def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
+        self._pricing, self._candidates = pricing, candidates
+        self._space = pricing.space
+        rng = np.random.default_rng(seed)
+        indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
+        prediction = self._predict(pricing.model, indices)
+        promise = self._log_promise(prediction) + np.log(np.maximum(prediction.fits, 1e-9))
+        order = np.argsort(-promise, kind="stable")
+        if len(order) > SHORTLIST:
+            # Some of the rest as well, should the model have it all wrong.
+            some = rng.choice(order[SHORTLIST:], min(SHORTLIST // 8, len(order) - SHORTLIST), False)
+            order = np.concatenate([order[:SHORTLIST], some])
+        self._indices: Indices = indices[order]
+        self._jobs = prediction.jobs[order]
+        self._nodes = prediction.num_nodes[order]
+        self._features = _features(self._jobs)
+        self._calibrations: dict[tuple[int, ...], CostModel] = {}
+
+    def believed(self, run: Run) -> bool:
+        """Whether the model's predictions came near enough to what was measured.
+
+        What it is judged by are the predictions that stood in the journal before the trials ran.
+        """
+        errors, failures = [], 0
+        for trial in run.trials.values():
+            if trial.ok and trial.objective and (expected := trial.expected.get("objective")):
+                errors.append(abs(np.log(trial.objective / expected)))
+                failures = 0
+            elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
+                failures += 1
+                if failures >= DOUBT_FAILURES:
+                    return False
+        return len(errors) < DOUBT_TRIALS or float(np.median(errors)) < DOUBT_LOG
+
+    def guess(
+        self, run: Run, max_nodes: int, rng: np.random.Generator, known: Run | None = None
+    ) -> Guess | None:
+        """The next candidate; None if the shortlist has none that is new and narrow enough.
+
+        Args:
+            run: what is learnt from.
+            max_nodes: the widest trial that may come.
+            rng: the source of what is drawn.
+            known: whose trials may not come again; default those of ``run``.
+        """
+        trials = (known or run).trials.values()
+        proposed = self._candidates.indices_of([t.config for t in trials])
+        free = np.flatnonzero(~np.isin(self._indices, proposed) & (self._nodes <= max_nodes))
+        if not len(free):
+            return None
+        told = [t for t in run.trials.values() if t.ended]
+        pending = [t for t in run.trials.values() if not t.ended]
+        model = self._calibrated(told)
+        rule = "expected improvement"
+        if pending:
+            model, rule = self._drawn(model, rng), "favourite of one of several models"
+        prediction = model.predict(self._jobs[free])
+        mean = self._log_promise(prediction)
+        successes = [t for t in told if t.ok and t.objective]
+        shift, deviation = self._residual(model, successes, free)
+        mean = mean + shift
+        runs = np.maximum(prediction.fits, 1e-12) * self._survives(model, told, free)
+        if successes and not pending:
+            best = max(self._log_objective(t) for t in successes)
+            score = np.log(_improvement(mean - best, deviation) + 1e-300) + np.log(runs)
+        else:
+            score = mean + np.log(runs)
+        at = int(np.argmax(score))
+        figure = self._pricing.objective(prediction)
+        objective = float(np.exp(mean[at]))
+        if not self._space.objective.maximize:
+            objective = 1 / objective
+        factor = float(np.exp(1.96 * deviation[at]))
+        expected = {"objective": objective, "low": objective / factor, "high": objective * factor}
+        if figure is None:
+            expected = {}
+        expected["fits"] = float(runs[at])
+        trials = f"{len(successes)} successes" if told else "no trial yet"
+        return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {trials}", expected)
+
+    # ---- what the model says ----
+
+    def _predict(self, model: CostModel, indices: Indices) -> Prediction:
+        facts = self._space.columns(self._candidates.columns(indices))
+        return model.predict(self._pricing.jobs(facts, len(indices)))
+
+    def _log_promise(self, prediction: Prediction) -> Array:
+        figure = self._pricing.objective(prediction)
+        if figure is None:
+            return np.asarray(-np.log(prediction.step_time_s))
+        return np.asarray(np.log(figure) if self._space.objective.maximize else -np.log(figure))
+
+    def _log_objective(self, trial: Trial) -> float:
+        log = float(np.log(trial.objective or np.nan))
+        return log if self._space.objective.maximize else -log
+
+    def _calibrated(self, told: Sequence[Trial]) -> CostModel:
+        if len(told) > CALIBRATED_WITH:
+            ranked = sorted(told, key=lambda t: -self._log_objective(t) if t.ok else np.inf)
+            told = [*ranked[: CALIBRATED_WITH // 2], *told[-CALIBRATED_WITH // 2 :]]
+        key = tuple(sorted({t.number for t in told}))
+        if key not in self._calibrations:
+            by_number = {t.number: t for t in told}
+            self._calibrations = {key: self._pricing.calibrated(by_number.values())}
+        return self._calibrations[key]
+
+    def _drawn(self, model: CostModel, rng: np.random.Generator) -> CostModel:
+        """The model with constants as they may be as well."""
+        covariance = model.covariance
+        if covariance is None:
+            # Before any evidence the whole prior would draw machines that do not exist.
+            covariance = np.diag((0.5 * TimeConstants.spreads()) ** 2)
+        logs = rng.multivariate_normal(model.constants.logs(), covariance, method="eigh")
+        return replace(model, constants=TimeConstants.from_logs(logs))
+
+    # ---- what it does not know ----
+
+    def _residual(
+        self, model: CostModel, successes: Sequence[Trial], free: Array
+    ) -> tuple[Array, Array]:
+        """Mean and deviation of what the model leaves, at the candidates ``free``."""
+        spread = model.log_sd
+        if not successes or self._pricing.objective(self._one) is None:
+            return np.zeros(len(free)), np.full(len(free), spread)
+        successes = successes[-CALIBRATED_WITH:]
+        own = self._pricing.jobs_of([t.config for t in successes])
+        left = np.array([self._log_objective(t) for t in successes]) - self._log_promise(
+            model.predict(own)
+        )
+        spread = float(np.hypot(spread, 1.4826 * np.median(np.abs(left))))
+        there = _features(own)
+        among = _kernel(there, there) + (NOISE_LOG_SD / spread) ** 2 * np.eye(len(left))
+        across = _kernel(self._features[free], there)
+        solved = np.linalg.solve(among, np.column_stack([left, across.T]))
+        variance = 1 - np.einsum("ij,ji->i", across, solved[:, 1:])
+        return across @ solved[:, 0], spread * np.sqrt(np.maximum(variance, 1e-6))
+
+    def _survives(self, model: CostModel, told: Sequence[Trial], free: Array) -> Array:
+        """Probability of no failure that memory does not explain, from the failures so far."""
+        failed = [t for t in told if t.kind in _UNEXPLAINED]
+        if not failed:
+            return np.ones(len(free))
+        jobs = self._pricing.jobs_of([t.config for t in failed])
+        # What the model expects to run out of memory says nothing more when it does.
+        blame = np.where([t.kind == "oom" for t in failed], model.predict(jobs).fits, 1.0)
+        against = _kernel(self._features[free], _features(jobs)) @ blame
+        ran = [t.config for t in told if t.ok]
+        support = np.zeros(len(free))
+        if ran:
+            there = _features(self._pricing.jobs_of(ran))
+            support = _kernel(self._features[free], there).sum(axis=1)
+        # One success, far away, is what every candidate has to begin with.
+        return np.asarray((support + 1) / (support + against + 1))
+
+    @cached_property
+    def _one(self) -> Prediction:
+        return self._pricing.model.predict(self._jobs[:1])
+
+
+def _features(of: Jobs) -> Array:
+    """What configurations differ in, in doublings; shape (n, k)."""
+    columns: list[Any] = [
+        *(np.log2(x) for x in (of.tp, of.pp, of.vpp, of.dp, of.mbs, of.gas)),
+        *(np.log2(x) for x in (of.weight_shard, of.gradient_shard, of.optimizer_shard)),
+        np.log2(of.secondary_shard + 1),
+        2.0 * of.sequence_parallel,
+        2.0 * of.recompute,
+        2.0 * (of.gather_bits > 0),
+        2.0 * (of.reduce_bits > 0),
+        2.0 * (of.secondary_bits > 0),
+    ]
+    return np.stack(columns, axis=1) / REACH
+
+
+def _kernel(a: Array, b: Array) -> Array:
+    squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    return np.exp(-0.5 * np.maximum(squared, 0.0))
+
+
+def _improvement(gain: Array, deviation: Array) -> Array:
+    """Expected improvement (Jones et al. 1998) in the logarithm of the objective."""
+    z = gain / deviation
+    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
+    return np.asarray(gain * ndtr(z) + deviation * density)
