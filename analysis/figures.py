@@ -58,7 +58,7 @@ def trajectory_figure(
     _draw_failures(strip, x, frame, kinds)
     _draw_failure_share(bottom, x, frame)
     for axes in (top, strip, bottom):
-        _plain(axes)
+        plain(axes)
         for restart_s in restarts_s:
             axes.axvline(restart_s / scale_s, color=GRAY, linewidth=0.8, linestyle=":")
     if len(frame):
@@ -162,7 +162,7 @@ def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
     right.set_xlabel(f"SHAP value, {effect}", fontsize=9, parse_math=False)
     _color_key(figure, right)
     for axes in (left, right):
-        _plain(axes)
+        plain(axes)
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_locator(MaxNLocator(5))
     return figure
@@ -209,7 +209,8 @@ def _color_key(figure: Figure, axes: Axes) -> None:
     bar.ax.tick_params(length=0)
 
 
-def _plain(axes: Axes) -> None:
+def plain(axes: Axes) -> None:
+    """Leave out of the axes what carries no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=LIGHT, linewidth=0.5)
     axes.set_axisbelow(True)

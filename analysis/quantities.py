@@ -71,6 +71,14 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def percent(share: float) -> str:
+    """``12 %``, or ``1.2 %`` below ten; a dash for what is unknown."""
+    if not math.isfinite(share):
+        return "–"
+    digits = 1 if abs(share) < 0.0995 else 0
+    return f"{100 * share:.{digits}f} %"
+
+
 def duration(seconds: float) -> str:
     """``4.2 s``, ``3 min 20 s``, ``2 h 5 min`` or ``3 d 4 h``."""
     if seconds < 60:

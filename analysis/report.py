@@ -15,7 +15,8 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 
-from analysis import figures, quantities
+from analysis import figures, quantities, stacks
+from analysis.forecast import Forecast, Forecaster
 from analysis.run import Run, Trial, load, read_run
 from analysis.sensitivity import (
     NotEnough,
@@ -35,6 +36,7 @@ from analysis.trajectory import (
 )
 
 TOP = 10
+DRAWN = 5  # best trials whose predicted parts are drawn
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
 KEY_METRICS = (
@@ -55,13 +57,14 @@ class Section:
     image: str = ""
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
     """Write ``report/`` in a run folder: ``index.html``, its figures as PNG, ``best.yaml``.
 
     It can be written at any time, also while the search runs; files are replaced whole.
 
     Args:
         run_dir: ``runs/NAME``.
+        forecaster: gives the cost model's word on the run's trials; without it the page has none.
 
     Returns:
         Path of ``index.html``.
@@ -84,8 +87,10 @@ def write_report(run_dir: Path) -> Path:
         "number": quantities.number,
         "duration": quantities.duration,
         "value": _value,
+        "percent": quantities.percent,
     }
     varied, fixed = _parameters(run)
+    forecast = forecaster(run) if forecaster else None
     template = environment.from_string(Path(__file__).with_name("report.html").read_text())
     page = template.render(
         run=run,
@@ -98,6 +103,8 @@ def write_report(run_dir: Path) -> Path:
         failing=_section(
             failure_sensitivity, frame, folder / "failure_shap.png", "probability of failing"
         ),
+        forecast=forecast,
+        stacks=_stacks(folder / "forecast.png", run, forecast),
         failures=failures(run).to_dict("records"),
         parameters=varied,
         fixed=fixed,
@@ -156,6 +163,15 @@ def _section(
         return Section(refusal=str(refusal))
     figure = figures.sensitivity_figure(sensitivity, effect)
     return Section(sensitivity=sensitivity, image=_image(path, figure))
+
+
+def _stacks(path: Path, run: Run, forecast: Forecast | None) -> str:
+    """Data URL of the best trials' predicted parts; empty where there is nothing to draw."""
+    best = [trial.number for trial in ranking(run)[:DRAWN]]
+    if forecast is None or not best:
+        path.unlink(missing_ok=True)  # of an earlier state of the run
+        return ""
+    return _image(path, stacks.forecast_figure(forecast, best))
 
 
 def _parameters(run: Run) -> tuple[list[str], dict[str, Any]]:

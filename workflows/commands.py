@@ -91,9 +91,12 @@ def submit(arguments: Namespace) -> int:
 
 def check(arguments: Namespace) -> int:
     """Print how many configurations a space has and what removes the others."""
+    from workflows.predict import likely_to_fit
     from workflows.space import check as count
 
-    print(count(load_space(arguments.space)).text())
+    report = count(load_space(arguments.space))
+    print(report.text())
+    print(likely_to_fit(report))
     return 0
 
 
@@ -151,9 +154,10 @@ def status(arguments: Namespace) -> int:
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path."""
     from analysis.report import write_report
+    from workflows.forecast import forecast_of
 
     read_run(arguments.run)  # a clear error before slow imports have any effect
-    print(write_report(arguments.run))
+    print(write_report(arguments.run, forecast_of))
     return 0
 
 

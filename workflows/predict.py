@@ -10,11 +10,13 @@ import numpy as np
 
 from analysis.cost.model import Prediction
 from workflows.candidates import Candidates
-from workflows.pricing import Pricing
+from workflows.pricing import NotPricedError, Pricing
 from workflows.progress import config_text
+from workflows.space import CheckReport
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
+COUNTED = 50_000  # likewise, where only the share that fits is asked for
 GIB = 2**30
 SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
 
@@ -63,6 +65,25 @@ def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
     """One configuration."""
     prediction = pricing.predict([config])
     return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
+
+
+def likely_to_fit(report: CheckReport) -> str:
+    """How many of a space's valid configurations are expected to fit, as a line of text."""
+    try:
+        pricing = Pricing(report.space)
+    except NotPricedError as error:
+        return f"memory is not predicted: {error}"
+    candidates = Candidates(report.space)
+    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+    model = pricing.model
+    jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
+    fits = model.memory.fits(jobs, model.profile, model.memory_limit_bytes)
+    likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
+    return (
+        f"about {likely:,} of {report.valid:,} valid configurations are "
+        f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
+        "(cost model, uncalibrated)"
+    )
 
 
 def promise_of(pricing: Pricing, prediction: Prediction) -> np.ndarray:

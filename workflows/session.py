@@ -166,8 +166,9 @@ def _report(folder: RunFolder) -> str:
     """Write the report; whatever goes wrong there must not change how the search ended."""
     try:
         from analysis.report import write_report
+        from workflows.forecast import forecast_of
 
-        return f"report: {write_report(folder.path)}"
+        return f"report: {write_report(folder.path, forecast_of)}"
     except Exception as error:
         return (
             f"the report was not written ({type(error).__name__}: {error}); "

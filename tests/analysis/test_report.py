@@ -7,11 +7,19 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from analysis.cost.jobs import jobs
+from analysis.cost.model import CostModel
+from analysis.cost.profiles import MESHTUNE
+from analysis.forecast import Forecast
+from analysis.machine import Link, Machine, Nic
 from analysis.report import write_report
 from analysis.run import RunError, read_run
+from analysis.stacks import Stack
+from trainer.config import ModelConfig
 from workflows.best import load_best
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
@@ -206,3 +214,72 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     with pytest.raises(RunError):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def forecast(measured_over_predicted: float = 1.0) -> Forecast:
+    """Of trials 0 to 2 of a 22B model: two that ran, and one that was out of memory."""
+    shape = ModelConfig(
+        num_layers=48, hidden_size=6144, num_heads=48, vocab_size=51200, seq_length=2048
+    )
+    columns = {
+        "tp": [2, 2, 1], "pp": [4, 2, 1], "mbs": [1, 2, 4], "gas": [16, 8, 4],
+        "dp": [2, 4, 16], "world_size": [16, 16, 16], "vpp": [1, 1, 1],
+    }  # fmt: skip
+    machine = Machine(
+        name="m", gpus_per_node=8, memory_gib=64, peak_bf16_tflops=191,
+        links=[Link(level="node", gpus=8, gb_per_s=100)], nic=Nic(count=4, gb_per_s=25),
+    )  # fmt: skip
+    rows = jobs({k: np.array(v) for k, v in columns.items()}, shape)
+    found = CostModel(machine, MESHTUNE).predict(rows)
+    ran = np.array([1.0, 1.0, np.nan])
+    return Forecast(
+        trials=(0, 1, 2),
+        prediction=found,
+        before_s=found.step_time_s,
+        held_out_s=found.step_time_s,
+        held_out_bytes=found.peak_bytes,
+        held_out_fits=np.array([0.9, 0.3, 0.1]),
+        measured_s=measured_over_predicted * found.step_time_s * ran,
+        measured_bytes=found.peak_bytes * ran,
+        out_of_memory=np.array([False, False, True]),
+    )
+
+
+@pytest.fixture
+def priced(journal) -> Path:
+    book = journal()
+    for trial, value in enumerate((10.0, 8.0)):
+        book.run_one(trial, {"tp": trial}, "ok", value)
+    book.run_one(2, {"tp": 2}, "oom", None, "out of memory")
+    return book.directory
+
+
+def test_the_page_shows_predictions_beside_what_was_measured(priced):
+    page = Page(write_report(priced, lambda run: forecast(1.25)))
+    text = " ".join(page.text.split())
+    assert "Median error of the step time 20 % (before this run taught it: 20 %)" in text
+    assert "Of 1 trials that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
+    rows = page.source.split('id="forecast"')[1].split("</table>")[0].count("<tr>")
+    assert rows == 1 + 3
+    image = (priced / "report" / "forecast.png").read_bytes()
+    assert base64.b64encode(image).decode() in page.source
+    assert "far off" not in text
+
+
+def test_a_model_that_is_far_off_is_not_to_be_trusted(priced):
+    assert "far off" in Page(write_report(priced, lambda run: forecast(1.4))).text
+
+
+def test_a_run_without_prices_has_no_word_of_the_model(priced):
+    write_report(priced, lambda run: forecast())
+    page = Page(write_report(priced, lambda run: None))
+    assert "cost model" not in page.text
+    assert not (priced / "report" / "forecast.png").exists()
+
+
+def test_parts_that_nobody_could_see_are_drawn_as_one():
+    few = Stack({"a": np.array([99.0, 1.0]), "b": np.array([0.4, 0.5]), "c": np.array([0.1, 0.2]),
+                 "d": np.zeros(2)}, np.zeros(2))  # fmt: skip
+    assert {k: v.tolist() for k, v in few.shown().items()} == {
+        "a": [99.0, 1.0], "other": [0.5, 0.7]
+    }  # fmt: skip

@@ -1,0 +1,139 @@
+"""What the cost model says of a run's trials: by models that have not seen them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.run import Run, Trial
+from workflows.candidates import Candidates
+from workflows.cli import main
+from workflows.forecast import forecast_of
+from workflows.pricing import Pricing
+from workflows.space import SearchSpace, load_space
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    """A run of trials whose steps take 1.3 times what the model says before it."""
+
+    def make(count: int = 12, slow: int = -1, by_rate: bool = False) -> Run:
+        space = load_space("gpt_175b_frontier")
+        (tmp_path / "space.yaml").write_text(space.frozen())
+        configs = _configs(space, count)
+        prediction = Pricing(space).predict(configs)
+        trials = {}
+        for number, config in enumerate(configs):
+            trial = trials[number] = Trial(number, config, 0.0)
+            if prediction.fits[number] < 0.5:
+                trial.kind = "oom"
+                continue
+            factor = 1.3 * (3 if number == slow else 1)
+            trial.kind = "ok"
+            trial.objective = float(prediction.tflops_per_gpu[number]) / factor
+            trial.result = {
+                "tflops_per_gpu": trial.objective,
+                "peak_memory_bytes": 0.9 * float(prediction.peak_bytes[number]),
+            }
+            if not by_rate:
+                step_s = factor * float(prediction.step_time_s[number])
+                trial.result["step_time_s"] = {"median": step_s}
+        return Run(tmp_path, trials=trials)
+
+    return make
+
+
+def _configs(space: SearchSpace, count: int) -> list[dict[str, object]]:
+    """Three that fit for each one that does not."""
+    drawn = Candidates(space).draw(20 * count, np.random.default_rng(5), [], 10**6)
+    fits = Pricing(space).predict(drawn).fits
+    good, bad = np.flatnonzero(fits > 0.9), np.flatnonzero(fits < 0.1)
+    chosen = np.sort(np.concatenate([good[: count - count // 4], bad[: count // 4]]))
+    return [space.canonical(drawn[i]) for i in chosen]
+
+
+def test_what_the_model_learns_shows_in_trials_that_it_has_not_seen(
+    run: Callable[..., Run],
+) -> None:
+    forecast = forecast_of(run(30))
+    assert forecast is not None
+    errors = forecast.median_errors
+    assert errors["time_before"] == pytest.approx(1 - 1 / 1.3)
+    assert errors["time"] < 0.06
+    assert forecast.rank_correlation > 0.95
+    assert not forecast.doubtful
+    assert forecast.out_of_memory.sum() == 7
+    assert (forecast.foreseen, forecast.false_alarms) == (7, 0)
+
+
+def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(
+    run: Callable[..., Run],
+) -> None:
+    calm = forecast_of(run())
+    assert calm is not None
+    slow = int(np.flatnonzero(~calm.out_of_memory)[0])
+    upset = forecast_of(run(slow=slow))
+    assert upset is not None
+    assert upset.measured_s[slow] == pytest.approx(3 * calm.measured_s[slow])
+    assert upset.held_out_s[slow] == calm.held_out_s[slow]
+    assert upset.prediction.step_time_s[slow] > calm.prediction.step_time_s[slow]
+    assert (upset.held_out_s != calm.held_out_s).any()
+
+
+def test_a_trainer_that_reports_only_a_rate_is_compared_all_the_same(
+    run: Callable[..., Run],
+) -> None:
+    forecast, known = forecast_of(run(by_rate=True)), forecast_of(run())
+    assert forecast is not None and known is not None
+    assert forecast.measured_s == pytest.approx(known.measured_s, nan_ok=True)
+
+
+def test_a_run_without_a_space_or_without_trials_has_no_forecast(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    assert forecast_of(Run(run().directory)) is None
+    (tmp_path / "space.yaml").unlink()
+    assert forecast_of(Run(tmp_path, trials={0: Trial(0, {}, 0.0, kind="oom")})) is None
+
+
+def test_a_cluster_without_links_costs_the_forecast_not_the_report(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    made = run()
+    content = yaml.safe_load((tmp_path / "space.yaml").read_text())
+    del content["cluster"]["nic"]
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(content))
+    assert forecast_of(made) is None
+    assert main(["check", str(tmp_path / "space.yaml")]) == 0
+
+
+def test_check_says_how_many_configurations_are_expected_to_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    space = load_space("gpt_175b_frontier_table4")
+    configs = Candidates(space).draw(10**6, np.random.default_rng(0), [], 10**6)
+    likely = np.count_nonzero(Pricing(space).predict(configs).fits >= 0.5)
+    assert 0 < likely < len(configs)
+    assert main(["check", "gpt_175b_frontier_table4"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"about {likely:,} of {len(configs):,} valid configurations are predicted to fit in "
+        "64 GiB (cost model, uncalibrated)"
+    )
+
+
+def test_check_says_why_it_predicts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
+        "trainer: {command: [train, '{mbs}']}\nparameters: {mbs: [1, 2]}\n"
+        "objective: {maximize: speed}\n"
+    )
+    assert main(["check", str(space)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "memory is not predicted: the space has no model"

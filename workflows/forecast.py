@@ -1,0 +1,89 @@
+"""What the cost model says of a run's own trials, for its report."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.jobs import Array
+from analysis.cost.model import CostModel, Prediction
+from analysis.forecast import Forecast
+from analysis.run import Run, Trial
+from workflows.pricing import Pricing, price
+from workflows.space import SpaceError, load_space
+
+FOLDS = 5
+# Objectives from which a step's time follows: their product with it is the job's own.
+RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
+
+
+def forecast_of(run: Run) -> Forecast | None:
+    """The forecast for a run's trials that ran or ran out of memory.
+
+    A model that has seen a trial predicts it too well. What is compared with a trial's figures is
+    therefore predicted by a model calibrated without it: the trials are cut into five parts, and
+    each is predicted after the other four.
+
+    Returns:
+        None where the space cannot be read or priced, or no trial says anything.
+    """
+    try:
+        pricing = price(load_space(run.directory / "space.yaml"))
+    except SpaceError:
+        return None
+    trials = [t for _, t in sorted(run.trials.items()) if t.ok or t.kind in ("oom", "host_oom")]
+    if pricing is None or not trials:
+        return None
+    try:
+        before = pricing.predict([t.config for t in trials])
+    except ValueError:  # the cluster's facts lack a link that these trials cross
+        return None
+    held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
+    parts = np.arange(len(trials)) % FOLDS
+    for part in np.unique(parts):
+        own = np.flatnonzero(parts == part)
+        model = pricing.calibrated([t for t, p in zip(trials, parts, strict=True) if p != part])
+        found = _with(pricing, model).predict([trials[i].config for i in own])
+        held_out_s[own], held_out_bytes[own] = found.step_time_s, found.peak_bytes
+        held_out_fits[own] = found.fits
+    whole = _with(pricing, pricing.calibrated(trials))
+    return Forecast(
+        trials=tuple(t.number for t in trials),
+        prediction=whole.predict([t.config for t in trials]),
+        before_s=before.step_time_s,
+        held_out_s=held_out_s,
+        held_out_bytes=held_out_bytes,
+        held_out_fits=held_out_fits,
+        measured_s=_measured_s(pricing, trials, before),
+        measured_bytes=np.array([_number(t, "peak_memory_bytes") for t in trials]),
+        out_of_memory=np.array([not t.ok for t in trials]),
+    )
+
+
+def _with(pricing: Pricing, model: CostModel) -> Pricing:
+    other = copy.copy(pricing)
+    other.model = model
+    return other
+
+
+def _measured_s(pricing: Pricing, trials: Sequence[Trial], predicted: Prediction) -> Array:
+    """Step times as reported, or from the objective where a trainer reports only that."""
+    measured = np.array([_number(t, "step_time_s", "median") for t in trials])
+    figure = pricing.objective(predicted)
+    if figure is None or pricing.space.objective.key not in RATES:
+        return measured
+    rates = np.array([t.objective if t.ok and t.objective else np.nan for t in trials])
+    return np.where(np.isnan(measured), predicted.step_time_s * figure / rates, measured)
+
+
+def _number(trial: Trial, *path: str) -> float:
+    """A figure of the trial's result; nan where it failed or gave none."""
+    value: Any = trial.result if trial.ok else None
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return float("nan")
+    return float(value)
