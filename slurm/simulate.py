@@ -14,7 +14,7 @@ import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from slurm.clock import VirtualClock
 from slurm.core import Launcher, LauncherError, Lease, Outcome, TrialSpec
@@ -29,6 +29,14 @@ NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 OOM_EXIT_CODE = CRASH_EXIT_CODE = 1
 
 
+class Price(NamedTuple):
+    """What one configuration costs."""
+
+    step_time_s: float
+    needed_bytes: float  # of the fullest rank, beside the memory there is
+    peak_bytes: float  # of the same rank, as the trainer reports it
+
+
 class Workload(Protocol):
     """What trials would do on these nodes, without any chance in it."""
 
@@ -36,8 +44,8 @@ class Workload(Protocol):
     measured_steps: int
     memory_bytes: int  # that a rank has
 
-    def price(self, config: Mapping[str, Any]) -> tuple[float, float]:
-        """Seconds of one step, and bytes that the fullest rank would need."""
+    def price(self, config: Mapping[str, Any]) -> Price:
+        """What the configuration costs, the same each time."""
         ...
 
     def figures(
@@ -163,7 +171,7 @@ class SimulatedLauncher(Launcher):
         start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)
         slowness = chance.lognormvariate(0.0, cluster.noise)
         slowness *= max(self._slowness[node] for node in lease.nodes)
-        step_s, peak_bytes = work.price(spec.config)
+        step_s, needed_bytes, peak_bytes = work.price(spec.config)
         steps_s = [
             step_s * slowness * chance.lognormvariate(0.0, cluster.noise)
             for _ in range(work.warmup_steps + work.measured_steps)
@@ -177,9 +185,9 @@ class SimulatedLauncher(Launcher):
         if fails < cluster.launch_failure:
             quiet_s = [LAUNCH_FAILURE_S]
             left = _launch_failure(node)
-        elif peak_bytes > work.memory_bytes:
+        elif needed_bytes > work.memory_bytes:
             quiet_s = [start_up_s]  # the first micro-batch shows it
-            left = _out_of_memory(node, task, peak_bytes, work.memory_bytes)
+            left = _out_of_memory(node, task, needed_bytes, work.memory_bytes)
         elif crashes < cluster.crash:
             quiet_s = quiet_s[: reached + 2]
             left = _crash(node, task)
@@ -224,8 +232,8 @@ def _crash(node: str, task: int) -> dict[str, Any]:
     return {"exit_code": CRASH_EXIT_CODE, "stderr": said + srun}
 
 
-def _out_of_memory(node: str, task: int, peak_bytes: float, memory_bytes: int) -> dict[str, Any]:
-    need = f"needs {peak_bytes / 2**30:.1f} GiB of {memory_bytes / 2**30:.1f} GiB"
+def _out_of_memory(node: str, task: int, needed_bytes: float, memory_bytes: int) -> dict[str, Any]:
+    need = f"needs {needed_bytes / 2**30:.1f} GiB of {memory_bytes / 2**30:.1f} GiB"
     return {
         "exit_code": OOM_EXIT_CODE,
         "stderr": f"srun: error: {node}: task {task}: Exited with exit code {OOM_EXIT_CODE}\n",

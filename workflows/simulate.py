@@ -6,56 +6,47 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsFloat, get_args
+from dataclasses import replace
+from typing import Any, SupportsFloat, TypeVar, get_args
 
-from slurm.simulate import EPOCH, Cluster, SimulatedLauncher
+import numpy as np
+
+from analysis.cost.constants import Constants
+from slurm.simulate import EPOCH, Cluster, Price, SimulatedLauncher
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
 from workflows.commands import UsageError
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
 
-# Seconds of one step, and bytes of the fullest rank, of every configuration.
-Answers = Callable[
-    [Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], Sequence[SupportsFloat]]
-]
+C = TypeVar("C", bound=Constants)
+# Of every configuration: seconds of one step, bytes that the fullest rank needs, and bytes that it
+# would report. Raises ValueError for what cannot be said.
+Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
+TRIED, TRIED_VALID = 20_000, 500  # drawn to see whether the model can price the space
 DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
 
 
-@dataclass(frozen=True)
-class ModelError:
-    """How far the simulated truth is from the model that gives the answers.
-
-    Attributes:
-        time: standard deviation of the logarithm of true over predicted step time.
-        memory: of the peak memory.
-    """
-
-    time: float = 0.0
-    memory: float = 0.0
-
-
 class SpaceWorkload:
-    """The trials of a space as the model sees them, or as a truth unlike the model would.
+    """The trials of a space as a cost model sees them, or as one would that has more to it.
 
-    The truth differs from the model by a factor per value of every parameter: the model has the
-    parameters' effects wrong, consistently, as one with wrong constants has. The factors are drawn
-    once, so that over all configurations the logarithm of their product has the asked spread.
+    With a misfit, the truth differs from the answers by a factor per value of every parameter, for
+    time and for memory: an effect that no constants of the model explain. The factors are drawn
+    once, so that over all configurations the logarithm of their product has that spread.
 
     Args:
         space: names the model, the cluster and the steps of a trial.
-        answers: the model.
-        error: 0 is a perfect model.
-        seed: of the error.
+        answers: the cost model.
+        misfit: 0: the answers are true.
+        seed: of the misfit.
 
     Raises:
-        UsageError: if the space has no model, or seeks what a simulated trial does not measure.
+        UsageError: if the space has no model, mbs or gas.
     """
 
     def __init__(
-        self, space: SearchSpace, answers: Answers, error: ModelError | None = None, seed: int = 0
+        self, space: SearchSpace, answers: Answers, misfit: float = 0.0, seed: int = 0
     ) -> None:
         if space.model is None or not {"mbs", "gas"} <= space.facts(_any_config(space)).keys():
             raise UsageError(f"{space.file}: simulation needs a model, mbs and gas")
@@ -66,15 +57,14 @@ class SpaceWorkload:
         self.measured_steps = space.trial.measured_steps
         limit = space.trainer.builtin and space.trainer.builtin.device_memory_bytes
         self.memory_bytes = limit or space.cluster.memory_bytes
-        error = error or ModelError()
-        self._time_error = _Error(space, error.time, f"{seed}/time")
-        self._memory_error = _Error(space, error.memory, f"{seed}/memory")
+        self._time = _Misfit(space, misfit, f"{seed}/time")
+        self._memory = _Misfit(space, misfit, f"{seed}/memory")
 
-    def price(self, config: Mapping[str, Any]) -> tuple[float, float]:
-        step_times_s, peaks_bytes = self._answers([config])
-        return (
-            float(step_times_s[0]) * self._time_error.factor(config),
-            float(peaks_bytes[0]) * self._memory_error.factor(config),
+    def price(self, config: Mapping[str, Any]) -> Price:
+        (step_time_s,), (needed_bytes,), (peak_bytes,) = self._answers([config])
+        slower, larger = self._time.factor(config), self._memory.factor(config)
+        return Price(
+            float(step_time_s) * slower, float(needed_bytes) * larger, float(peak_bytes) * larger
         )
 
     def figures(
@@ -109,7 +99,7 @@ class SpaceWorkload:
         }
 
 
-class _Error:
+class _Misfit:
     """A factor per value of every varied parameter."""
 
     def __init__(self, space: SearchSpace, spread: float, seed: str) -> None:
@@ -137,15 +127,16 @@ def simulated_launcher(
         answers: default: the cost model.
 
     Raises:
-        UsageError: for an unknown key or a value that does not fit it; or if nothing would ever
-            end the search.
+        UsageError: for an unknown key or a value that does not fit it; if the cost model cannot
+            price the space, or does not say what it seeks; if nothing would ever end the search.
     """
-    cluster, error = _parse(space, text)
+    cluster, truth = _parse(space, text)
     budget = space.budget
     if not (budget.trials or budget.wall_time_s or budget.node_hours or cluster.time_s):
         raise UsageError("virtual time has no end: give --trials, a budget, or --simulate time=6h")
-    workload = SpaceWorkload(space, answers or _cost_model(space), error, cluster.seed)
-    launcher = SimulatedLauncher(cluster, workload, start)
+    answers = answers or _cost_model(space, truth["model_error"], cluster.seed)
+    workload = SpaceWorkload(space, answers, truth["misfit"], cluster.seed)
+    _try_prices(space, answers)
     key = space.objective.key
     measured = workload.figures(_any_config(space), [1.0], 0.0)
     if key.split(".")[0] not in measured:
@@ -153,23 +144,57 @@ def simulated_launcher(
             f"{space.file}: objective: a simulated trial does not measure {key!r}, only "
             f"{', '.join(name for name in measured if name != 'status')}"
         )
-    return launcher
+    return SimulatedLauncher(cluster, workload, start)
+
+
+def _try_prices(space: SearchSpace, answers: Answers) -> None:
+    """Find out before the search whether a fact is missing that some configurations need."""
+    rng = np.random.default_rng(0)
+    raw = {
+        name: np.array(parameter.values)[rng.integers(len(parameter.values), size=TRIED)]
+        for name, parameter in space.parameters.items()
+    }
+    rows = np.flatnonzero(space.valid(raw))[:TRIED_VALID]
+    try:
+        answers([{name: column[row].item() for name, column in raw.items()} for row in rows])
+    except ValueError as problem:
+        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
 
 
 def _any_config(space: SearchSpace) -> dict[str, Any]:
     return {name: parameter.values[0] for name, parameter in space.parameters.items()}
 
 
-def _cost_model(space: SearchSpace) -> Answers:
-    from workflows.pricing import price
+def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
+    """The space's own prices, with constants that are ``error`` times their priors' spread off."""
+    from workflows.pricing import NotPricedError, Pricing
 
-    predict = price(space)
+    try:
+        pricing = Pricing(space)
+    except NotPricedError as problem:
+        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+    if error:
+        rng = np.random.default_rng((seed, 1))
+        model = pricing.model
+        pricing.model = replace(
+            model,
+            constants=_drawn(model.constants, error, rng),
+            memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
+        )
 
-    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-        prediction = predict(configs)
-        return prediction.step_time_s, prediction.peak_bytes
+    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
+        prediction, model = pricing.predict(configs), pricing.model
+        reported = model.memory.peak_bytes(prediction.jobs, model.profile)
+        return prediction.step_time_s, prediction.peak_bytes, reported
 
     return answers
+
+
+def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
+    spreads = type(constants).spreads()
+    return type(constants).from_logs(
+        constants.logs() + error * spreads * rng.standard_normal(len(spreads))
+    )
 
 
 def _share(text: str) -> float:
@@ -212,28 +237,27 @@ _CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
     "time": ("time_s", _duration),
     "max_concurrent": ("max_concurrent", _count),
 }
-_ERROR: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "model_error": ("time", _rate),
-    "memory_error": ("memory", _rate),
-}
+_TRUTH = ("model_error", "misfit")  # how far it is from the cost model
 
 
-def _parse(space: SearchSpace, text: str) -> tuple[Cluster, ModelError]:
+def _parse(space: SearchSpace, text: str) -> tuple[Cluster, dict[str, float]]:
     widest = max((int(v) for v in _values(space, "num_nodes")), default=1)
     fields: dict[str, Any] = {"nodes": space.cluster.num_nodes or DEFAULT_TRIALS * widest}
-    error: dict[str, Any] = {}
+    truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
-        known = _ERROR if key in _ERROR else _CLUSTER
-        if key not in known:
-            keys = ", ".join([*_CLUSTER, *_ERROR])
+        if key not in (*_CLUSTER, *_TRUTH):
+            keys = ", ".join([*_CLUSTER, *_TRUTH])
             raise UsageError(f"--simulate {item}: accepted KEY=VALUE,... with {keys}")
-        field, read = known[key]
         try:
-            (error if known is _ERROR else fields)[field] = read(value)
+            if key in _TRUTH:
+                truth[key] = _rate(value)
+            else:
+                field, read = _CLUSTER[key]
+                fields[field] = read(value)
         except ValueError as mistake:
             raise UsageError(f"--simulate {item}: {mistake}") from mistake
-    return Cluster(**fields), ModelError(**error)
+    return Cluster(**fields), truth
 
 
 def _values(space: SearchSpace, name: str) -> tuple[Any, ...]:

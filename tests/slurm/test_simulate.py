@@ -15,7 +15,7 @@ import pytest
 
 from slurm.clock import VirtualClock
 from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
-from slurm.simulate import EPOCH, NODE_LOSS_S, Cluster, SimulatedLauncher
+from slurm.simulate import EPOCH, NODE_LOSS_S, Cluster, Price, SimulatedLauncher
 
 GIB = 2**30
 CALM = Cluster(
@@ -37,8 +37,8 @@ class Work:
     measured_steps: int = 5
     memory_bytes: int = 64 * GIB
 
-    def price(self, config: Mapping[str, Any]) -> tuple[float, float]:
-        return config.get("step_s", 2.0), config.get("peak_bytes", 8 * GIB)
+    def price(self, config: Mapping[str, Any]) -> Price:
+        return Price(config.get("step_s", 2.0), config.get("needed_bytes", 9 * GIB), 8 * GIB)
 
     def figures(
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
@@ -140,7 +140,7 @@ def test_another_attempt_has_another_chance() -> None:
 
 
 def test_more_memory_than_there_is_fails_before_the_first_step() -> None:
-    outcome = one(CALM, trial(1, config={"peak_bytes": 65 * GIB, "step_s": 300.0}))
+    outcome = one(CALM, trial(1, config={"needed_bytes": 65 * GIB, "step_s": 300.0}))
     assert outcome.kind is Kind.OOM
     assert outcome.elapsed_s < 200.0
     assert outcome.result and outcome.result["peak_memory_bytes"] == 64 * GIB
