@@ -27,9 +27,7 @@ class Candidates:
         only: the configurations there are; default all valid ones.
     """
 
-    def __init__(
-        self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None
-    ) -> None:
+    def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._space = space
         self._names = list(space.parameters)
         self._values = [space.parameters[name].values for name in self._names]

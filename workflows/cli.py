@@ -96,6 +96,21 @@ def _parser() -> argparse.ArgumentParser:
         "--calibrate", type=Path, metavar="RUN", help="fit the model's constants to a run's trials"
     )
 
+    sub = command(
+        "preflight", "Measure this machine or allocation, and write its cluster file for a space."
+    )
+    sub.add_argument("--out", type=Path, metavar="FILE.yaml", help="default: the cluster's name")
+    sub.add_argument("--nodes", type=_positive, metavar="N", help="default: all there are")
+    sub.add_argument(
+        "--ranks-per-node", type=_positive, metavar="N", help="default: one per GPU, or per core"
+    )
+    sub.add_argument(
+        "--launcher", choices=("local", "srun"), help="default: srun inside an allocation"
+    )
+    _site(sub)
+    sub.add_argument("--quick", action="store_true", help="fewer groups, sizes and repeats")
+    sub.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
+
     command("schema", "Print the JSON Schema of a space file, for editors.")
 
     sub = command("status", "Show how a run stands.")

@@ -126,6 +126,35 @@ def predict(arguments: Namespace) -> int:
     return 0
 
 
+def preflight(arguments: Namespace) -> int:
+    """Measure the machine and write its cluster file."""
+    from workflows import preflight as measuring
+
+    name = measuring.cluster_name(os.environ)
+    out: Path = arguments.out or Path(f"{name}.yaml")
+    if out.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--out {out}: a space finds a cluster's file by its suffix .yaml")
+    if out.exists():
+        raise UsageError(f"{out} exists: choose another --out, or remove it")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    launcher = make_launcher(
+        _launcher_name(arguments.launcher), arguments.nodes or 1, arguments.site
+    )
+    nodes = arguments.nodes or len(launcher.nodes())
+    if nodes > len(launcher.nodes()):
+        raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")
+    ranks = arguments.ranks_per_node or measuring.default_ranks(launcher, nodes, os.environ)
+    spec = measuring.preflight_spec(
+        out.with_name(f"{out.stem}-preflight"), nodes, ranks, arguments.quick
+    )
+    if arguments.dry_run:
+        print(measuring.dry_run(launcher, spec))
+        launcher.close()
+        return 0
+    return measuring.run_preflight(launcher, spec, out, name)
+
+
 def schema(_: Namespace) -> int:
     """Print the JSON Schema of a space file."""
     from workflows.space import json_schema

@@ -2,7 +2,7 @@
 
 A proposal is computed from the journal alone. The cost model is calibrated with every trial told,
 a Gaussian process learns what is left of the logarithm of the objective, and the configuration
-with the greatest expected improvement, weighed by the probability that it runs, comes next. While
+with the greatest upper confidence bound, weighed by the probability that it runs, comes next. While
 other trials run, the model's constants are drawn from what they may be instead, so that a batch is
 the favourites of differently wrong models and not eight neighbours of one.
 """
@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
 
 from analysis.cost.constants import Array
 from analysis.cost.jobs import Jobs
@@ -28,11 +27,12 @@ from workflows.pricing import Pricing
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race
 CALIBRATED_WITH = 200  # trials: the best and the latest
-REACH = 2.0  # of the residual's correlation, in doublings of a degree
+KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
+REACH = 1.5  # of the residual's correlation, in doublings of a degree
 NOISE_LOG_SD = 0.03  # of one measurement
 _UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
-DOUBT_LOG = 0.7  # median error, a factor of two, at which the model is not believed
-DOUBT_TRIALS = 3
+DOUBT_LOG = 1.2  # median error, a factor of three, at which the model is not believed
+DOUBT_TRIALS = 4
 DOUBT_FAILURES = 5  # in a row, of trials expected to fit
 
 
@@ -107,7 +107,7 @@ class Guide:
         told = [t for t in run.trials.values() if t.ended]
         pending = [t for t in run.trials.values() if not t.ended]
         model = self._calibrated(told)
-        rule = "expected improvement"
+        rule = "highest confidence bound"
         if pending:
             model, rule = self._drawn(model, rng), "favourite of one of several models"
         prediction = model.predict(self._jobs[free])
@@ -116,11 +116,7 @@ class Guide:
         shift, deviation = self._residual(model, successes, free)
         mean = mean + shift
         runs = np.maximum(prediction.fits, 1e-12) * self._survives(model, told, free)
-        if successes and not pending:
-            best = max(self._log_objective(t) for t in successes)
-            score = np.log(_improvement(mean - best, deviation) + 1e-300) + np.log(runs)
-        else:
-            score = mean + np.log(runs)
+        score = mean + KAPPA * deviation + np.log(runs)
         at = int(np.argmax(score))
         figure = self._pricing.objective(prediction)
         objective = float(np.exp(mean[at]))
@@ -183,9 +179,10 @@ class Guide:
         left = np.array([self._log_objective(t) for t in successes]) - self._log_promise(
             model.predict(own)
         )
-        spread = float(np.hypot(spread, 1.4826 * np.median(np.abs(left))))
         there = _features(own)
-        among = _kernel(there, there) + (NOISE_LOG_SD / spread) ** 2 * np.eye(len(left))
+        # What lies far off is a trial that something disturbed: it says little of its neighbours.
+        noise = np.hypot(NOISE_LOG_SD, np.maximum(np.abs(left) - 2 * spread, 0.0))
+        among = _kernel(there, there) + np.diag((noise / spread) ** 2)
         across = _kernel(self._features[free], there)
         solved = np.linalg.solve(among, np.column_stack([left, across.T]))
         variance = 1 - np.einsum("ij,ji->i", across, solved[:, 1:])
@@ -231,10 +228,3 @@ def _features(of: Jobs) -> Array:
 def _kernel(a: Array, b: Array) -> Array:
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
     return np.exp(-0.5 * np.maximum(squared, 0.0))
-
-
-def _improvement(gain: Array, deviation: Array) -> Array:
-    """Expected improvement (Jones et al. 1998) in the logarithm of the objective."""
-    z = gain / deviation
-    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-    return np.asarray(gain * ndtr(z) + deviation * density)

@@ -241,7 +241,9 @@ def play(
 def _answer(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
     """Tell a trial what was recorded; returns its tokens per second, 0 for a failure."""
     key = tuple(trial.config.items())
-    recorded = landscape.answers[key]
+    # A repeat that ran shows that the others failed for a reason of their own.
+    every = landscape.answers[key]
+    recorded = [a for a in every if np.isfinite(a.step_time_s)] or every
     answer = recorded[int(rng.integers(len(recorded)))]
     trial.ended_t = 0.0
     if not np.isfinite(answer.step_time_s):

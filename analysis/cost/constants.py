@@ -93,12 +93,14 @@ def fit(
     residuals: Callable[[C], Array],
     noise: float,
     prior: C | None = None,
+    certainty: float = 1.0,
 ) -> Fit[C]:
     """The constants that explain residuals best, given the prior (a maximum a posteriori).
 
     Minimizes ``sum rho(r_i / noise) + sum ((log c - log prior) / spread)^2``. First with the
     soft-L1 loss, which is convex; from there with the logarithm of a Student's t distribution,
-    for which rows that no model explains (a network that was disturbed) hardly count.
+    for which rows that no model explains (a network that was disturbed) hardly count. Where the
+    prior is itself learnt, the second alone, from the prior: few disturbed rows must not undo it.
 
     Args:
         start: where to start from.
@@ -106,9 +108,10 @@ def fit(
             (n,), or (c, n) for c constants at once (see :meth:`Constants.from_logs`).
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
+        certainty: how many times narrower the prior is than its spreads.
     """
     center = (prior or start).logs()
-    spreads = type(start).spreads()
+    spreads = type(start).spreads() / certainty
     free = spreads > 0
 
     def whole(x: Array) -> C:
@@ -126,7 +129,8 @@ def fit(
         return np.asarray((beside[1:] - beside[0]).T / DIFFERENCE)
 
     x = np.clip((start.logs() - center)[free] / spreads[free], -FAR, FAR)
-    for loss in (_soft_l1, _student):
+    losses = (_soft_l1, _student) if certainty <= 1 else (_student,)
+    for loss in losses:
         bounds = (-FAR - 0.01, FAR + 0.01)
         found = least_squares(cost, x, slopes, bounds=bounds, args=(loss,), max_nfev=MAX_STEPS)
         x = found.x

@@ -22,6 +22,7 @@ BOUND_LOG_SD = 0.04  # in what a job needs at least
 RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
+TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
 _DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
@@ -113,5 +114,6 @@ class MemoryModel:
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
-        found = fit(self.constants, residuals, noise, prior=MemoryConstants())
+        certainty = 1.0 if self.covariance is None else TRANSFER
+        found = fit(self.constants, residuals, noise, certainty=certainty)
         return replace(self, constants=found.constants, covariance=found.covariance)

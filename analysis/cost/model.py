@@ -16,6 +16,7 @@ from analysis.machine import Machine
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
+TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
 _DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
@@ -136,10 +137,11 @@ class CostModel:
         )
 
     def calibrated(self, evidence: Evidence) -> CostModel:
-        """The model after evidence: constants between the prior and what was measured.
+        """The model after evidence: constants between what they were and what was measured.
 
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
-        usable row the model is returned as it is.
+        usable row the model is returned as it is. What was learnt from other runs holds more
+        tightly than a prior does, but not as tightly as if these were more of the same.
         """
         timed = np.isfinite(evidence.step_time_s) & (evidence.step_time_s > 0)
         learnt = self
@@ -150,7 +152,8 @@ class CostModel:
                 predicted = step(jobs, self.machine, self.profile, constants).total
                 return np.asarray(np.log(predicted) - measured)
 
-            found = fit(self.constants, residuals, NOISE_LOG_SD, prior=TimeConstants())
+            certainty = 1.0 if self.covariance is None else TRANSFER
+            found = fit(self.constants, residuals, NOISE_LOG_SD, certainty=certainty)
             # Few rows say little of the spread: the prior's counts as four of them.
             rows = found.num_rows
             spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
