@@ -56,6 +56,42 @@ class Device:
         """Of ``torch.distributed``; on AMD ``nccl`` is RCCL."""
         return "nccl" if self.type == "cuda" else "gloo"
 
+    @property
+    def half(self) -> torch.dtype:
+        """The 16-bit format to train in: bf16, or fp16 on GPUs of before 2020."""
+        if self.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.float16
+        return torch.bfloat16
+
+    def facts(self) -> dict[str, str | int | None]:
+        """What torch says of the device: ``type``, ``name``, ``memory_bytes``, ``compute_units``
+        (None on a CPU), and ``library``, the collectives' with its version.
+
+        A CPU rank has an equal share of its node's memory.
+        """
+        if self.type == "cuda":
+            seen = torch.cuda.get_device_properties(self.torch)
+            library = "RCCL" if torch.version.hip else "NCCL"
+            return {
+                "type": self.type,
+                "name": seen.name,
+                "memory_bytes": seen.total_memory,
+                "compute_units": seen.multi_processor_count,
+                "library": f"{library} {'.'.join(map(str, torch.cuda.nccl.version()))}",
+            }
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return {
+            "type": self.type,
+            "name": "a process on a CPU",
+            "memory_bytes": whole // self.local_world_size,
+            "compute_units": None,
+            "library": "gloo",
+        }
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Memory of the host that the device can copy from at full speed."""
+        return torch.ones(num_bytes // 4, pin_memory=self.type == "cuda")
+
     def synchronize(self) -> None:
         """Wait until all work given to the device is done."""
         if self.type == "cuda":

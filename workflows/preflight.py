@@ -1,0 +1,175 @@
+"""``meshtune preflight``: measure a machine through the launcher, and write its cluster file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from shlex import join
+from statistics import median
+from typing import Any
+
+from analysis.measured import (
+    best_ring,
+    link_warnings,
+    points,
+    slow_gpu_warnings,
+)
+from slurm.core import Kind, Launcher, LauncherError, Lease, TrialSpec
+from slurm.evidence import clear
+from slurm.local import visible_gpus
+from workflows.cluster_file import NotMeasuredError, cluster_file
+from workflows.folder import write_atomically
+
+TIMEOUT_S = 3600.0
+# A collective that hangs is ended by its own timeout before that; a communicator takes long to
+# make on many nodes.
+NO_PROGRESS_TIMEOUT_S = 300.0
+MAX_CPU_RANKS = 8
+RESULT_NAME = "result.json"  # which launchers look for
+
+
+def preflight_spec(
+    folder: Path, num_nodes: int, ranks_per_node: int, quick: bool, timeout_s: float = TIMEOUT_S
+) -> TrialSpec:
+    """What to start: a rank for each GPU."""
+    result = folder.absolute() / RESULT_NAME
+    argv = [sys.executable, "-m", "trainer.preflight", str(result), *(["--quick"] * quick)]
+    return TrialSpec(
+        name=f"meshtune-preflight-{os.getpid()}",
+        directory=folder.absolute(),
+        argv=tuple(argv),
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
+        timeout_s=timeout_s,
+        no_progress_timeout_s=NO_PROGRESS_TIMEOUT_S,
+    )
+
+
+def gpus_of_a_node(environ: Mapping[str, str]) -> int:
+    """GPUs per node as Slurm or this machine tells; 0 where neither does."""
+    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):  # the latter may be "a100:4"
+        if found := re.search(r"(\d+)$", environ.get(name, "")):
+            return int(found[1])
+    return len(visible_gpus(environ)[1])
+
+
+def default_ranks(launcher: Launcher, num_nodes: int, environ: Mapping[str, str]) -> int:
+    """One per GPU; without GPUs, and on this machine, one per core.
+
+    Raises:
+        LauncherError: if Slurm's nodes show no GPUs.
+    """
+    if launcher.name == "srun":
+        if gpus := gpus_of_a_node(environ):
+            return gpus
+        raise LauncherError(
+            "Slurm does not say how many GPUs a node has (SLURM_GPUS_ON_NODE is not set): "
+            "state --ranks-per-node"
+        )
+    gpus = len(visible_gpus(environ)[1]) // num_nodes
+    return gpus or min(MAX_CPU_RANKS, max(1, (os.cpu_count() or 1) // num_nodes))
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """What the machine is called: Slurm's name of the cluster, else this host's."""
+    name = environ.get("SLURM_CLUSTER_NAME") or socket.gethostname().split(".")[0]
+    return re.sub(r"[^\w-]", "_", name) or "cluster"
+
+
+def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
+    """The exact command; starts and writes nothing."""
+    return join(launcher.command(spec, _lease(launcher, spec)))
+
+
+def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:
+    """Measure, write the cluster file, print what was found; returns the exit code.
+
+    Args:
+        launcher: gives the ranks their processes; closed at the end.
+        spec: what it starts; its folder is made.
+        out: where the cluster file goes.
+        name: of the cluster.
+    """
+    lease = _lease(launcher, spec)
+    spec.directory.mkdir(parents=True, exist_ok=True)
+    clear(spec.directory)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
+        signal.signal(number, lambda *_: stop.set())
+    ranks = f"{spec.ranks_per_node} rank{'s' if spec.ranks_per_node > 1 else ''} each"
+    print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
+    try:
+        outcome = launcher.run(spec, lease, stop)
+    finally:
+        launcher.close()
+    failure = ""
+    if outcome.kind is not Kind.OK:
+        failure = f"{outcome.kind}: {outcome.message}"
+    return conclude(spec.directory / RESULT_NAME, out, name, failure)
+
+
+def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
+    """Write what was measured, print a summary; exit code 1 after a failure.
+
+    Args:
+        result_file: of ``trainer.preflight``, complete or not.
+        out: where the cluster file goes.
+        name: of the cluster.
+        failure: how the measurement failed; empty if it did not.
+    """
+    try:
+        result = json.loads(result_file.read_text())
+        if not failure and result["status"] != "ok":
+            failure = result["message"]
+        text, machine = cluster_file(result, name, datetime.now(UTC), failure)
+    except (OSError, ValueError, KeyError, NotMeasuredError) as error:
+        print(f"nothing to write to {out}: {failure or error}", file=sys.stderr)
+        print(f"the logs are in {result_file.parent}", file=sys.stderr)
+        return 1
+    write_atomically(out, text)
+    for line in summary(result):
+        print(line)
+    measured = points(result.get("collectives", []))
+    warnings = link_warnings(measured, machine)
+    if result["device"]["type"] != "cpu":
+        gemm = result["gemm"][-1]
+        warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"wrote {out}; a space uses it with `cluster: {out.name}` beside it")
+    if failure:
+        print(f"incomplete: {failure}; the logs are in {result_file.parent}", file=sys.stderr)
+    return 1 if failure else 0
+
+
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """One line for each product, copy and group."""
+    lines = []
+    for gemm in result.get("gemm", []):
+        label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
+        lines.append(f"{label:44s}{median(gemm['tflops']):10.4g} TFLOP/s")
+    for kind, label in (("copy", "memory copy"), ("host_copy", "host to device")):
+        for copy in result.get(kind, []):
+            lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
+    measured = points(result.get("collectives", []))
+    for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in measured):
+        label = f"{gpus} ranks on {nodes} node{'s' if nodes > 1 else ''}, stride {stride}"
+        ring = best_ring(measured, gpus, nodes, stride)
+        if ring:
+            lines.append(
+                f"{label:44s}{ring.bus_gb_per_s:10.4g} GB/s bus bandwidth, {ring.operation} of "
+                f"{ring.size_bytes / 2**20:.4g} MiB"
+            )
+    return lines
+
+
+def _lease(launcher: Launcher, spec: TrialSpec) -> Lease:
+    return Lease("preflight", tuple(launcher.nodes()[: spec.num_nodes]))
