@@ -67,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")
     sub.add_argument("--seed", type=_seed, metavar="N", help="default: 0, or the run's own")
     sub.add_argument(
+        "--policy",
+        choices=("meshtune", "deephyper", "cost-model", "random"),
+        default="meshtune",
+        help="what chooses: the cost model, corrected by what is measured and backed by Bayesian "
+        "optimization (default); that alone; the model's ranking alone; chance",
+    )
+    sub.add_argument(
         "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
     )
 

@@ -56,11 +56,17 @@ def search(arguments: Namespace) -> int:
     if arguments.dry_run:
         from workflows.session import dry_run
 
-        for line in dry_run(space, folder, launcher, arguments.seed):
+        for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy):
             print(line)
         return 0
     return run_session(
-        space, folder, launcher, arguments.seed, _budget(space), _launcher_flags(arguments)
+        space,
+        folder,
+        launcher,
+        arguments.seed,
+        _budget(space),
+        _flags(arguments),
+        arguments.policy,
     )
 
 
@@ -285,12 +291,13 @@ def _refuse_simulated_run(folder: RunFolder) -> None:
         )
 
 
-def _launcher_flags(arguments: Namespace) -> str:
+def _flags(arguments: Namespace) -> str:
     """What the command that goes on with a run needs beside the space."""
+    flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
     if arguments.launcher != "simulate":
-        return ""
+        return flags
     options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""
-    return f" --launcher simulate{options}"
+    return f" --launcher simulate{options}{flags}"
 
 
 def _widest(space: SearchSpace) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Evidence, Prediction
@@ -63,13 +64,14 @@ class Pricing:
             gib = builtin.device_memory_bytes / 2**30
             machine = machine.model_copy(update={"memory_gib": gib})
         habits = MESHTUNE if builtin else profile(space.trainer.framework or DEFAULT_FRAMEWORK)
-        memory = CPU_MEMORY if on_cpu else MemoryModel()
         if on_cpu:
             habits = replace(habits, name="meshtune on CPU", flash_attention=False)
-        self.model = CostModel(machine, habits, memory=memory)
+        self.model = cost_model(machine, habits)
+        if on_cpu:
+            self.model = replace(self.model, memory=CPU_MEMORY)
         engines = space.parameters.get("engine")
         if engines is not None and set(engines.values) == {"deepspeed"}:
-            self.model = replace(self.model, profile=MEGATRON_DEEPSPEED)
+            self.model = cost_model(machine, MEGATRON_DEEPSPEED)
 
     def jobs(self, facts: Facts, count: int) -> Jobs:
         """The jobs of ``count`` configurations whose facts are given as columns."""

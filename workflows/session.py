@@ -23,7 +23,7 @@ from workflows.driver import CONTINUE, INTERRUPTED, Driver, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.progress import Progress, config_text
-from workflows.proposer import Proposer
+from workflows.proposer import Policy, Proposer
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory, data_prefix, make_data
 
@@ -37,6 +37,7 @@ def run_session(
     seed: int | None,
     budget: Budget,
     flags: str = "",
+    policy: Policy = "meshtune",
 ) -> int:
     """Search until an ending, write the report, and return the process's exit code.
 
@@ -47,6 +48,7 @@ def run_session(
         seed: None: the run's own, or 0.
         budget: of the whole run.
         flags: what the command that goes on with the run needs beside the space.
+        policy: what chooses; see ``Proposer``.
     """
     console = Console()
     # Slurm's warning may come while there is no driver yet, or none any more.
@@ -66,7 +68,7 @@ def run_session(
                 folder=folder,
                 journal=journal,
                 launcher=launcher,
-                proposer=Proposer(space, seed),
+                proposer=Proposer(space, seed, policy),
                 factory=factory,
                 budget=budget,
                 seed=seed,
@@ -83,13 +85,17 @@ def run_session(
 
 
 def dry_run(
-    space: SearchSpace, folder: RunFolder, launcher: Launcher, seed: int | None
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None,
+    policy: Policy = "meshtune",
 ) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
     factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
-    proposer = Proposer(space, run.seed if seed is None else seed)
+    proposer = Proposer(space, run.seed if seed is None else seed, policy)
     pool = NodePool(launcher.nodes())
     yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
     for _ in range(DRY_RUN_TRIALS):
