@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -90,6 +91,13 @@ class Allocation:
             except SlurmError:
                 return node  # srun will say what is wrong with it
         return self._addresses[node]
+
+    def gpus_per_node(self) -> int:
+        """GPUs of the job's first node, whether or not the job has them all."""
+        shown = self._run(["scontrol", "show", "node", self.nodes[0], "-o"])
+        gres = re.search(r"\bGres=(\S*)", shown)  # like gpu:a100:4(S:0-1),shard:8
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres[1] if gres else "")
+        return sum(map(int, counts))
 
     def time_left_s(self) -> float | None:
         """Seconds until the job's time limit; None if it has none. Asks Slurm once a minute."""

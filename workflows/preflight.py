@@ -25,6 +25,7 @@ from analysis.measured import (
 from slurm.core import Kind, Launcher, LauncherError, Lease, TrialSpec
 from slurm.evidence import clear
 from slurm.local import visible_gpus
+from slurm.srun import SrunLauncher
 from workflows.cluster_file import NotMeasuredError, cluster_file
 from workflows.folder import write_atomically
 
@@ -53,27 +54,17 @@ def preflight_spec(
     )
 
 
-def gpus_of_a_node(environ: Mapping[str, str]) -> int:
-    """GPUs per node as Slurm or this machine tells; 0 where neither does."""
-    for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):  # the latter may be "a100:4"
-        if found := re.search(r"(\d+)$", environ.get(name, "")):
-            return int(found[1])
-    return len(visible_gpus(environ)[1])
-
-
 def default_ranks(launcher: Launcher, num_nodes: int, environ: Mapping[str, str]) -> int:
     """One per GPU; without GPUs, and on this machine, one per core.
 
     Raises:
-        LauncherError: if Slurm's nodes show no GPUs.
+        LauncherError: if Slurm's nodes have no GPUs.
     """
-    if launcher.name == "srun":
-        if gpus := gpus_of_a_node(environ):
+    if isinstance(launcher, SrunLauncher):
+        granted = environ.get("SLURM_GPUS_ON_NODE", "")  # salloc sets it only where GPUs were asked
+        if gpus := int(granted) if granted.isdecimal() else launcher.allocation.gpus_per_node():
             return gpus
-        raise LauncherError(
-            "Slurm does not say how many GPUs a node has (SLURM_GPUS_ON_NODE is not set): "
-            "state --ranks-per-node"
-        )
+        raise LauncherError("Slurm shows no GPUs on these nodes: state --ranks-per-node")
     gpus = len(visible_gpus(environ)[1]) // num_nodes
     return gpus or min(MAX_CPU_RANKS, max(1, (os.cpu_count() or 1) // num_nodes))
 

@@ -12,11 +12,14 @@ import pytest
 import yaml
 
 from analysis.machine import Machine
+from slurm.allocation import Allocation
 from slurm.core import LauncherError
 from slurm.local import LocalLauncher
+from slurm.site import load_site
+from slurm.srun import SrunLauncher
 from workflows.cli import main
 from workflows.cluster_file import NotMeasuredError, cluster_file, shipped_clusters
-from workflows.preflight import cluster_name, conclude, default_ranks, gpus_of_a_node
+from workflows.preflight import cluster_name, conclude, default_ranks
 from workflows.pricing import Pricing
 from workflows.space import load_space
 
@@ -206,16 +209,40 @@ def test_slow_links_and_gpus_are_named_when_they_are_written(
     assert "plug-in" in warnings[0] and "local rank 1 on n2" in warnings[1]
 
 
-def test_ranks_are_one_per_gpu_as_slurm_tells() -> None:
-    assert gpus_of_a_node({"SLURM_GPUS_ON_NODE": "4"}) == 4
-    assert gpus_of_a_node({"SLURM_GPUS_PER_NODE": "a100:8"}) == 8
-    assert gpus_of_a_node({"CUDA_VISIBLE_DEVICES": "0,2,3"}) == 3
+@pytest.mark.parametrize(
+    ("gres", "environ", "ranks"),
+    [
+        ("gpu:4", {}, 4),
+        ("gpu:a100:8(S:0-1)", {}, 8),
+        ("shard:32,gpu:mi250x:6,gpu:mi250:2", {}, 8),
+        ("gpu:8", {"SLURM_GPUS_ON_NODE": "2"}, 2),  # the job has a part of the node
+        ("(null)", {}, None),
+        ("gpuless:3", {}, None),
+    ],
+)
+def test_ranks_are_one_per_gpu_that_slurm_shows(
+    gres: str, environ: dict[str, str], ranks: int | None
+) -> None:
+    answers = {
+        "squeue -h -j 7 -o %N": "n[1-2]",
+        "scontrol show hostnames n[1-2]": "n1\nn2",
+        "squeue -h -j 7 -o %C %D": "16 2",
+        "scontrol show node n1 -o": f"NodeName=n1 Arch=x86_64 Gres={gres} CfgTRES=cpu=8",
+    }
+    allocation = Allocation("7", lambda argv: answers[" ".join(argv)])
+    launcher = SrunLauncher(load_site("generic"), allocation)
+    if ranks is not None:
+        assert default_ranks(launcher, 2, environ) == ranks
+        return
+    with pytest.raises(LauncherError, match="--ranks-per-node"):
+        default_ranks(launcher, 2, environ)
+
+
+def test_nodes_played_by_this_machine_share_its_gpus_or_its_cores() -> None:
     launcher = LocalLauncher(2)
     try:
         assert default_ranks(launcher, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == 2
-        launcher.name = "srun"
-        with pytest.raises(LauncherError, match="--ranks-per-node"):
-            default_ranks(launcher, 2, {"CUDA_VISIBLE_DEVICES": ""})
+        assert default_ranks(launcher, 2, {"CUDA_VISIBLE_DEVICES": ""}) >= 1
     finally:
         launcher.close()
 
