@@ -16,7 +16,7 @@ from analysis.run import Run
 
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
-FEW = 5  # trials below which a rank correlation says nothing
+FEW = 5  # trials below which neither a rank correlation nor a share of failures says much
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,10 @@ class Forecast:
 
     @property
     def doubtful(self) -> bool:
-        return self.median_errors["time"] > DOUBTFUL
+        """Whether step times are far off, or most failures by memory came unforeseen."""
+        failures = int(np.count_nonzero(self.out_of_memory))
+        blind = failures >= FEW and self.foreseen < failures / 2
+        return blind or self.median_errors["time"] > DOUBTFUL
 
 
 Forecaster = Callable[[Run], Forecast | None]

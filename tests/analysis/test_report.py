@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -268,6 +269,20 @@ def test_the_page_shows_predictions_beside_what_was_measured(priced):
 
 def test_a_model_that_is_far_off_is_not_to_be_trusted(priced):
     assert "far off" in Page(write_report(priced, lambda run: forecast(1.4))).text
+
+
+def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
+    one = forecast()
+    failures = np.arange(6)
+    many = replace(
+        one,
+        held_out_fits=np.where(failures < 3, 0.1, 0.9),
+        **dict.fromkeys(("before_s", "held_out_s", "held_out_bytes"), np.ones(6)),
+        **dict.fromkeys(("measured_s", "measured_bytes"), np.full(6, np.nan)),
+        out_of_memory=np.ones(6, bool),
+    )
+    assert (many.foreseen, many.doubtful) == (3, False)
+    assert replace(many, held_out_fits=np.where(failures < 2, 0.1, 0.9)).doubtful
 
 
 def test_a_run_without_prices_has_no_word_of_the_model(priced):
