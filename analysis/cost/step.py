@@ -236,23 +236,28 @@ def _data(
     reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, profile.reduce_bytes)
     held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
     ones = np.ones(len(jobs))
+    # Split weights and gradients come and go layer by layer, and each call has its latency.
+    units = stages(jobs, profile).most + 1
 
-    def gather(size: Array, stride: Array, num_bytes: Array) -> Array:
-        return links.all_gather_s(
-            machine, c, Group(size, stride * jobs.tp, jobs.world_size), num_bytes
-        )
+    def gather(size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
+        group = Group(size, stride * jobs.tp, jobs.world_size)
+        return calls * links.all_gather_s(machine, c, group, num_bytes / calls)
 
     # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
-    stored = gather(jobs.weight_shard, ones, weights * gather_bytes)
-    nearer = gather(np.maximum(jobs.secondary_shard, 1), ones, weights * held_bytes)
+    stored = gather(jobs.weight_shard, ones, weights * gather_bytes, units)
+    copies = np.maximum(jobs.secondary_shard, 1)
+    nearer = gather(copies, ones, weights * held_bytes, units)
     has_copy = jobs.secondary_shard > 0
     gathers = np.where(has_copy, stored + (2 * jobs.gas - 1) * nearer, 2 * jobs.gas * stored)
     gathers = np.where(jobs.weight_shard > 1, gathers, 0.0)
     gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
 
     # Reducing: split gradients in every micro-batch, then once a step over what is left.
-    inner = links.reduce_scatter_s(
-        machine, c, Group(jobs.gradient_shard, jobs.tp, jobs.world_size), weights * reduce_bytes
+    inner = units * links.reduce_scatter_s(
+        machine,
+        c,
+        Group(jobs.gradient_shard, jobs.tp, jobs.world_size),
+        weights * reduce_bytes / units,
     )
     rest = weights * reduce_bytes / jobs.gradient_shard
     further = jobs.optimizer_shard / jobs.gradient_shard
@@ -276,7 +281,7 @@ def _data(
 
     # Publishing what the optimizer's share updated, where weights are split less than it.
     spread = jobs.optimizer_shard / jobs.weight_shard
-    publish = gather(spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard)
+    publish = gather(spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones)
     return gathers, per_micro + once, publish
 
 

@@ -104,7 +104,7 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
         shape = gpt_shape(*_sizes(row), 2048)
         parts = [
             candidates(
-                shape, tp=tp or [1, 2, 4, 8], pp=pp or [1, 2, 4, 8, 16], dp=[1.0], mbs=[size],
+                shape, tp=tp or [1, 2, 4, 8], pp=pp or [1, 2, 4, 8, 16], dp=[1.0, 2.0, 4.0, 8.0, 16.0], mbs=[size],
                 gas=[batch / size], zero_stage=[1.0],
             )
             for size in mbs
@@ -151,7 +151,8 @@ _SHARDS = ("weight_shard", "gradient_shard", "optimizer_shard")
 def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Xu et al. 2025, section VI: GPT-NeoX 20B on Frontier.
 
-    The batch is not stated: micro-batches of 4, as in GPT-NeoX's own configuration of the model.
+    The batch is not stated: 2,048 tokens a GPU, as Wang et al. 2023 have where they compare ZeRO++
+    with ZeRO-3.
     """
     facts = dict(zip(frame["fact"], frame["value"], strict=True))
 
@@ -164,7 +165,7 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
         shape = {**gpt_shape(44, 6144, 64, 2048), "vocab_size": 50432, "tied_embeddings": False}
         placed = place(preset, Wishes(), dp, 1, Topology(8, 2), Format.FP16, Format.FP16)
         j = candidates(
-            {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[4]
+            {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[1]
         )
         habits = replace(profile("megatron-deepspeed"), flash_attention=True)
         return Setup(j, shipped("frontier"), habits)
