@@ -74,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         "optimization (default); that alone; the model's ranking alone; chance",
     )
     sub.add_argument(
+        "--warm-start",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="earlier runs, of any model, size or machine, that the cost model learns from",
+    )
+    sub.add_argument(
         "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
     )
 

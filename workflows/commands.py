@@ -9,6 +9,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from analysis.run import RunError, read_run
 from slurm.batch import SCRIPT_NAME, BatchError
@@ -19,6 +20,9 @@ from workflows.budget import Budget
 from workflows.folder import FingerprintError, RunFolder
 from workflows.journal import RunBusyError, driver_of
 from workflows.space import SearchSpace, SpaceError, load_space
+
+if TYPE_CHECKING:
+    from workflows.pricing import Pricing  # scipy: half a second
 
 
 class UsageError(Exception):
@@ -48,6 +52,7 @@ def search(arguments: Namespace) -> int:
         budget = space.budget.model_copy(update={"trials": arguments.trials})
         space = replace(space, budget=budget)
     folder = RunFolder(_run_directory(arguments, space))
+    pricing = _warm(space, arguments.warm_start)
     if simulated:
         launcher: Launcher = _simulated_launcher(space, folder, arguments.simulate)
     else:
@@ -56,7 +61,7 @@ def search(arguments: Namespace) -> int:
     if arguments.dry_run:
         from workflows.session import dry_run
 
-        for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy):
+        for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
             print(line)
         return 0
     return run_session(
@@ -67,6 +72,7 @@ def search(arguments: Namespace) -> int:
         _budget(space),
         _flags(arguments),
         arguments.policy,
+        pricing,
     )
 
 
@@ -291,9 +297,30 @@ def _refuse_simulated_run(folder: RunFolder) -> None:
         )
 
 
+def _warm(space: SearchSpace, runs: list[Path]) -> Pricing | None:
+    """Prices of the space by a model that has learnt from earlier runs; None without any."""
+    from workflows.pricing import NotPricedError, Pricing
+
+    if not runs:
+        return None
+    where = str(space.file)
+    try:
+        pricing = Pricing(space)
+        for run in runs:
+            where = str(run / "space.yaml")
+            other = Pricing(load_space(where))
+            other.learn_from(pricing.model)
+            pricing.learn(read_run(run), other)
+    except NotPricedError as error:
+        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
+    return pricing
+
+
 def _flags(arguments: Namespace) -> str:
     """What the command that goes on with a run needs beside the space."""
     flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
+    if arguments.warm_start:
+        flags += " --warm-start " + " ".join(quote(str(run)) for run in arguments.warm_start)
     if arguments.launcher != "simulate":
         return flags
     options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""

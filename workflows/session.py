@@ -22,6 +22,7 @@ from workflows.budget import Budget
 from workflows.driver import CONTINUE, INTERRUPTED, Driver, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
+from workflows.pricing import Pricing
 from workflows.progress import Progress, config_text
 from workflows.proposer import Policy, Proposer
 from workflows.space import SearchSpace
@@ -38,6 +39,7 @@ def run_session(
     budget: Budget,
     flags: str = "",
     policy: Policy = "meshtune",
+    pricing: Pricing | None = None,
 ) -> int:
     """Search until an ending, write the report, and return the process's exit code.
 
@@ -49,6 +51,7 @@ def run_session(
         budget: of the whole run.
         flags: what the command that goes on with the run needs beside the space.
         policy: what chooses; see ``Proposer``.
+        pricing: in place of the space's own prices.
     """
     console = Console()
     # Slurm's warning may come while there is no driver yet, or none any more.
@@ -68,7 +71,7 @@ def run_session(
                 folder=folder,
                 journal=journal,
                 launcher=launcher,
-                proposer=Proposer(space, seed, policy),
+                proposer=Proposer(space, seed, policy, pricing=pricing),
                 factory=factory,
                 budget=budget,
                 seed=seed,
@@ -90,12 +93,13 @@ def dry_run(
     launcher: Launcher,
     seed: int | None,
     policy: Policy = "meshtune",
+    pricing: Pricing | None = None,
 ) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
     factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
-    proposer = Proposer(space, run.seed if seed is None else seed, policy)
+    proposer = Proposer(space, run.seed if seed is None else seed, policy, pricing=pricing)
     pool = NodePool(launcher.nodes())
     yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
     for _ in range(DRY_RUN_TRIALS):
