@@ -18,7 +18,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.cost.jobs import Jobs
-from analysis.cost.model import CostModel, Prediction
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
 from analysis.run import Run, Trial
 from workflows.candidates import Candidates, Indices
@@ -30,9 +30,12 @@ CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
 REACH = 1.5  # of the residual's correlation, in doublings of a degree
 NOISE_LOG_SD = 0.03  # of one measurement
+WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 _UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
 DOUBT_LOG = 1.2  # median error, a factor of three, at which the model is not believed
 DOUBT_TRIALS = 4
+PROBES = 3  # successes that others chose, before a model in doubt is heard again
+RANKED = 0.5  # rank correlation from which it is
 DOUBT_FAILURES = 5  # in a row, of trials expected to fit
 
 
@@ -73,9 +76,11 @@ class Guide:
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def believed(self, run: Run) -> bool:
-        """Whether the model's predictions came near enough to what was measured.
+        """Whether the model may go on choosing.
 
-        What it is judged by are the predictions that stood in the journal before the trials ran.
+        It is judged by the predictions that stood in the journal before the trials ran. Where they
+        are far off, others choose for a while: a machine that disturbs most trials is told from a
+        model that is wrong by whether it ranks theirs, too.
         """
         errors, failures = [], 0
         for trial in run.trials.values():
@@ -86,7 +91,15 @@ class Guide:
                 failures += 1
                 if failures >= DOUBT_FAILURES:
                     return False
-        return len(errors) < DOUBT_TRIALS or float(np.median(errors)) < DOUBT_LOG
+        if len(errors) < DOUBT_TRIALS or float(np.median(errors)) < DOUBT_LOG:
+            return True
+        successes = [t for t in run.trials.values() if t.ok and t.objective]
+        if sum(not t.expected for t in successes) < PROBES:
+            return False
+        jobs = self._pricing.jobs_of([t.config for t in successes])
+        promise = self._log_promise(self._pricing.model.predict(jobs))
+        measured = np.array([self._log_objective(t) for t in successes])
+        return _rank_correlation(promise, measured) > RANKED
 
     def guess(
         self, run: Run, max_nodes: int, rng: np.random.Generator, known: Run | None = None
@@ -171,7 +184,8 @@ class Guide:
         self, model: CostModel, successes: Sequence[Trial], free: Array
     ) -> tuple[Array, Array]:
         """Mean and deviation of what the model leaves, at the candidates ``free``."""
-        spread = model.log_sd
+        # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
+        spread = min(model.log_sd, WIDEST * PRIOR_LOG_SD)
         if not successes or self._pricing.objective(self._one) is None:
             return np.zeros(len(free)), np.full(len(free), spread)
         successes = successes[-CALIBRATED_WITH:]
@@ -180,11 +194,11 @@ class Guide:
             model.predict(own)
         )
         there = _features(own)
-        # What lies far off is a trial that something disturbed: it says little of its neighbours.
-        noise = np.hypot(NOISE_LOG_SD, np.maximum(np.abs(left) - 2 * spread, 0.0))
-        among = _kernel(there, there) + np.diag((noise / spread) ** 2)
+        among = _kernel(there, there)
+        noise = _noise(among, left / spread, NOISE_LOG_SD / spread)
         across = _kernel(self._features[free], there)
-        solved = np.linalg.solve(among, np.column_stack([left, across.T]))
+        columns = np.column_stack([left, across.T])
+        solved = np.linalg.solve(among + np.diag(noise), columns)
         variance = 1 - np.einsum("ij,ji->i", across, solved[:, 1:])
         return across @ solved[:, 0], spread * np.sqrt(np.maximum(variance, 1e-6))
 
@@ -208,6 +222,31 @@ class Guide:
     @cached_property
     def _one(self) -> Prediction:
         return self._pricing.model.predict(self._jobs[:1])
+
+
+def _rank_correlation(a: Array, b: Array) -> float:
+    """Spearman's; ties are broken by the order of the trials."""
+    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _noise(among: Array, left: Array, noise: float) -> Array:
+    """Variance of every measurement, so that what was disturbed is hardly believed.
+
+    Student's t with four degrees of freedom in place of the normal distribution, by iteratively
+    reweighted least squares, starting from the model: one trial far off changes nothing, several
+    that agree do.
+
+    Args:
+        among: correlation of the trials.
+        left: what the model leaves of each, in deviations of the residual.
+        noise: standard deviation of an undisturbed measurement, likewise.
+    """
+    rest = left
+    for _ in range(10):
+        variance = noise**2 * (4 + (rest / noise) ** 2) / 5
+        rest = left - among @ np.linalg.solve(among + np.diag(variance), left)
+    return np.asarray(variance)
 
 
 def _features(of: Jobs) -> Array:
