@@ -43,7 +43,7 @@ EDITS = [
     ("unknown_model", "model: tiny", "model: gpt_175", "2:8",
      ["'gpt_175'", "did you mean 'gpt_175b'"]),
     ("model_file_missing", "model: tiny", "model: my.yaml", "2:8", ["my.yaml", "No such file"]),
-    ("unknown_cluster", "dgx_h100", "dgx_h300", "3:10", ["'dgx_h300'", "did you mean 'dgx_h100'"]),
+    ("unknown_cluster", "dgx_h100", "dgx_h1000", "3:10", ["'dgx_h1000'", "did you mean 'dgx_h100'"]),
     ("cluster_escapes_folder", "cluster: dgx_h100", "cluster: ../x", "3:10", ["'../x'"]),
     ("cluster_is_a_number", "cluster: dgx_h100", "cluster: 7", "3:10", ["found 7", "text"]),
     ("inline_model_wrong", "model: tiny", "model: {num_layers: 2.5, vocab_size: 10}", "2:1",
