@@ -10,8 +10,8 @@ import numpy as np
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Evidence, Prediction
 from analysis.cost.step import StepParts
+from workflows.landscapes import Landscape
 from workflows.pricing import Pricing
-from workflows.replay import Landscape
 
 Permutation = Callable[[Array, np.random.Generator], np.ndarray]
 

@@ -126,6 +126,25 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--quick", action="store_true", help="fewer groups, sizes and repeats")
     sub.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
 
+    sub = command("replay", "Play the search against a recorded sweep, or against a run's trials.")
+    sub.add_argument("table", type=Path, metavar="TABLE.csv", help="a sweep, or RUN/results.csv")
+    sub.add_argument(
+        "--policy",
+        choices=("meshtune", "deephyper", "optuna", "random", "cost-model"),
+        default="meshtune",
+        help="default: meshtune",
+    )
+    sub.add_argument(
+        "--parallel", type=_positive, default=1, metavar="N", help="trials at once; default: 1"
+    )
+    sub.add_argument("--seeds", type=_positive, default=5, metavar="N", help="default: 5")
+    sub.add_argument(
+        "--landscape",
+        metavar="COLUMN,...",
+        help="rows with equal values in these are searched together; default: by model and machine",
+    )
+    sub.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+
     command("schema", "Print the JSON Schema of a space file, for editors.")
 
     sub = command("status", "Show how a run stands.")

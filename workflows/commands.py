@@ -167,6 +167,33 @@ def preflight(arguments: Namespace) -> int:
     return measuring.run_preflight(launcher, spec, out, name)
 
 
+def replay(arguments: Namespace) -> int:
+    """Play a policy against a recorded table and print how soon it comes near the best."""
+    from analysis.sweeps.table import TableError
+    from workflows import replay as replaying
+    from workflows.landscapes import landscapes_of
+    from workflows.optuna_peer import OptunaMissingError
+
+    columns = [name.strip() for name in (arguments.landscape or "").split(",") if name.strip()]
+    out: Path | None = arguments.json
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError(f"--json {out}: there is no folder {out.parent}")
+    try:
+        figures = replaying.replay(
+            landscapes_of(arguments.table, columns),
+            lambda landscape, seed: replaying.chooser(landscape, arguments.policy, seed),
+            arguments.seeds,
+            arguments.parallel,
+        )
+    except (TableError, OptunaMissingError) as error:
+        raise UsageError(str(error)) from error
+    print(replaying.text(figures))
+    if out is not None:
+        how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
+        out.write_text(json.dumps({"table": str(arguments.table), **how, **figures}, indent=2))
+    return 0
+
+
 def schema(_: Namespace) -> int:
     """Print the JSON Schema of a space file."""
     from workflows.space import json_schema

@@ -140,8 +140,8 @@ class Guide:
         if figure is None:
             expected = {}
         expected["fits"] = float(runs[at])
-        trials = f"{len(successes)} successes" if told else "no trial yet"
-        return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {trials}", expected)
+        after = f"{len(successes)} successes" if told else "no trial yet"
+        return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected)
 
     # ---- what the model says ----
 
@@ -160,6 +160,9 @@ class Guide:
         return log if self._space.objective.maximize else -log
 
     def _calibrated(self, told: Sequence[Trial]) -> CostModel:
+        # Of many trials the latest few change little: every twentieth part more is enough.
+        step = max(1, len(told) // 20)
+        told = sorted(told, key=lambda t: (t.ended_t or 0.0, t.number))[: len(told) // step * step]
         if len(told) > CALIBRATED_WITH:
             ranked = sorted(told, key=lambda t: -self._log_objective(t) if t.ok else np.inf)
             told = [*ranked[: CALIBRATED_WITH // 2], *told[-CALIBRATED_WITH // 2 :]]
@@ -181,7 +184,7 @@ class Guide:
     # ---- what it does not know ----
 
     def _residual(
-        self, model: CostModel, successes: Sequence[Trial], free: Array
+        self, model: CostModel, successes: Sequence[Trial], free: Indices
     ) -> tuple[Array, Array]:
         """Mean and deviation of what the model leaves, at the candidates ``free``."""
         # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
@@ -202,16 +205,16 @@ class Guide:
         variance = 1 - np.einsum("ij,ji->i", across, solved[:, 1:])
         return across @ solved[:, 0], spread * np.sqrt(np.maximum(variance, 1e-6))
 
-    def _survives(self, model: CostModel, told: Sequence[Trial], free: Array) -> Array:
+    def _survives(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""
-        failed = [t for t in told if t.kind in _UNEXPLAINED]
+        failed = [t for t in told if t.kind in _UNEXPLAINED][-CALIBRATED_WITH:]
         if not failed:
             return np.ones(len(free))
         jobs = self._pricing.jobs_of([t.config for t in failed])
         # What the model expects to run out of memory says nothing more when it does.
         blame = np.where([t.kind == "oom" for t in failed], model.predict(jobs).fits, 1.0)
         against = _kernel(self._features[free], _features(jobs)) @ blame
-        ran = [t.config for t in told if t.ok]
+        ran = [t.config for t in told if t.ok][-CALIBRATED_WITH:]
         support = np.zeros(len(free))
         if ran:
             there = _features(self._pricing.jobs_of(ran))
@@ -227,7 +230,7 @@ class Guide:
 def _rank_correlation(a: Array, b: Array) -> float:
     """Spearman's; ties are broken by the order of the trials."""
     ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _noise(among: Array, left: Array, noise: float) -> Array:
@@ -242,9 +245,10 @@ def _noise(among: Array, left: Array, noise: float) -> Array:
         left: what the model leaves of each, in deviations of the residual.
         noise: standard deviation of an undisturbed measurement, likewise.
     """
-    rest = left
+    rest: Array = left
+    variance: Array = left
     for _ in range(10):
-        variance = noise**2 * (4 + (rest / noise) ** 2) / 5
+        variance = np.asarray(noise**2 * (4 + (rest / noise) ** 2) / 5)
         rest = left - among @ np.linalg.solve(among + np.diag(variance), left)
     return np.asarray(variance)
 

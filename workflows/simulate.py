@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, SupportsFloat, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from trainer.flops import hardware_flops, model_flops
 from workflows.commands import UsageError
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
+
+if TYPE_CHECKING:
+    from workflows.pricing import Pricing
 
 C = TypeVar("C", bound=Constants)
 # Of every configuration: seconds of one step, bytes that the fullest rank needs, and bytes that it
@@ -167,12 +170,30 @@ def _any_config(space: SearchSpace) -> dict[str, Any]:
 
 def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
     """The space's own prices, with constants that are ``error`` times their priors' spread off."""
-    from workflows.pricing import NotPricedError, Pricing
+    from workflows.pricing import NotPricedError
 
     try:
-        pricing = Pricing(space)
+        pricing = true_pricing(space, error, seed)
     except NotPricedError as problem:
         raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+
+    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
+        prediction, model = pricing.predict(configs), pricing.model
+        reported = model.memory.peak_bytes(prediction.jobs, model.profile)
+        return prediction.step_time_s, prediction.peak_bytes, reported
+
+    return answers
+
+
+def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
+    """Prices by which a simulated cluster answers; see ``model_error``.
+
+    Raises:
+        NotPricedError: if the cost model cannot price the space.
+    """
+    from workflows.pricing import Pricing
+
+    pricing = Pricing(space)
     if error:
         rng = np.random.default_rng((seed, 1))
         model = pricing.model
@@ -181,13 +202,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
             constants=_drawn(model.constants, error, rng),
             memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
         )
-
-    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
-        prediction, model = pricing.predict(configs), pricing.model
-        reported = model.memory.peak_bytes(prediction.jobs, model.profile)
-        return prediction.step_time_s, prediction.peak_bytes, reported
-
-    return answers
+    return pricing
 
 
 def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:

@@ -7,7 +7,7 @@ The general form of a sweep is read here; the forms of single publications are i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from .table import (
     shape_keys,
 )
 
-__all__ = ["Table", "TableError", "read"]
+__all__ = ["Table", "TableError", "read", "read_by"]
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
@@ -149,3 +149,19 @@ def read(path: Path) -> Table | None:
         if needed <= set(frame.columns):
             return replace(reader(path, frame), kind=kind)
     return None
+
+
+def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
+    """Like :func:`read`, with the rows of equal values in ``columns`` as a table and landscape."""
+    frame = frame_of(path)
+    tables = []
+    for kind, (needed, reader) in FORMATS.items():
+        if needed <= set(frame.columns):
+            for values, part in frame.groupby([frame[name] for name in columns], sort=True):
+                table = reader(path, part.reset_index(drop=True))
+                key = " ".join(map(str, values))
+                tables.append(
+                    replace(table, kind=kind, landscape=np.full(len(table), key))
+                )
+            break
+    return tables

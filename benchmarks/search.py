@@ -1,0 +1,300 @@
+"""How soon searches come near the best: ``python -m benchmarks.search [--truth DIR] [--quick]``.
+
+Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
+batches of eight. The cost model's constants are fitted without the landscape's model; what the
+search loses to a cost model that is wrong is measured on the same landscapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.model import CostModel, Evidence
+from analysis.cost.profiles import PROFILES
+from analysis.run import Run, Trial
+from analysis.sweeps.table import Table
+from analysis.sweeps.tables import read
+from benchmarks.cost_model.report import machine
+from benchmarks.wrong_models import inverted, shuffled, wrong
+from workflows.candidates import Candidates
+from workflows.landscapes import Landscape, landscapes
+from workflows.predict import SAMPLED, promise_of
+from workflows.proposer import Policy, Proposer
+from workflows.replay import NEAR, Played, ReplayPolicy, chooser, play, summary
+from workflows.simulate import true_pricing
+from workflows.space import load_space
+
+REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
+PEERS: tuple[ReplayPolicy, ...] = ("cost-model", "deephyper", "optuna", "random")
+SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
+LARGE, TOLD = "gpt_22b_frontier", 1000
+QUICK_LANDSCAPES = 7  # of a table
+
+
+@dataclass
+class LeftOut:
+    """Cost models of a table, each fitted without one of its models."""
+
+    table: Table
+    fitted: dict[str, CostModel] = field(default_factory=dict)
+
+    def without(self, held: str) -> CostModel:
+        """Fitted to the rows of all other models; with none, the constants' defaults."""
+        if held not in self.fitted:
+            table, rest = self.table, self.table[self.table.model != held]
+            model = CostModel(
+                table.machines[str(table.machine[0])], PROFILES[str(table.profile[0])]
+            )
+            evidence = Evidence(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
+            self.fitted[held] = model.calibrated(evidence) if len(rest) else model
+        return self.fitted[held]
+
+
+def replayed(
+    recorded: Sequence[Landscape],
+    models: LeftOut,
+    policy: ReplayPolicy,
+    seeds: int,
+    parallel: int = 1,
+) -> dict[str, Any]:
+    """Figures of a policy; see ``workflows.replay.summary``."""
+    played: dict[str, list[Played]] = {}
+    for landscape in recorded:
+        guided = policy in ("meshtune", "cost-model")
+        model = models.without(landscape.model) if guided else None
+        played[landscape.key] = [
+            play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
+            for seed in range(seeds)
+        ]
+    return summary(played, {x.key: len(x.configs) for x in recorded})
+
+
+def table_figures(path: Path, seeds: int, quick: bool) -> dict[str, Any] | None:
+    """All policies on one table; None if its configurations do not compete."""
+    table = read(path)
+    if table is None or table.kind not in REPLAYED:
+        return None
+    recorded = list(landscapes(table))
+    if quick:
+        recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
+    models = LeftOut(table)
+    figures: dict[str, dict[str, Any]] = {
+        "meshtune": replayed(recorded, models, "meshtune", seeds),
+        "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
+        **{policy: replayed(recorded, models, policy, seeds) for policy in PEERS},
+    }
+    if table.failed.any():  # a table of failures is the harder one to be wrong on
+        figures |= {
+            name: against_wrong(recorded, models, seeds, permutation, figures["deephyper"])
+            for name, permutation in (("shuffled", shuffled), ("inverted", inverted))
+        }
+    return figures
+
+
+def against_wrong(
+    recorded: Sequence[Landscape],
+    models: LeftOut,
+    seeds: int,
+    permutation: Callable[..., Any],
+    plain: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The search with a cost model that is wrong; with its ratio to plain DeepHyper."""
+    played = {
+        x.key: [
+            play(
+                x,
+                chooser(x, "meshtune", s, wrong(x, permutation, s, models.without(x.model))),
+                s,
+                until=NEAR,
+            )
+            for s in range(seeds)
+        ]
+        for x in recorded
+    }
+    figures = summary(played, {x.key: len(x.configs) for x in recorded})
+    figures["overall"]["ratio_to_deephyper"] = statistics.median(
+        own["trials_to_5pct"] / other["trials_to_5pct"]
+        for own, other in zip(figures["landscapes"], plain["landscapes"], strict=True)
+    )
+    return figures
+
+
+# ---- simulated Frontier ----
+
+
+def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int | None:
+    """Trials to within 5 % where the truth has other constants; None: not within ``max_trials``."""
+    space = load_space(name)
+    truth, candidates = true_pricing(space, 1.0, seed), Candidates(space)
+    limit = truth.model.memory_limit_bytes
+    every = candidates.indices(SAMPLED, np.random.default_rng(0), [], 2**31)
+    prediction = truth.predict_columns(candidates.columns(every), len(every))
+    fits = prediction.peak_bytes <= limit
+    if not fits.any():
+        return None
+    best = float(promise_of(truth, prediction)[fits].max())
+    proposer, run = Proposer(space, seed, policy), Run(Path())
+    for number in range(1, max_trials + 1):
+        proposal = proposer.propose(run, 2**31)
+        if proposal is None:
+            return None
+        answer = truth.predict([proposal.config])
+        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+        run.trials[number] = trial
+        trial.ended_t, trial.kind = 0.0, "oom"
+        if answer.peak_bytes[0] <= limit:
+            figure = truth.objective(answer)
+            trial.kind, trial.objective = "ok", None if figure is None else float(figure[0])
+            trial.result = {
+                "step_time_s": {"median": float(answer.step_time_s[0])},
+                "peak_memory_bytes": float(answer.peak_bytes[0]),
+            }
+            if promise_of(truth, answer)[0] >= (1 - NEAR) * best:
+                return number
+    return None
+
+
+# ---- the proposer at scale ----
+
+
+def at_scale(policy: Policy) -> tuple[float, float]:
+    """CPU seconds of a proposal after many trials, and the process's peak memory in bytes."""
+    space = load_space(LARGE)
+    truth, rng = true_pricing(space, 1.0, 0), np.random.default_rng(0)
+    configs = Candidates(space).draw(TOLD, rng, [], 2**31)
+    prediction = truth.predict(configs)
+    figure = truth.objective(prediction)
+    fits = prediction.peak_bytes <= truth.model.memory_limit_bytes
+    run = Run(Path())
+    for i, config in enumerate(configs):
+        trial = Trial(i + 1, space.canonical(config), 0.0, kind="ok" if fits[i] else "oom")
+        if fits[i] and figure is not None:
+            trial.objective = float(figure[i])
+            trial.result = {"step_time_s": {"median": float(prediction.step_time_s[i])}}
+        run.trials[i + 1] = trial
+    proposer, taken_s = Proposer(space, 0, policy), []
+    for _ in range(6):
+        began = time.process_time()
+        proposal = proposer.propose(run, 2**31)
+        taken_s.append(time.process_time() - began)
+        assert proposal is not None
+        number = len(run.trials) + 1
+        run.trials[number] = Trial(number, proposal.config, 0.0, kind="oom")
+    return statistics.median(taken_s[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# ---- printing ----
+
+
+def goal_lines(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """A table's figures beside the goals."""
+    own, batch = figures["meshtune"]["overall"], figures["meshtune, 8 at a time"]["overall"]
+    to5, to1 = own["trials_to_5pct"], own["trials_to_1pct"]
+    count, first = own["landscapes"], batch["landscapes_with_5pct_in_first_8"]
+    lines = [
+        _line(f"{name}: to 5 %, geometric mean", 1.5, to5["geometric_mean"]),
+        _line(f"{name}: to 5 %, worst landscape", 6, to5["worst"]),
+        _line(f"{name}: to 1 %, geometric mean", 4, to1["geometric_mean"]),
+        _line(f"{name}: landscapes whose first batch of 8 misses 5 %", 0, count - first),
+        _line(f"{name}: failed of the first 16, %", 8, 100 * own["failed_share"]),
+    ]
+    for peer in ("deephyper", "optuna"):
+        other = figures[peer]["overall"]["trials_to_5pct"]["geometric_mean"]
+        ratio = other / to5["geometric_mean"]
+        lines.append(_line(f"{name}: times fewer trials than {peer}", 8, ratio, at_least=True))
+    for kind in ("shuffled", "inverted"):
+        if kind in figures:
+            ratio = figures[kind]["overall"]["ratio_to_deephyper"]
+            lines.append(_line(f"{name}: {kind} cost model over plain DeepHyper", 1.2, ratio))
+    return lines
+
+
+def _line(what: str, goal: float, measured: float, at_least: bool = False) -> str:
+    reached = measured >= goal if at_least else measured <= goal
+    sign = ">=" if at_least else "<="
+    return f"| {what} | {sign} {goal:g} | {measured:.3g} | {'yes' if reached else 'MISSED'} |"
+
+
+def policy_lines(figures: Mapping[str, Any]) -> list[str]:
+    """One row a policy."""
+    lines = [
+        "| policy | to 5 %: geometric mean / worst | to 1 % | best of 8 | of 16 | failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, figure in figures.items():
+        o = figure["overall"]
+        to5, to1 = o["trials_to_5pct"], o["trials_to_1pct"]
+        lines.append(
+            f"| {name} | {to5['geometric_mean']:.2f} / {to5['worst']:.0f} "
+            f"| {to1['geometric_mean']:.2f} / {to1['worst']:.0f} | {o['best_of_8']:.3f} "
+            f"| {o['best_of_16']:.3f} | {100 * o['failed_share']:.1f} % |"
+        )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    seeds = 1 if arguments.quick else arguments.seeds
+    print(machine([f"{seeds} seed(s)"]), flush=True)
+    everything: dict[str, Any] = {"tables": {}}
+    goals = []
+    for path in sorted(arguments.truth.glob("*.csv")):
+        figures = table_figures(path, seeds, arguments.quick)
+        if figures is None:
+            continue
+        everything["tables"][path.stem] = figures
+        count = figures["meshtune"]["overall"]["landscapes"]
+        print("\n".join([f"\n{path.stem}: {count} landscapes", *policy_lines(figures)]), flush=True)
+        goals += goal_lines(path.stem, figures)
+    if not everything["tables"]:
+        parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
+    for name in SIMULATED:
+        counts = {
+            policy: [simulated(name, seed, policy) for seed in range(seeds)]
+            for policy in ("meshtune", "deephyper")
+        }
+        everything[name] = counts
+        print(f"\n{name}, simulated, other constants: trials to within 5 % (None: over 60)")
+        print("\n".join(f"{policy}: {found}" for policy, found in counts.items()), flush=True)
+        goals.append(
+            _line(f"{name}: to 5 %, worst seed", 8, max(n or 61 for n in counts["meshtune"]))
+        )
+    # A process of its own, whose peak of memory is the proposer's alone.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        scaled: tuple[tuple[Policy, str], ...] = (
+            ("meshtune", "meshtune"),
+            ("deephyper", "its fallback"),
+        )
+        for policy, ask in scaled:
+            cpu_s, peak_bytes = pool.apply(partial(at_scale, policy))
+            everything[f"at_scale_{policy}"] = {"cpu_s": cpu_s, "peak_bytes": peak_bytes}
+            goals.append(_line(f"{ask}: CPU s a proposal, {TOLD} trials told", 0.5, cpu_s))
+            goals.append(_line(f"{ask}: peak memory, GB", 1, peak_bytes / 1e9))
+    print("\n| figure | goal | measured | reached |\n|---|---|---|---|")
+    print("\n".join(goals))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,282 @@
+"""``meshtune replay`` on small sweeps that the tests write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.cost.jobs import jobs
+from analysis.cost.model import CostModel
+from analysis.cost.profiles import PROFILES
+from analysis.run import Run, Trial
+from analysis.sweeps.machines import machine_of
+from workflows.cli import main
+from workflows.folder import RunFolder
+from workflows.landscapes import Landscape, landscapes_of
+from workflows.replay import Played, chooser, play, summary
+from workflows.space import load_space
+
+TRUTH = Path(__file__).parents[2] / "../shared/truth/h100_nanotron_sweep.csv"
+COLUMNS = (
+    "model,layers,hidden,heads,kv_heads,ffn,gated,tied_emb,vocab,seq,gpu,n_nodes,n_gpu,dp,tp,pp,"
+    "mbs,gas,gbs,zero_stage,tok_s,peak_mem_GB,crashed_or_oom"
+)
+
+
+def sweep_rows(layers: int = 32, gpus: int = 16, batch: int = 64) -> list[str]:
+    """Every (tp, pp, mbs, ZeRO stage) of a model, by the cost model with other constants."""
+    rows = [
+        (dp, tp, pp, mbs, batch // mbs // dp, zero)
+        for tp in (1, 2, 4, 8) for pp in (1, 2, 4) for mbs in (1, 2, 4, 8) for zero in (0, 1)
+        for dp in [gpus // tp // pp]
+        if dp and batch % (mbs * dp) == 0 and batch // mbs // dp >= pp
+    ]  # fmt: skip
+    dp, tp, pp, mbs, gas, zero = np.array(rows, dtype=float).T
+    shape = {"num_layers": layers, "hidden_size": 4096, "num_heads": 32, "kv_heads": 8,
+             "ffn_size": 14336, "gated": True, "tied_embeddings": False, "vocab_size": 128256,
+             "seq_length": 4096}  # fmt: skip
+    j = jobs({**shape, "dp": dp, "tp": tp, "pp": pp, "mbs": mbs, "gas": gas, "zero_stage": zero,
+              "sequence_parallel": tp > 1, "recompute": 0.0})  # fmt: skip
+    model = CostModel(machine_of("H100-80GB", 8), PROFILES["nanotron"])
+    constants = replace(model.constants, step_s=0.05, host_call_s=1e-4)
+    told = replace(model, constants=constants).predict(j)
+    lines = []
+    for i, (d, t, p, m, g, z) in enumerate(rows):
+        ran = told.peak_bytes[i] <= model.memory_limit_bytes
+        end = f"{told.tokens_per_second[i]:.6g},{told.peak_bytes[i] / 2**30:.4g},0"
+        lines.append(
+            f"m{layers},{layers},4096,32,8,14336,1,0,128256,4096,H100-80GB,{gpus // 8},{gpus},"
+            f"{d},{t},{p},{m},{g},{batch},{z},{end if ran else ',,1'}"
+        )
+    return lines
+
+
+def write(path: Path, rows: Sequence[str]) -> Path:
+    path.write_text("\n".join(["# made by a test", COLUMNS, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    return write(tmp_path / "any.csv", [*sweep_rows(32), *sweep_rows(16)])
+
+
+@pytest.fixture
+def landscape(sweep: Path) -> Landscape:
+    return landscapes_of(sweep)[0]
+
+
+def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[dict[str, Any]]:
+    """What a policy proposes, in order."""
+    seen: list[dict[str, Any]] = []
+
+    class Spy:
+        def __init__(self) -> None:
+            self.inner = chooser(landscape, policy, seed)
+
+        def propose(self, run: Run, max_nodes: int) -> Any:
+            proposal = self.inner.propose(run, max_nodes)
+            seen.append(dict(proposal.config))
+            return proposal
+
+    play(landscape, Spy(), seed, max_trials=trials, until=None)
+    return seen
+
+
+def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(sweep: Path) -> None:
+    found = landscapes_of(sweep)
+    assert [x.key.split()[0] for x in found] == ["m16", "m32"]
+    rows = {"m16": sweep_rows(16), "m32": sweep_rows(32)}
+    for x in found:
+        mine = rows[x.key.split()[0]]
+        assert len(x.configs) == len(mine)
+        assert x.best == pytest.approx(max(float(r.split(",")[-3] or 0) for r in mine))
+        failed = sum(not a.ok for every in x.answers.values() for a in every)
+        assert failed == sum(r.endswith(",1") for r in mine)
+
+
+@pytest.mark.parametrize("policy", ["meshtune", "deephyper", "random", "cost-model", "optuna"])
+def test_every_policy_proposes_every_recorded_configuration_once(
+    tmp_path: Path, policy: str
+) -> None:
+    if policy == "optuna":
+        pytest.importorskip("optuna")
+    few = write(tmp_path / "few.csv", sweep_rows(32)[::4])
+    landscape = landscapes_of(few)[0]
+    seen = configs(landscape, policy, 0, 1000)
+    assert len(seen) == len(landscape.configs)
+    assert all(config in seen for config in landscape.configs)
+
+
+def test_the_default_policy_is_sooner_near_the_best_than_chance(landscape: Landscape) -> None:
+    ours = play(landscape, chooser(landscape, "meshtune", 0), 0, max_trials=16)
+    assert (ours.trials_to(0.05) or 99) <= 4
+    others = [play(landscape, chooser(landscape, "random", s), s) for s in range(4)]
+    assert np.mean([x.trials_to(0.05) or 99 for x in others]) > 8
+    assert ours.failed_share() < min(x.failed_share() for x in others)
+
+
+def test_the_same_seed_is_the_same_game(landscape: Landscape) -> None:
+    first, again, other = (configs(landscape, "random", seed, 10) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_nothing_of_a_batch_is_told_before_all_of_it_is_asked(landscape: Landscape) -> None:
+    ended: list[int] = []
+
+    class Spy:
+        inner = chooser(landscape, "random", 0)
+
+        def propose(self, run: Run, max_nodes: int) -> Any:
+            ended.append(sum(t.ended for t in run.trials.values()))
+            return self.inner.propose(run, max_nodes)
+
+    play(landscape, Spy(), 0, parallel=4, max_trials=12, until=None)
+    assert ended == [0] * 4 + [4] * 4 + [8] * 4
+
+
+def test_a_repeat_that_ran_outweighs_one_that_crashed(tmp_path: Path) -> None:
+    good, other = [r for r in sweep_rows(32) if r.endswith(",0")][:2]
+    crashed = ",".join([*good.split(",")[:-3], "", "", "1"])
+    landscape = landscapes_of(write(tmp_path / "x.csv", [crashed, good, other]))[0]
+    assert len(landscape.configs) == 2
+    assert play(landscape, chooser(landscape, "random", 0), 0).failed_share() == 0
+
+
+def test_summary_counts_what_was_never_found_as_one_more_than_all() -> None:
+    found, lost = Played([0.0, 0.96, 0.5, 1.0]), Played([0.5, 0.0])
+    rows = summary({"a": [found, found], "b": [lost, found]}, {"a": 4, "b": 9})
+    a, b = rows["landscapes"]
+    assert (a["trials_to_5pct"], a["trials_to_1pct"]) == (2, 4)
+    assert (b["trials_to_5pct"], b["trials_to_1pct"]) == (6, 7)
+    assert a["failed_share"] == 0.25
+    assert b["worst_best_of_8"] == 0.5
+    overall = rows["overall"]
+    assert overall["trials_to_5pct"]["geometric_mean"] == pytest.approx(12**0.5)
+    assert overall["trials_to_5pct"]["worst"] == 6
+    assert overall["landscapes_with_5pct_in_first_8"] == 1
+
+
+# ---- the command ----
+
+
+def test_the_command_prints_and_writes_the_figures(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    asked = ["replay", str(sweep), "--policy", "cost-model", "--seeds", "2", "--json", str(out)]
+    assert main(asked) == 0
+    assert "m16 H100-80GB" in capsys.readouterr().out
+    figures = json.loads(out.read_text())
+    assert figures["policy"] == "cost-model" and figures["seeds"] == 2
+    assert {"key", "configs", "trials_to_5pct", "trials_to_1pct", "best_of_8", "failed_share"} <= (
+        figures["landscapes"][0].keys()
+    )
+    assert figures["overall"]["trials_to_5pct"]["worst"] >= 1
+
+
+def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
+    found = landscapes_of(sweep, ["model", "zero_stage"])
+    assert [x.key for x in found] == ["m16 0", "m16 1", "m32 0", "m32 1"]
+    assert {c["zero_stage"] for c in found[1].configs} == {1}
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "complaint"),
+    [
+        (None, [], "no such file"),
+        ("a,b\n1,2\n", [], "it has the columns a, b"),
+        ("", [], "it has the columns none"),
+        ("p:tp,objective\n1,2.0\n", [], "space.yaml"),
+        ("SWEEP", ["--landscape", "modell"], "no column modell; it has model, layers"),
+        ("SWEEP", ["--landscape", "zero_stage"], "differ in num_layers"),
+        ("FAILED", [], "nothing to replay"),
+        ("SWEEP", ["--json", "no/such/folder.json"], "no folder"),
+    ],
+)
+def test_what_cannot_be_replayed_is_a_clear_error(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    flags: list[str],
+    complaint: str,
+) -> None:
+    path = tmp_path / "table.csv"
+    if content == "SWEEP":
+        write(path, [*sweep_rows(32)[:8], *sweep_rows(16)[:8]])
+    elif content == "FAILED":
+        write(path, [r for r in sweep_rows(32) if r.endswith(",1")])
+    elif content is not None:
+        path.write_text(content)
+    assert main(["replay", str(path), *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_without_optuna_the_error_names_the_remedy(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    assert main(["replay", str(sweep), "--policy", "optuna"]) == 2
+    assert "meshtune[peers]" in capsys.readouterr().err
+
+
+@pytest.fixture
+def recorded_run(tmp_path: Path) -> RunFolder:
+    """A run of two parameters, one of them conditional, whose objective is minimized."""
+    (tmp_path / "own.yaml").write_text(
+        "version: 1\nname: own\ncluster: {name: toy, gpus_per_node: 2, memory_gib: 1, "
+        "peak_fp32_tflops: 1}\ntrainer: {command: [train]}\nparameters: {zero_stage: [0, 3], "
+        "secondary_shard: [1, 2], fused: [true, false]}\n"
+        "conditions: {secondary_shard: 'zero_stage == 3'}\nobjective: {minimize: seconds}\n"
+    )
+    space = load_space(tmp_path / "own.yaml")
+    folder = RunFolder(tmp_path / "run")
+    folder.create(space)
+    run = Run(folder.path)
+    told: list[tuple[dict[str, Any], str, float | None]] = [
+        ({"zero_stage": 0, "fused": True}, "ok", 4.0),
+        ({"zero_stage": 3, "secondary_shard": 2, "fused": False}, "ok", 2.0),
+        ({"zero_stage": 3, "secondary_shard": 1, "fused": False}, "timeout", None),
+    ]
+    for number, (config, kind, seconds) in enumerate(told, start=1):
+        trial = Trial(number, config, 0.0, kind=kind, objective=seconds)
+        trial.result = {"peak_memory_bytes": 1e9} if seconds else {}
+        run.trials[number] = trial
+    folder.write_results(run)
+    return folder
+
+
+def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder) -> None:
+    (landscape,) = landscapes_of(recorded_run.path / "results.csv")
+    assert landscape.best == 2.0
+    assert landscape.share(4.0) == 0.5
+    answers = [a for every in landscape.answers.values() for a in every]
+    assert [a.kind for a in answers] == ["ok", "ok", "timeout"]
+    assert answers[0].result == {"peak_memory_bytes": 1e9}
+    played = play(landscape, chooser(landscape, "meshtune", 0), 0)
+    assert sorted(played.shares) == [0.0, 0.5, 1.0]
+
+
+def test_a_run_with_a_value_that_its_space_lacks_is_refused(
+    recorded_run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = recorded_run.path / "results.csv"
+    path.write_text(path.read_text().replace("False", "Maybe"))
+    assert main(["replay", str(path)]) == 2
+    assert "p:fused is 'Maybe', accepted True, False" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not TRUTH.exists(), reason=f"there is no {TRUTH}")
+def test_recorded_searches_are_near_the_best_at_once() -> None:
+    found = landscapes_of(TRUTH)
+    ours = [play(x, chooser(x, "cost-model", 0), 0, max_trials=8, until=None) for x in found]
+    assert len(found) > 10
+    assert float(np.median([p.trials_to(0.05) or 99 for p in ours])) <= 2
+    assert float(np.mean([p.failed_share() for p in ours])) < 0.1
