@@ -152,7 +152,11 @@ class Guide:
     def _log_promise(self, prediction: Prediction) -> Array:
         figure = self._pricing.objective(prediction)
         if figure is None:
-            return np.asarray(-np.log(prediction.step_time_s))
+            # What is sought as large as possible is taken for a rate, the rest for a time.
+            rate = prediction.tokens_per_second
+            return (
+                np.log(rate) if self._space.objective.maximize else -np.log(prediction.step_time_s)
+            )
         return np.asarray(np.log(figure) if self._space.objective.maximize else -np.log(figure))
 
     def _log_objective(self, trial: Trial) -> float:

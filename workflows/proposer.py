@@ -71,7 +71,10 @@ class Proposer:
     def _guide(self) -> Guide | None:
         """Made at the first proposal: a run that is only looked at needs no prices."""
         pricing = self._pricing or price(self.space)
-        return Guide(pricing, self._candidates, self.seed) if pricing else None
+        try:
+            return Guide(pricing, self._candidates, self.seed) if pricing else None
+        except ValueError:  # a fact of the cluster is missing that some configurations need
+            return None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         """The next configuration that fits ``max_nodes``; None if all have been proposed."""

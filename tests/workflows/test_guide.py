@@ -1,0 +1,245 @@
+"""The cost model as a guide: what it proposes, when it is doubted, what it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.run import Run, Trial
+from workflows.candidates import Candidates
+from workflows.guide import DOUBT_FAILURES, DOUBT_TRIALS, PROBES, Guide, _noise
+from workflows.pricing import Pricing
+from workflows.proposer import Proposal, Proposer
+from workflows.space import Objective, SearchSpace, load_space
+
+Speed = Callable[[Mapping[str, Any]], float | None]
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> SearchSpace:
+    path = tmp_path_factory.mktemp("space") / "small.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2, 4], mbs: [1, 2, 4, 8], "
+        "gas: [4, 8, 16, 32], zero_stage: [0, 1], sequence_parallel: [false, true]}\n"
+        "objective: {maximize: tokens_per_second_per_gpu}\n"
+    )
+    return load_space(str(path))
+
+
+@pytest.fixture(scope="module")
+def predicted(space: SearchSpace) -> Speed:
+    """What the uncalibrated model expects; None where it expects no room."""
+    pricing = Pricing(space)
+
+    def speed(config: Mapping[str, Any]) -> float | None:
+        prediction = pricing.predict([config])
+        figure = pricing.objective(prediction)
+        assert figure is not None
+        return float(figure[0]) if prediction.fits[0] > 0.5 else None
+
+    return speed
+
+
+def tell(run: Run, proposal: Proposal, objective: float | None, kind: str = "oom") -> None:
+    number = len(run.trials) + 1
+    trial = Trial(
+        number, dict(proposal.config), 0.0, proposal.by, proposal.why, dict(proposal.expected)
+    )
+    trial.kind, trial.objective = ("ok", objective) if objective else (kind, None)
+    run.trials[number] = trial
+
+
+def ask(proposer: Proposer, run: Run, max_nodes: int = 64) -> Proposal:
+    proposal = proposer.propose(run, max_nodes)
+    assert proposal is not None
+    return proposal
+
+
+def search(proposer: Proposer, trials: int, speed: Speed, kind: str = "oom") -> Run:
+    run = Run(Path())
+    for _ in range(trials):
+        proposal = ask(proposer, run)
+        tell(run, proposal, speed(proposal.config), kind)
+    return run
+
+
+def choosers(run: Run) -> list[str]:
+    return [t.by for t in run.trials.values()]
+
+
+def test_the_first_proposal_is_the_models_best_and_says_why(
+    space: SearchSpace, predicted: Speed
+) -> None:
+    first = ask(Proposer(space, seed=0), Run(Path()))
+    others = Candidates(space).draw(300, np.random.default_rng(0), [], 64)
+    assert (predicted(first.config) or 0) >= 0.95 * max(predicted(c) or 0 for c in others)
+    assert first.by == "cost model" and "no trial yet" in first.why
+    assert first.expected["low"] < first.expected["objective"] < first.expected["high"]
+    assert 0.5 < first.expected["fits"] <= 1
+
+
+def test_a_model_that_is_right_is_believed_to_the_end(space: SearchSpace, predicted: Speed) -> None:
+    run = search(Proposer(space, seed=0), 12, predicted)
+    assert choosers(run) == ["cost model"] * 12
+
+
+def test_a_model_whose_level_is_off_by_half_is_calibrated_and_not_doubted(
+    space: SearchSpace, predicted: Speed
+) -> None:
+    run = search(Proposer(space, seed=0), 8, lambda c: 0.6 * (predicted(c) or 0) or None)
+    assert choosers(run) == ["cost model"] * 8
+    last = run.trials[8]
+    assert last.objective == pytest.approx(last.expected["objective"], rel=0.15)
+
+
+def test_a_model_that_ranks_upside_down_hands_over(space: SearchSpace, predicted: Speed) -> None:
+    best = max(
+        predicted(c) or 0 for c in Candidates(space).draw(300, np.random.default_rng(0), [], 64)
+    )
+
+    def inverted(config: Mapping[str, Any]) -> float | None:
+        speed = predicted(config)
+        return best**2 / speed * (best / speed) if speed and speed < 0.7 * best else best / 20
+
+    run = search(Proposer(space, seed=0), DOUBT_TRIALS + 8, inverted)
+    by = choosers(run)
+    assert by[:DOUBT_TRIALS] == ["cost model"] * DOUBT_TRIALS
+    assert set(by[DOUBT_TRIALS:]) == {"random", "bayesian"}
+    assert "the cost model was wrong here" in run.trials[len(by)].why
+
+
+@pytest.mark.parametrize(("power", "believed"), [(1.0, True), (-1.0, False)])
+def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
+    space: SearchSpace, predicted: Speed, power: float, believed: bool
+) -> None:
+    """All trials are ten times off, in the model's order or in the opposite one."""
+    guide = Guide(Pricing(space), Candidates(space), 0)
+    drawn = Candidates(space).draw(200, np.random.default_rng(0), [], 64)
+    configs = [c for c in drawn if predicted(c)][: DOUBT_TRIALS + PROBES]
+    run = Run(Path())
+    for number, config in enumerate(configs, start=1):
+        speed = predicted(config) or 0.0
+        trial = Trial(number, config, 0.0, kind="ok", objective=(0.1 * speed) ** power)
+        if number <= DOUBT_TRIALS:
+            trial.expected = {"objective": 10 * (trial.objective or 0.0), "fits": 1.0}
+        run.trials[number] = trial
+        if number < DOUBT_TRIALS:
+            assert guide.believed(run)
+        elif number < DOUBT_TRIALS + PROBES:
+            assert not guide.believed(run)
+    assert guide.believed(run) == believed
+
+
+def test_a_model_that_promises_room_where_there_is_none_hands_over(space: SearchSpace) -> None:
+    guide = Guide(Pricing(space), Candidates(space), 0)
+    run = Run(Path())
+    for number, config in enumerate(Candidates(space).draw(9, np.random.default_rng(0), [], 64)):
+        trial = Trial(number, config, 0.0, kind="oom", expected={"objective": 1.0, "fits": 0.99})
+        run.trials[number] = trial
+        assert guide.believed(run) == (number + 1 < DOUBT_FAILURES)
+
+
+def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Speed) -> None:
+    """A crash of every tp that the model likes: it soon tries others."""
+    liked = ask(Proposer(space, seed=0), Run(Path())).config["tp"]
+
+    def speed(config: Mapping[str, Any]) -> float | None:
+        return None if config["tp"] == liked else predicted(config)
+
+    def degrees(policy: Any) -> list[int]:
+        run = search(Proposer(space, seed=0, policy=policy), 10, speed, kind="crash")
+        return [t.config["tp"] for t in run.trials.values()]
+
+    assert degrees("meshtune").count(liked) < degrees("cost-model").count(liked)
+
+
+def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> None:
+    proposer, run = Proposer(space, seed=0), Run(Path())
+    for number in range(1, 25):
+        proposal = ask(proposer, run)
+        assert proposal.config not in [t.config for t in run.trials.values()]
+        run.trials[number] = Trial(
+            number, dict(proposal.config), 0.0, proposal.by, proposal.why, proposal.expected
+        )
+    rules = [t.why.split(",")[0] for t in run.trials.values()]
+    assert rules == ["highest confidence bound"] + ["favourite of one of several models"] * 23
+    ranking = search(Proposer(space, seed=0, policy="cost-model"), 24, lambda _: 1.0)
+    ranked = [t.config for t in ranking.trials.values()]
+    assert [t.config for t in run.trials.values()] != ranked
+
+
+def test_equal_histories_give_equal_proposals_also_after_a_restart(
+    space: SearchSpace, predicted: Speed
+) -> None:
+    unbroken = Proposer(space, seed=3)
+    run = search(unbroken, 7, predicted)
+    assert ask(Proposer(space, seed=3), run) == ask(unbroken, run)
+    run.trials[7].kind = None  # still running when the driver was stopped
+    assert ask(Proposer(space, seed=3), run) == ask(unbroken, run)
+
+
+def test_no_proposal_is_wider_than_what_is_free(
+    make_space: Callable[..., SearchSpace],
+) -> None:
+    space = make_space(
+        model="tiny",
+        cluster="dgx_h100",
+        parameters="{num_nodes: [1, 2, 4], tp: 1, pp: [1, 2], mbs: [1, 2], gas: [2, 4]}",
+        objective="{maximize: tokens_per_second}",
+    )
+    proposer, run = Proposer(space, seed=0), Run(Path())
+    assert ask(proposer, run, max_nodes=4).config["num_nodes"] == 4
+    while (proposal := proposer.propose(run, 2)) is not None:
+        assert proposal.config["num_nodes"] <= 2
+        tell(run, proposal, 1.0)
+    assert len(run.trials) == sum(
+        c["num_nodes"] <= 2 for c in Candidates(space).draw(99, np.random.default_rng(0), [], 4)
+    )
+
+
+def test_a_cluster_without_the_facts_that_a_price_needs_is_searched_all_the_same(
+    make_space: Callable[..., SearchSpace],
+) -> None:
+    space = make_space(
+        model="tiny", parameters="{num_nodes: 1, tp: [1, 2], pp: 1, mbs: [1, 2], gas: [2, 4]}"
+    )
+    assert ask(Proposer(space, seed=0), Run(Path())).by == "random"
+
+
+def test_a_space_without_a_model_is_searched_by_bayesian_optimization(
+    make_space: Callable[..., SearchSpace],
+) -> None:
+    run = search(Proposer(make_space(), seed=0), 10, lambda c: 10.0 * c["tp"] + c["mbs"])
+    assert set(choosers(run)) == {"random", "bayesian"}
+    assert not any("cost model" in t.why for t in run.trials.values())
+
+
+def test_one_disturbed_trial_is_hardly_believed_and_several_that_agree_are() -> None:
+    alone = _noise(np.eye(1), np.array([-8.0]), 0.1)
+    assert alone[0] > 100 * 0.1**2
+    near = np.full((12, 12), 0.98) + 0.02 * np.eye(12)
+    agreed = _noise(near, np.full(12, -3.0), 0.3)
+    assert np.all(agreed < 2 * 0.3**2)
+    one = np.zeros(12)
+    one[0] = -8.0
+    mixed = _noise(near, one, 0.3)
+    assert mixed[0] > 20 * mixed[1:].max()
+
+
+def test_a_minimized_objective_and_one_that_the_model_lacks_are_guided_too(
+    space: SearchSpace, predicted: Speed
+) -> None:
+    fastest = ask(Proposer(space, seed=0), Run(Path())).config
+    slow = replace(space, objective=Objective("step_time_s.median", maximize=False))
+    proposal = ask(Proposer(slow, seed=0), Run(Path()))
+    assert proposal.expected["low"] < proposal.expected["objective"]
+    own = replace(space, objective=Objective("my_figure", maximize=True))
+    unknown = ask(Proposer(own, seed=0), Run(Path()))
+    assert set(unknown.expected) == {"fits"}
+    assert (predicted(unknown.config) or 0) > 0.5 * (predicted(fastest) or 0)
