@@ -274,4 +274,4 @@ def _features(of: Jobs) -> Array:
 
 def _kernel(a: Array, b: Array) -> Array:
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
-    return np.exp(-0.5 * np.maximum(squared, 0.0))
+    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
