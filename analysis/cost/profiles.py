@@ -29,6 +29,8 @@ class Profile:
             and not by layers.
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
         logits_bytes: per logit at the loss, all copies together.
+        repeated_sums: of tensor parallelism that full recomputation repeats in a layer: both, or
+            all but the last, whose result no gradient needs.
         overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
         sharded_masters: weights that are split as their master weights are kept in float32 only,
@@ -61,6 +63,7 @@ class Profile:
     masked_dropout: bool = False
     logits_bytes: float = 8
     overlaps_gradients: bool = True
+    repeated_sums: float = 2
     overlaps_split_gradients: bool = True
     sharded_masters: bool = False
     bucket_bytes: float = 0
@@ -74,7 +77,7 @@ class Profile:
     reports_first_stage: bool = False
 
 
-MESHTUNE = Profile("meshtune", sharded_masters=True)
+MESHTUNE = Profile("meshtune", repeated_sums=1, sharded_masters=True)
 NANOTRON = Profile(
     "nanotron",
     sequence_parallel=True,

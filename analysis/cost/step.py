@@ -123,7 +123,7 @@ def step(
     on_slowest = np.where(slow_is_last, head, 0.0)
     slowest = count * layer.total + on_slowest
     everything = jobs.num_layers * layer.total + head
-    sends = _sends(jobs, machine, c)
+    sends = _sends(jobs, machine, profile, c)
     window = count * layer.device * 2 / 3
     data = _data(jobs, machine, profile, c, window, slowest)
     return StepParts(
@@ -160,7 +160,7 @@ def _layer(
     return _Layer(
         device=forward.device + backward.device,
         again=again,
-        tensor=4 * one_sum + extra + np.where(full, one_sum, 0.0),
+        tensor=4 * one_sum + extra + np.where(full, profile.repeated_sums * one_sum, 0.0),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
 
@@ -190,13 +190,13 @@ def _tensor(
     return one, np.where(parallel, 2 * gather, 0.0)
 
 
-def _sends(jobs: Jobs, machine: Machine, c: TimeConstants) -> Array:
+def _sends(jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants) -> Array:
     """What a stage waits for its neighbours in one micro-batch: activations and their gradients.
 
     A stage sends activations to a neighbour as it receives their gradients from it, at once. One in
     the middle has two neighbours, in a pipeline of two each has one.
     """
-    share = np.where(jobs.sequence_parallel, jobs.tp, 1.0)
+    share = np.where(jobs.sequence_parallel | profile.sequence_parallel, jobs.tp, 1.0)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
     one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
     nodes = jobs.world_size / machine.gpus_per_node

@@ -160,8 +160,6 @@ def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
             for values, part in frame.groupby([frame[name] for name in columns], sort=True):
                 table = reader(path, part.reset_index(drop=True))
                 key = " ".join(map(str, values))
-                tables.append(
-                    replace(table, kind=kind, landscape=np.full(len(table), key))
-                )
+                tables.append(replace(table, kind=kind, landscape=np.full(len(table), key)))
             break
     return tables

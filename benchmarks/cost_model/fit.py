@@ -71,7 +71,7 @@ def evidence_of(parts: list[Table]) -> Evidence:
         jobs,
         np.concatenate([p.step_time_s for p in parts]),
         np.concatenate([p.peak_bytes for p in parts]),
-        np.concatenate([p.failed for p in parts]),
+        np.concatenate([p.failed & ~p.not_memory for p in parts]),
     )
 
 

@@ -19,6 +19,8 @@ from analysis.sweeps.table import Table
 
 from .folds import Questions
 
+FEW_ROWS = 16  # of a calibration
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -60,8 +62,9 @@ def predict(fitted: Fitted, asked: Questions) -> Predicted:
 class Meshtune:
     """The cost model, calibrated with what the tables measured on the same machine and framework.
 
-    Rows of the first table that has any are used. A failure is evidence of a lack of memory unless
-    a run of the table that needs no less contradicts it.
+    Rows of the first table that has any are used; where they are few, as a search's first trials
+    are, those of the next one before them. A failure is evidence of a lack of memory unless a run
+    of the table that needs no less contradicts it.
     """
 
     name = "meshtune"
@@ -81,12 +84,13 @@ class Meshtune:
 
     def _model(self, train: Sequence[Table], machine: Machine, habits: Profile) -> CostModel:
         model = CostModel(machine, habits)
-        for table in train:
-            rows = table[(table.machine == machine.name) & (table.profile == habits.name)]
-            if len(rows):
-                lack = rows.failed & ~rows.not_memory
-                evidence = Evidence(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
-                return model.calibrated(evidence)
+        parts = [t[(t.machine == machine.name) & (t.profile == habits.name)] for t in train]
+        parts = [part for part in parts if len(part)]
+        used = parts[:2] if parts and len(parts[0]) <= FEW_ROWS else parts[:1]
+        for rows in reversed(used):
+            lack = rows.failed & ~rows.not_memory
+            evidence = Evidence(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
+            model = model.calibrated(evidence)
         return model
 
 

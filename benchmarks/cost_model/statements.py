@@ -104,8 +104,8 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
         shape = gpt_shape(*_sizes(row), 2048)
         parts = [
             candidates(
-                shape, tp=tp or [1, 2, 4, 8], pp=pp or [1, 2, 4, 8, 16], dp=[1.0, 2.0, 4.0, 8.0, 16.0], mbs=[size],
-                gas=[batch / size], zero_stage=[1.0],
+                shape, tp=tp or [1, 2, 4, 8], pp=pp or [1, 2, 4, 8, 16], mbs=[size],
+                dp=[1.0, 2.0, 4.0, 8.0, 16.0], gas=[batch / size], zero_stage=[1.0],
             )
             for size in mbs
         ]  # fmt: skip

@@ -145,7 +145,9 @@ def test_the_search_beats_random_choice_on_a_landscape_of_failures() -> None:
     space = load_space("gpt_175b_frontier_table4")
     ours, random = [], []
     for seed in range(4):
-        best = search(Proposer(space, seed=seed, num_initial=5), 50, frontier).best
+        # A made-up landscape, of which the cost model knows nothing.
+        proposer = Proposer(space, seed=seed, policy="deephyper", num_initial=5)
+        best = search(proposer, 50, frontier).best
         draws = Candidates(space).draw(50, np.random.default_rng(seed), [], max_nodes=64)
         ours.append(best.objective if best and best.objective else 0.0)
         random.append(max(frontier(c) or 0.0 for c in draws))
