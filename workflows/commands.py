@@ -114,6 +114,7 @@ def check(arguments: Namespace) -> int:
 
 def predict(arguments: Namespace) -> int:
     """Print what the cost model expects of a space, or of one configuration."""
+    from analysis.cost.groups import MissingFactError
     from workflows import predict as prediction
     from workflows.best import parameters_of
     from workflows.pricing import NotPricedError, Pricing
@@ -128,9 +129,15 @@ def predict(arguments: Namespace) -> int:
             pricing.learn(read_run(arguments.calibrate), other)
     except NotPricedError as error:
         raise UsageError(f"{space.file}: {error}: there is nothing to predict from") from error
-    ranking = (
-        prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
-    )
+    try:
+        ranking = (
+            prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
+        )
+    except MissingFactError as error:
+        raise UsageError(
+            f"{space.file}: {error}; state it in the cluster's record, or let "
+            "`meshtune preflight` measure it"
+        ) from error
     print(prediction.table(ranking))
     if arguments.explain and ranking.configs:
         print()

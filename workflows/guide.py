@@ -150,14 +150,7 @@ class Guide:
         return model.predict(self._pricing.jobs(facts, len(indices)))
 
     def _log_promise(self, prediction: Prediction) -> Array:
-        figure = self._pricing.objective(prediction)
-        if figure is None:
-            # What is sought as large as possible is taken for a rate, the rest for a time.
-            rate = prediction.tokens_per_second
-            return (
-                np.log(rate) if self._space.objective.maximize else -np.log(prediction.step_time_s)
-            )
-        return np.asarray(np.log(figure) if self._space.objective.maximize else -np.log(figure))
+        return np.asarray(np.log(self._pricing.promise(prediction)))
 
     def _log_objective(self, trial: Trial) -> float:
         log = float(np.log(trial.objective or np.nan))

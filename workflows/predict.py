@@ -43,8 +43,7 @@ class Ranking:
 def rank(pricing: Pricing, top: int) -> Ranking:
     """Price the valid configurations of a space and keep the best.
 
-    Ranked by the predicted objective, or by step time where the model has no word for it, times
-    the probability to fit.
+    Ranked by what they promise (see ``Pricing.promise``) times the probability to fit.
 
     Args:
         pricing: of the space.
@@ -54,7 +53,7 @@ def rank(pricing: Pricing, top: int) -> Ranking:
     candidates = Candidates(space)
     indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
     prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-    promise = promise_of(pricing, prediction) * prediction.fits
+    promise = pricing.promise(prediction) * prediction.fits
     order = np.argsort(-promise, kind="stable")[:top]
     configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
     likely = int(np.count_nonzero(prediction.fits >= LIKELY))
@@ -84,14 +83,6 @@ def likely_to_fit(report: CheckReport) -> str:
         f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
         "(cost model, uncalibrated)"
     )
-
-
-def promise_of(pricing: Pricing, prediction: Prediction) -> np.ndarray:
-    """A positive figure, the greater the better, for the space's objective."""
-    figure = pricing.objective(prediction)
-    if figure is None:
-        return np.asarray(1 / prediction.step_time_s)
-    return np.asarray(figure if pricing.space.objective.maximize else 1 / figure)
 
 
 def table(ranking: Ranking) -> str:

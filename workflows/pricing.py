@@ -107,6 +107,18 @@ class Pricing:
         figure = _OBJECTIVES.get(self.space.objective.key)
         return None if figure is None else figure(prediction)
 
+    def promise(self, prediction: Prediction) -> Array:
+        """A positive figure, the greater the better, by which configurations are ranked.
+
+        Where the model has no word for the objective, what is sought as large as possible is taken
+        for a rate and the rest for a time.
+        """
+        figure = self.objective(prediction)
+        maximize = self.space.objective.maximize
+        if figure is None:
+            figure = prediction.tokens_per_second if maximize else prediction.step_time_s
+        return np.asarray(figure if maximize else 1 / figure)
+
     def learn(self, run: Run, of: Pricing | None = None) -> None:
         """Calibrate the model with a run, of this space or of another model, size or machine.
 

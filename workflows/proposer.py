@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from analysis.cost.groups import MissingFactError
 from analysis.run import Run
 from workflows.bayesian import Bayesian
 from workflows.candidates import Candidates
@@ -73,7 +74,7 @@ class Proposer:
         pricing = self._pricing or price(self.space)
         try:
             return Guide(pricing, self._candidates, self.seed) if pricing else None
-        except ValueError:  # a fact of the cluster is missing that some configurations need
+        except MissingFactError:  # such as the network, which only some configurations need
             return None
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:

@@ -1,7 +1,8 @@
 """Constants of the cost model: few, positive, with a meaning, and with a prior each.
 
 A constant's prior is log-normal: its default is the median, ``spread`` the standard deviation of
-its logarithm. Defaults are round numbers from the literature or from physics, never from a fit.
+its logarithm. Defaults are round numbers: from the literature, from physics, or near what several
+published tables agree on. No fold's prior is fitted to what the fold asks.
 """
 
 from __future__ import annotations
@@ -145,3 +146,21 @@ def fit(
         spreads[free], spreads[free]
     )
     return Fit(constants, covariance, spread, int(left.size))
+
+
+def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
+    """What the constants leave open of a logarithm: its standard deviation, to first order.
+
+    Args:
+        constants: where the derivatives are taken.
+        covariance: of their logarithms.
+        logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
+    """
+    logs = constants.logs()
+    step = 1e-3
+    beside = logarithm(
+        type(constants).from_logs(np.vstack([logs, logs + step * np.eye(len(logs))]))
+    )
+    slopes = (beside[1:] - beside[0]) / step
+    variance = np.einsum("in,ij,jn->n", slopes, covariance, slopes)
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))

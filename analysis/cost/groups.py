@@ -18,6 +18,10 @@ from .constants import Array, Constants, constant
 GB = 1e9
 
 
+class MissingFactError(ValueError):
+    """A cluster's facts do not say what a price needs; the message names the fact."""
+
+
 @dataclass(frozen=True)
 class LinkConstants(Constants):
     """What the facts of a cluster leave open about its links."""
@@ -122,7 +126,7 @@ def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
     that the node has, too.
 
     Raises:
-        ValueError: if a group crosses links that the cluster's facts do not state.
+        MissingFactError: if a group crosses links that the cluster's facts do not state.
     """
     members = members_per_node(machine, group)
     nodes = np.ceil(group.size / members)
@@ -158,7 +162,7 @@ def inside_node(
     links = machine.links
     if not links:
         if np.any(members > 1):
-            raise ValueError(f"cluster {machine.name} states no links between a node's GPUs")
+            raise MissingFactError(f"cluster {machine.name} states no links between a node's GPUs")
         return np.full(index.shape, np.inf), constants.hop_s + np.zeros(index.shape)
     inside = np.minimum(index, len(links) - 1)
     nominal = np.array([link.gb_per_s for link in links])[inside] * GB
@@ -189,7 +193,9 @@ def measured_rings(machine: Machine) -> dict[tuple[int, int, int], float]:
 
 def nic_of(machine: Machine) -> Nic:
     if machine.nic is None:
-        raise ValueError(f"cluster {machine.name} states no nic, which groups on two nodes need")
+        raise MissingFactError(
+            f"cluster {machine.name} states no nic, which groups on two nodes need"
+        )
     return machine.nic
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from analysis.cost.activations import refused
-from analysis.cost.constants import fit
+from analysis.cost.constants import fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_parts import MemoryConstants, MemoryParts, memory, reported, state_bytes
 from analysis.cost.profiles import Profile
@@ -23,7 +23,6 @@ RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had anothe
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
-_DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
 @dataclass(frozen=True)
@@ -55,24 +54,14 @@ class MemoryModel:
         deviation = np.full(len(jobs), self.log_sd)
         near = np.abs(margin) < NEAR
         if self.covariance is not None and near.any():
-            spread = self._constants_log_sd(jobs[near], profile, needed[near], self.covariance)
+            close = jobs[near]
+            spread = log_sd(
+                self.constants,
+                self.covariance,
+                lambda c: np.log(memory(close, profile, c).total),
+            )
             deviation[near] = np.hypot(self.log_sd, spread)
         return np.where(refused(jobs, profile), 0.0, ndtr(margin / deviation))
-
-    def _constants_log_sd(
-        self, jobs: Jobs, profile: Profile, needed: Array, covariance: Array
-    ) -> Array:
-        """Of the memory needed, for what the constants leave open."""
-        logs = self.constants.logs()
-        columns = []
-        for i in range(len(logs)):
-            moved = logs.copy()
-            moved[i] += _DIFFERENCE
-            other = memory(jobs, profile, MemoryConstants.from_logs(moved)).total
-            columns.append(np.log(other / needed) / _DIFFERENCE)
-        slopes = np.stack(columns, axis=1)
-        variance = np.einsum("ni,ij,nj->n", slopes, covariance, slopes)
-        return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
     def calibrated(
         self,

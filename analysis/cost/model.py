@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.constants import fit
+from analysis.cost.constants import fit, log_sd
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.memory import MemoryModel, MemoryParts
 from analysis.cost.profiles import Profile
@@ -17,7 +17,6 @@ from analysis.machine import Machine
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
 TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
-_DIFFERENCE = 1e-3  # of a constant's logarithm, for derivatives
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Prediction:
     @cached_property
     def time_log_sd(self) -> Array:
         """Standard deviation of the logarithm of the step time: constants and noise together."""
-        return self.model.time_log_sd(self.jobs, self.step_time_s)
+        return self.model.time_log_sd(self.jobs)
 
     def interval_s(self, deviations: float = 1.96) -> tuple[Array, Array]:
         """Step times between which the true one is expected; by default with 95 %."""
@@ -172,21 +171,15 @@ class CostModel:
         )
         return replace(learnt, memory=memory)
 
-    def time_log_sd(self, jobs: Jobs, step_time_s: Array) -> Array:
+    def time_log_sd(self, jobs: Jobs) -> Array:
         """See :meth:`Prediction.time_log_sd`."""
         if self.covariance is None:
             return np.full(len(jobs), self.log_sd)
-        logs, base = self.constants.logs(), np.log(step_time_s)
-        columns = []
-        for index in range(len(logs)):
-            moved = logs.copy()
-            moved[index] += _DIFFERENCE
-            constants = TimeConstants.from_logs(moved)
-            total = step(jobs, self.machine, self.profile, constants).total
-            columns.append((np.log(total) - base) / _DIFFERENCE)
-        slopes = np.stack(columns, axis=1)
-        variance = np.einsum("ni,ij,nj->n", slopes, self.covariance, slopes)
-        return np.asarray(np.sqrt(variance + self.log_sd**2))
+
+        def logarithm(constants: TimeConstants) -> Array:
+            return np.log(step(jobs, self.machine, self.profile, constants).total)
+
+        return np.hypot(self.log_sd, log_sd(self.constants, self.covariance, logarithm))
 
 
 def model_flops(jobs: Jobs) -> Array:
