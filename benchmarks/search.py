@@ -31,7 +31,7 @@ from benchmarks.cost_model.report import machine
 from benchmarks.wrong_models import inverted, shuffled, wrong
 from workflows.candidates import Candidates
 from workflows.landscapes import Landscape, landscapes
-from workflows.predict import SAMPLED, promise_of
+from workflows.predict import SAMPLED
 from workflows.proposer import Policy, Proposer
 from workflows.replay import NEAR, Played, ReplayPolicy, chooser, play, summary
 from workflows.simulate import true_pricing
@@ -145,7 +145,7 @@ def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int
     fits = prediction.peak_bytes <= limit
     if not fits.any():
         return None
-    best = float(promise_of(truth, prediction)[fits].max())
+    best = float(truth.promise(prediction)[fits].max())
     proposer, run = Proposer(space, seed, policy), Run(Path())
     for number in range(1, max_trials + 1):
         proposal = proposer.propose(run, 2**31)
@@ -162,7 +162,7 @@ def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int
                 "step_time_s": {"median": float(answer.step_time_s[0])},
                 "peak_memory_bytes": float(answer.peak_bytes[0]),
             }
-            if promise_of(truth, answer)[0] >= (1 - NEAR) * best:
+            if truth.promise(answer)[0] >= (1 - NEAR) * best:
                 return number
     return None
 
