@@ -94,14 +94,15 @@ def fit(
     residuals: Callable[[C], Array],
     noise: float,
     prior: C | None = None,
-    certainty: float = 1.0,
+    covariance: Array | None = None,
 ) -> Fit[C]:
     """The constants that explain residuals best, given the prior (a maximum a posteriori).
 
-    Minimizes ``sum rho(r_i / noise) + sum ((log c - log prior) / spread)^2``. First with the
-    soft-L1 loss, which is convex; from there with the logarithm of a Student's t distribution,
-    for which rows that no model explains (a network that was disturbed) hardly count. Where the
-    prior is itself learnt, the second alone, from the prior: few disturbed rows must not undo it.
+    Minimizes ``sum rho(r_i / noise) + d' P^-1 d`` with d the logarithm of the constants over the
+    prior's and P its covariance. First with the soft-L1 loss, which is convex; from there with the
+    logarithm of a Student's t distribution, for which rows that no model explains (a network that
+    was disturbed) hardly count. Where the prior is itself learnt, the second alone, from the
+    prior: few disturbed rows must not undo it.
 
     Args:
         start: where to start from.
@@ -109,16 +110,18 @@ def fit(
             (n,), or (c, n) for c constants at once (see :meth:`Constants.from_logs`).
         noise: standard deviation that a good model would leave.
         prior: medians; default ``start``.
-        certainty: how many times narrower the prior is than its spreads.
+        covariance: of the prior's logarithms, where it is learnt; default the constants' spreads,
+            and none between them.
     """
     center = (prior or start).logs()
-    spreads = type(start).spreads() / certainty
-    free = spreads > 0
+    free = type(start).spreads() > 0
+    wide = np.diag(type(start).spreads() ** 2) if covariance is None else covariance
+    # In units of the prior: x is standard normal, and the logarithms are center + root x.
+    root = np.zeros((len(center), int(free.sum())))
+    root[free] = np.linalg.cholesky(wide[np.ix_(free, free)])
 
     def whole(x: Array) -> C:
-        logs = np.broadcast_to(center, (*x.shape[:-1], len(center))).copy()
-        logs[..., free] += x * spreads[free]
-        return type(start).from_logs(logs)
+        return type(start).from_logs(center + x @ root.T)
 
     def cost(x: Array, loss: Callable[[Array], Array]) -> Array:
         # The loss by hand: the prior's own terms stay quadratic.
@@ -129,8 +132,9 @@ def fit(
         beside = cost(np.vstack([x, x + DIFFERENCE * np.eye(len(x))]), loss)
         return np.asarray((beside[1:] - beside[0]).T / DIFFERENCE)
 
-    x = np.clip((start.logs() - center)[free] / spreads[free], -FAR, FAR)
-    losses = (_soft_l1, _student) if certainty <= 1 else (_student,)
+    begin = np.linalg.solve(root[free], (start.logs() - center)[free])
+    x = np.clip(begin, -FAR, FAR)
+    losses = (_soft_l1, _student) if covariance is None else (_student,)
     for loss in losses:
         bounds = (-FAR - 0.01, FAR + 0.01)
         found = least_squares(cost, x, slopes, bounds=bounds, args=(loss,), max_nfev=MAX_STEPS)
@@ -138,14 +142,8 @@ def fit(
     constants = whole(found.x)
     left = residuals(constants)
     spread = float(1.4826 * np.median(np.abs(left))) if left.size else noise
-    precision = found.jac.T @ found.jac
-    scales = np.zeros(len(spreads))
-    scales[free] = spreads[free]
-    covariance = np.zeros((len(spreads), len(spreads)))
-    covariance[np.ix_(free, free)] = np.linalg.inv(precision) * np.outer(
-        spreads[free], spreads[free]
-    )
-    return Fit(constants, covariance, spread, int(left.size))
+    posterior = root @ np.linalg.inv(found.jac.T @ found.jac) @ root.T
+    return Fit(constants, posterior, spread, int(left.size))
 
 
 def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:

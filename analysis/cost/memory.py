@@ -103,6 +103,7 @@ class MemoryModel:
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
-        certainty = 1.0 if self.covariance is None else TRANSFER
-        found = fit(self.constants, residuals, noise, certainty=certainty)
+        spreads = MemoryConstants.spreads() / TRANSFER
+        learnt = None if self.covariance is None else np.diag(spreads**2)
+        found = fit(self.constants, residuals, noise, covariance=learnt)
         return replace(self, constants=found.constants, covariance=found.covariance)
