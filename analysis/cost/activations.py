@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
+from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.profiles import Profile
 
 
@@ -130,6 +130,13 @@ def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.tp
     only_input = e * h / sequence_split(jobs, profile)
+    if profile.keeps_products:
+        # Outputs of the products for queries, values and gate, of attention, and of the last
+        # product: over tp its whole sum's summands, and both sums.
+        products = 4 * jobs.num_heads + e * (2 * h + keys + f)
+        sums = np.where(jobs.tp > 1, 2 * e * h / jobs.tp, 0.0)
+        some = only_input + products / jobs.tp + e * h + sums
+        kept = np.where(recompute == SELECTIVE, some, kept)
     return tokens(jobs) * np.where(recompute == FULL, only_input, kept)
 
 

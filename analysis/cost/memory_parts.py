@@ -5,7 +5,7 @@ The derivation of every term is in docs/cost-model.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -20,7 +20,7 @@ from analysis.cost.activations import (
     tokens,
 )
 from analysis.cost.constants import Constants, constant
-from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
+from analysis.cost.jobs import NONE, Array, Jobs, Mask
 from analysis.cost.profiles import Profile
 
 GIB = 2.0**30
@@ -122,7 +122,6 @@ def state_bytes(parameters: Array, jobs: Jobs, profile: Profile) -> dict[str, Ar
     held = np.where(jobs.secondary_shard > 0, jobs.secondary_shard, np.inf)
     master_shard = np.where(one_copy, jobs.weight_shard, jobs.optimizer_shard)
     gradients = profile.gradient_bytes / gradient_shard + profile.extra_gradient_bytes
-    gradients = gradients + profile.step_gradient_bytes / jobs.optimizer_shard
     return {
         "weights": np.where(one_copy, 0.0, e * whole) * parameters,
         "secondary": secondary / held * parameters,
@@ -134,6 +133,7 @@ def state_bytes(parameters: Array, jobs: Jobs, profile: Profile) -> dict[str, Ar
 
 def memory(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
+    jobs = _as_held(jobs, profile)
     first, second, last = end_stages(jobs, profile)
     layer = layer_bytes(jobs, profile, jobs.recompute)
     made = _stage_memory(first, layer, jobs, profile, constants, "short")
@@ -148,6 +148,7 @@ def reported(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> tuple[
 
     The second is what no such figure can be below; bytes.
     """
+    jobs = _as_held(jobs, profile)
     state: Allocator = "tensors" if profile.reports == "allocated" else "roomy"
     stages = end_stages(jobs, profile)
     layer = layer_bytes(jobs, profile, jobs.recompute)
@@ -158,6 +159,18 @@ def reported(jobs: Jobs, profile: Profile, constants: MemoryConstants) -> tuple[
         peaks.append(parts.total - outside)
         held.append(parts.total - parts.framework - parts.buffers)
     return np.max(peaks, axis=0), np.max(held, axis=0)
+
+
+def _as_held(jobs: Jobs, profile: Profile) -> Jobs:
+    """Jobs with the degrees by which a pipeline really holds weights and gradients."""
+    if not profile.whole_in_pipelines:
+        return jobs
+    whole = jobs.pp > 1
+    return replace(
+        jobs,
+        weight_shard=np.where(whole, 1.0, jobs.weight_shard),
+        gradient_shard=np.where(whole, 1.0, jobs.gradient_shard),
+    )
 
 
 def _stage_memory(
@@ -173,24 +186,20 @@ def _stage_memory(
     states = state_bytes(parameters, jobs, profile)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, profile)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, profile), 0.0)
-    working = _working_bytes(stage, layer, jobs, profile)
-    if profile.loose_gradients:
-        # They grow as the micro-batch's activations go.
-        working = np.maximum(working, jobs.element_bytes * parameters - one - logits)
+    working = _working_bytes(stage, layer, one, logits, jobs, profile)
     activations = stage.in_flight * one
     buffers = constants.workspace_bytes + profile.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.dp > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, profile.bucket_bytes * parameters, 0.0)
-    # Gradients are reduced when activations are gone: their flat copy needs memory of its own
-    # only where it is larger, or where the blocks that are left free do not fit.
-    flattened = profile.flat_reduction & (jobs.dp > 1) & (jobs.optimizer_shard > 1)
-    flat = np.where(flattened, profile.gradient_bytes * parameters, 0.0)
+    # Gradients are reduced and applied when activations are gone: copies of them need memory of
+    # their own only where they are larger, or where the blocks that are left free do not fit.
+    copies = _copied_gradients(parameters, jobs, profile)
     split = 1 - 1 / sequence_split(jobs, profile)
     if state == "roomy":
         buffers += constants.cached_share * one * split
-        buffers += np.maximum(constants.unserved_share * flat - logits, 0.0)
+        buffers += np.maximum(constants.unserved_share * copies - logits, 0.0)
     else:
-        buffers += np.maximum(flat - activations - working - logits, 0.0)
+        buffers += np.maximum(copies - activations - working - logits, 0.0)
     if state == "short":
         buffers += constants.hole_share * activations * split
     groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in (jobs.tp, jobs.pp, jobs.dp))
@@ -204,37 +213,59 @@ def _stage_memory(
     )
 
 
+def _copied_gradients(parameters: Array, jobs: Jobs, profile: Profile) -> Array:
+    """Copies of a rank's gradients after the last backward pass: to be reduced, then to be applied.
+
+    The first are gone when the second are made.
+    """
+    one = jobs.optimizer_shard == 1
+    flat = np.where(profile.flat_reduction & (jobs.dp > 1) & ~one, profile.gradient_bytes, 0.0)
+    whole, split = profile.step_gradient_bytes
+    step = np.where(one, whole, split) / jobs.optimizer_shard
+    return np.asarray(np.maximum(flat, step) * parameters)
+
+
 def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
     """Weights of a stage on one rank of its tensor-parallel group.
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
     """
-    both = stage.embedding & stage.head & jobs.tied_embeddings
-    tables = np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
     layers = stage.layers * jobs.layer_parameters
-    return np.asarray((layers + tables * jobs.embedding_parameters) / jobs.tp)
+    return np.asarray((layers + _tables(stage, jobs) * jobs.embedding_parameters) / jobs.tp)
 
 
-def _working_bytes(stage: Stage, layer: Array, jobs: Jobs, profile: Profile) -> Array:
+def _tables(stage: Stage, jobs: Jobs) -> Array:
+    both = stage.embedding & stage.head & jobs.tied_embeddings
+    return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
+
+
+def _working_bytes(
+    stage: Stage, layer: Array, kept: Array, logits: Array, jobs: Jobs, profile: Profile
+) -> Array:
     """Of the layer that is being computed: its recomputed activations and what was gathered.
 
-    Split weights are whole for the layer in work and for the next one, which is gathered ahead;
-    so are gradients that leave to be reduced (Rajbhandari et al. 2020; Zhao et al. 2023, on FSDP,
-    section 3.3).
+    Split weights are whole for the layer in work and for the next one, which is gathered ahead, and
+    without a pipeline for the vocabulary's tables, which a micro-batch begins and ends with; so are
+    a layer's gradients, and their copy that leaves to be reduced (Rajbhandari et al. 2020; Zhao et
+    al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
-    again: Array = np.zeros(len(jobs))
-    if (full := jobs.recompute == FULL).any():
-        whole_layer = layer_bytes(jobs, profile, np.full(len(jobs), NONE))
-        again = np.where(full, some * (whole_layer - layer), 0.0)
-    largest = np.maximum(
-        some * jobs.layer_parameters,
-        np.where(stage.embedding | stage.head, jobs.embedding_parameters, 0.0),
-    )
-    unit = (some * jobs.layer_parameters + largest) / jobs.tp
-    weights = np.where(jobs.weight_shard > 1, unit * jobs.element_bytes, 0.0)
-    gradients = np.where(jobs.gradient_shard > 1, unit * jobs.element_bytes, 0.0)
+    one = some * jobs.layer_parameters / jobs.tp
+    ends = stage.embedding * 1.0 + stage.head * 1.0
+    tables = _tables(stage, jobs) * jobs.embedding_parameters / jobs.tp
+    table = np.minimum(ends, 1.0) * jobs.embedding_parameters / jobs.tp
+    matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)
+    most = np.maximum(profile.live_parameters, matrix)
+    unit = np.where(jobs.pp == 1, 2 * one + tables, one + np.maximum(one, table))
+    weights = np.where(jobs.weight_shard > 1, np.minimum(unit, most) * jobs.element_bytes, 0.0)
+    later: Array = np.zeros(len(jobs))
+    if (jobs.recompute != NONE).any():
+        later = some * (layer_bytes(jobs, profile, np.full(len(jobs), NONE)) - layer)
+    leaving = np.minimum(one, most) * (jobs.element_bytes + profile.reduce_bytes)
+    later = later + np.where(jobs.gradient_shard > 1, leaving, 0.0)
     whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
-    split = sequence_split(jobs, profile)
-    gathered = GATHERED_TENSORS * whole * (1 - 1 / split)
-    return np.asarray(again + weights + gradients + gathered)
+    later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, profile))
+    if profile.loose_gradients:
+        # They grow as the micro-batch's activations go.
+        later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)
+    return np.asarray(weights + np.maximum(later - logits, 0.0))

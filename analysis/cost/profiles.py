@@ -6,6 +6,7 @@ never names a machine or a model.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,18 +28,26 @@ class Profile:
             micro-batch and not once a step.
         stages_by_weight: a pipeline's stages are dealt out by weights, output layer included,
             and not by layers.
+        keeps_products: of a layer under selective recomputation, only its input, what attention
+            gives and every second product's output stay (torchtitan's ``selective op``).
+        whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
+            the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
         logits_bytes: per logit at the loss, all copies together.
         repeated_sums: of tensor parallelism that full recomputation repeats in a layer: both, or
             all but the last, whose result no gradient needs.
         overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
+        live_parameters: split weights that may be whole at once, unless one matrix has more; those
+            of two layers where there is no such bound.
         sharded_masters: weights that are split as their master weights are kept in float32 only,
             and cast as they are gathered.
+        one_adapter: split weights and gradients, which come and go layer by layer, cross nodes at
+            the rate of one adapter, however many there are.
         bucket_bytes: of a parameter's place in the buckets in which gradients are reduced, kept
             from step to step where replicas are not split at all (torch's DDP).
-        step_gradient_bytes: of copies of a gradient, in the format of the reduction and in the
-            optimizer's, that each rank makes of its part.
+        step_gradient_bytes: of copies of a gradient that each rank makes of its part to apply it,
+            where the optimizer is whole and where it is split.
         fixed_buffer_bytes: of buckets whose size does not depend on the model.
         keeps_outputs: a stage's output stays in memory until its gradient arrives.
         flat_reduction: gradients are copied into one flat buffer to be reduced where the optimizer
@@ -60,14 +69,18 @@ class Profile:
     sequence_parallel: bool = False
     gradients_synced_per_micro_batch: bool = False
     stages_by_weight: bool = False
+    keeps_products: bool = False
+    whole_in_pipelines: bool = False
     masked_dropout: bool = False
     logits_bytes: float = 8
     overlaps_gradients: bool = True
     repeated_sums: float = 2
     overlaps_split_gradients: bool = True
+    live_parameters: float = math.inf
     sharded_masters: bool = False
+    one_adapter: bool = False
     bucket_bytes: float = 0
-    step_gradient_bytes: float = 0
+    step_gradient_bytes: tuple[float, float] = (0, 0)
     fixed_buffer_bytes: float = 0
     keeps_outputs: bool = False
     flat_reduction: bool = False
@@ -77,7 +90,7 @@ class Profile:
     reports_first_stage: bool = False
 
 
-MESHTUNE = Profile("meshtune", repeated_sums=1, sharded_masters=True)
+MESHTUNE = Profile("meshtune", repeated_sums=1, logits_bytes=10, sharded_masters=True)
 NANOTRON = Profile(
     "nanotron",
     sequence_parallel=True,
@@ -100,8 +113,10 @@ MEGATRON_DEEPSPEED = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
-    step_gradient_bytes=6,
+    one_adapter=True,
+    step_gradient_bytes=(4, 6),
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    live_parameters=1e9,
     keeps_outputs=True,
     reports="device",
 )
@@ -112,16 +127,36 @@ DEEPSPEED_BF16 = Profile(
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,
+    one_adapter=True,
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    live_parameters=1e9,
     keeps_outputs=True,
     reports="device",
 )
-FSDP = Profile("fsdp", gradient_bytes=4, reduce_bytes=2, sharded_masters=True, reports="reserved")
+FSDP = Profile("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, reports="reserved")
+TORCHTITAN = Profile(
+    "torchtitan",
+    sequence_parallel=True,
+    keeps_products=True,
+    whole_in_pipelines=True,
+    logits_bytes=12,
+    sharded_masters=True,
+    reports="reserved",
+)
 AXONN = Profile("axonn", gradient_bytes=2, reduce_bytes=2, masked_dropout=True)
 
 PROFILES = {
     p.name: p
-    for p in (MESHTUNE, NANOTRON, MEGATRON_LM, MEGATRON_DEEPSPEED, DEEPSPEED_BF16, FSDP, AXONN)
+    for p in (
+        MESHTUNE,
+        NANOTRON,
+        MEGATRON_LM,
+        MEGATRON_DEEPSPEED,
+        DEEPSPEED_BF16,
+        FSDP,
+        TORCHTITAN,
+        AXONN,
+    )
 }
 
 

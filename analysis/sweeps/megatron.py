@@ -109,7 +109,7 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         path,
         j,
         next(iter(machines.values())),
-        "fsdp",
+        "torchtitan",
         machines=machines,
         machine=machine,
         step_time_s=numbers(frame, "gbs") * j.seq_length / tokens_per_s,

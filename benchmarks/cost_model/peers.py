@@ -78,7 +78,9 @@ class Meshtune:
             if key not in models:
                 models[key] = self._model(train, machine, habits)
             found = models[key].predict(jobs)
-            return Predicted(found.step_time_s, found.peak_bytes, found.fits)
+            # Tables state what the framework prints, which is not what a job needs at least.
+            peak_bytes = models[key].memory.peak_bytes(jobs, habits)
+            return Predicted(found.step_time_s, peak_bytes, found.fits)
 
         return fitted
 
