@@ -6,10 +6,13 @@ import heapq
 import queue
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 T = TypeVar("T")
+
+Check = tuple[float, Callable[[], bool]]  # a moment, and whether to wake up then
 
 _POLL_S = 0.02  # of an inbox that fills without a word to the clock: a thread that failed
 
@@ -43,8 +46,10 @@ class Clock:
 
 @dataclass(order=True)
 class _Sleeper:
-    until: float
+    next_t: float
     name: str
+    until: float = field(compare=False)
+    checks: list[Check] = field(compare=False)  # those to come, the next one last
     stop: threading.Event = field(compare=False)
     wake: threading.Event = field(compare=False, default_factory=threading.Event)
 
@@ -72,9 +77,20 @@ class VirtualClock(Clock):
     def monotonic(self) -> float:
         return self._now
 
-    def sleep(self, until: float, name: str, stop: threading.Event) -> None:
-        """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique."""
-        sleeper = _Sleeper(until, name, stop)
+    def sleep(
+        self, until: float, name: str, stop: threading.Event, checks: Sequence[Check] = ()
+    ) -> None:
+        """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
+
+        Args:
+            until: seconds since the epoch.
+            name: of the sender.
+            stop: wakes it at once.
+            checks: moments before ``until``, in order; the first whose function says so is the
+                time to wake up. The functions run in the thread that calls ``receive``.
+        """
+        sleeper = _Sleeper(until, name, until, [c for c in checks if c[0] < until][::-1], stop)
+        sleeper.next_t = sleeper.checks[-1][0] if sleeper.checks else until
         with self._changed:
             heapq.heappush(self._sleepers, sleeper)
             self._changed.notify()
@@ -104,6 +120,10 @@ class VirtualClock(Clock):
             self._sleepers.remove(first)
             heapq.heapify(self._sleepers)
             return first
-        first = heapq.heappop(self._sleepers)
-        self._now = max(self._now, first.until)
-        return first
+        while True:
+            first = heapq.heappop(self._sleepers)
+            self._now = max(self._now, first.next_t)
+            if not first.checks or first.checks.pop()[1]():
+                return first
+            first.next_t = first.checks[-1][0] if first.checks else first.until
+            heapq.heappush(self._sleepers, first)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.clock import Clock
+from slurm.steps import Hopeless
 
 
 class LauncherError(Exception):
@@ -108,6 +109,8 @@ class Outcome:
     stderr_tail: str = ""
     exit_code: int | None = None
     elapsed_s: float = 0.0
+    early: bool = False  # stopped as hopeless: the result is of its steps until then
+    saved_s: float = 0.0  # that it would have run on
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
     lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die
 
@@ -129,11 +132,18 @@ class Launcher(ABC):
         """The exact argv that ``run`` would start; pure."""
 
     @abstractmethod
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         """Start the trial, watch it, and return when no process of it is left.
 
-        ``stop`` asks for an early end; the outcome is then CANCELLED unless the trial had
-        already ended by itself.
+        ``stop`` asks all trials for an end; the outcome is then CANCELLED unless the trial had
+        already ended by itself. ``hopeless`` is asked after every step that this trial speaks of,
+        and may end it alone: the outcome is then OK and ``early``, unless it had ended by itself.
         """
 
     @abstractmethod

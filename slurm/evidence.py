@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.core import Lease, ResultSource, TrialSpec
+from slurm.steps import Early
 from slurm.watch import STDERR_NAME, STDOUT_NAME, End, Watched
 
 RESULT_NAME = "result.json"
@@ -25,6 +26,7 @@ class Evidence:
 
     end: End
     elapsed_s: float
+    early: Early | None = None  # where that is how it ended
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
     no_result: str = ""  # why there is none
@@ -55,11 +57,13 @@ def gather(
     """Collect the evidence of a trial whose processes are gone."""
     stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
     result, no_result = find_result(spec.directory, stdout)
-    if result is None and spec.result.patterns:
+    # A log that was cut short has figures of some step, not the trial's.
+    if result is None and spec.result.patterns and watched.end is not End.EARLY:
         result, no_result = _match(spec.result, stdout, stderr)
     return Evidence(
         end=watched.end,
         elapsed_s=watched.elapsed_s,
+        early=watched.early,
         exit_code=exit_code,
         result=result,
         no_result=no_result,

@@ -18,6 +18,7 @@ from slurm.evidence import clear, gather
 from slurm.forkserver import ForkServer, Ranks
 from slurm.outcome import classify
 from slurm.shepherd import TRIAL_VARIABLE, Request, marker
+from slurm.steps import Hopeless
 from slurm.watch import STDERR_NAME, End, watch
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
@@ -64,7 +65,13 @@ class LocalLauncher(Launcher):
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)
 
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         clear(spec.directory)
         request = self._request(spec, lease)
         self._write_command(spec, lease, request)
@@ -72,7 +79,7 @@ class LocalLauncher(Launcher):
             return Outcome(Kind.LAUNCH_FAILURE, message=problem)
         ranks = self._server.start(request)
         try:
-            watched = watch(spec, ranks.poll, stop)
+            watched = watch(spec, ranks.poll, stop, hopeless)
             if watched.end is not End.EXITED:
                 ranks.terminate()
                 ranks.wait(spec.grace_s)

@@ -15,6 +15,7 @@ from typing import Any
 
 from slurm.core import Kind, Outcome
 from slurm.evidence import Evidence, find_result, read_end
+from slurm.steps import Early
 from slurm.watch import STDERR_NAME, STDOUT_NAME, End
 
 TAIL_LINES = 40
@@ -73,6 +74,7 @@ class _Verdict:
     message: str
     suspects: Iterable[str] = ()
     lost: Iterable[str] = ()
+    early: Early | None = None
 
 
 def classify(evidence: Evidence) -> Outcome:
@@ -96,11 +98,13 @@ def classify(evidence: Evidence) -> Outcome:
     lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
     return Outcome(
         kind=verdict.kind,
-        result=evidence.result,
+        result=verdict.early.result if verdict.early else evidence.result,
         message=" ".join(verdict.message.split()),
         stderr_tail="\n".join(evidence.stderr.splitlines()[-TAIL_LINES:]),
         exit_code=evidence.exit_code,
         elapsed_s=evidence.elapsed_s,
+        early=verdict.early is not None,
+        saved_s=verdict.early.saved_s if verdict.early else 0.0,
         suspect_nodes=tuple(n for n in evidence.nodes if n in set(verdict.suspects) - lost),
         lost_nodes=tuple(n for n in evidence.nodes if n in lost),
     )
@@ -158,6 +162,11 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
 def _stopped(evidence: Evidence) -> _Verdict | None:
     if evidence.end is End.STOPPED:
         return _Verdict(Kind.CANCELLED, "stopped")
+    if evidence.early is not None:
+        # Its result was there when it was told to end: it is the whole trial's.
+        if _status(evidence) == "ok":
+            return _Verdict(Kind.OK, "")
+        return _Verdict(Kind.OK, evidence.early.message, early=evidence.early)
     return None
 
 

@@ -9,17 +9,20 @@ attempt), its nodes and the virtual time only.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from slurm.clock import VirtualClock
+from slurm.clock import Check, VirtualClock
 from slurm.core import Launcher, LauncherError, Lease, Outcome, TrialSpec
 from slurm.evidence import Evidence
 from slurm.outcome import classify
+from slurm.steps import Early, Hopeless, Step
 from slurm.watch import End
 
 EPOCH = 946_684_800.0  # 2000-01-01, UTC: nobody takes it for a real run's time
@@ -52,6 +55,10 @@ class Workload(Protocol):
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
     ) -> Mapping[str, Any]:
         """The result of a success whose measured steps took so long."""
+        ...
+
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> Step:
+        """What the trainer says after a step."""
         ...
 
 
@@ -126,13 +133,22 @@ class SimulatedLauncher(Launcher):
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)
 
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         began = self._clock.time()
-        end = self._end(spec, lease, began)
+        end, steps = self._end(spec, lease, began)
         until = began + end.elapsed_s
-        self._clock.sleep(until, spec.name, stop)
+        speaker = _Speaker(spec, steps, self.workload, hopeless)
+        self._clock.sleep(until, spec.name, stop, speaker.checks(began) if hopeless else ())
         now = self._clock.time()
-        if now < until:  # only a stop ends a sleep too early
+        if speaker.early:
+            end = Evidence(End.EARLY, now - began, speaker.early, nodes=lease.nodes)
+        elif now < until:  # only a stop ends a sleep too early
             end = Evidence(End.STOPPED, now - began, nodes=lease.nodes)
         return classify(end)
 
@@ -147,20 +163,23 @@ class SimulatedLauncher(Launcher):
         limit_s = self.cluster.time_s
         return None if limit_s is None else self._start + limit_s - self._clock.time()
 
-    def _end(self, spec: TrialSpec, lease: Lease, began: float) -> Evidence:
-        """What a trial that begins now will leave, and after how long."""
+    def _end(self, spec: TrialSpec, lease: Lease, began: float) -> tuple[Evidence, list[_Done]]:
+        """What a trial that begins now will leave, and after how long; and its steps until then."""
         chance = random.Random(f"{self.cluster.seed}/{spec.name}")
-        evidence = self._undisturbed(spec, lease, chance)
+        evidence, steps = self._undisturbed(spec, lease, chance)
         for at, node in self._failures.between(
             began - self.cluster.repair_s, began + evidence.elapsed_s
         ):
             if node in lease.nodes:
                 elapsed_s = max(0.0, at - began) + NODE_LOSS_S
                 stderr = f"srun: error: Node failure on {node}\n"
-                return Evidence(End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes)
-        return evidence
+                lost = Evidence(End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes)
+                return lost, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
+        return evidence, steps
 
-    def _undisturbed(self, spec: TrialSpec, lease: Lease, chance: random.Random) -> Evidence:
+    def _undisturbed(
+        self, spec: TrialSpec, lease: Lease, chance: random.Random
+    ) -> tuple[Evidence, list[_Done]]:
         """The same, on nodes that do not fail.
 
         Chance is asked the same questions in the same order whatever the answers are, so that one
@@ -197,7 +216,14 @@ class SimulatedLauncher(Launcher):
             measured_s = steps_s[work.warmup_steps :]
             left["result"] = work.figures(spec.config, measured_s, peak_bytes)
         end, elapsed_s = _watched(quiet_s, spec)
-        return Evidence(
+        at_s = itertools.accumulate(quiet_s)
+        next(at_s)  # the start
+        steps = [
+            _Done(at, number, step_s)
+            for number, (at, step_s) in enumerate(zip(at_s, quiet_s[1:], strict=True), start=1)
+            if at < elapsed_s
+        ]
+        evidence = Evidence(
             end,
             elapsed_s,
             nodes=lease.nodes,
@@ -205,6 +231,35 @@ class SimulatedLauncher(Launcher):
             no_progress_timeout_s=spec.no_progress_timeout_s,
             **(left if end is End.EXITED else {}),
         )
+        return evidence, steps
+
+
+class _Done(NamedTuple):
+    """A step of a trial."""
+
+    at_s: float  # its end, since the trial's start
+    number: int
+    step_time_s: float
+
+
+class _Speaker:
+    """A trial's word on its steps, in virtual time."""
+
+    def __init__(
+        self, spec: TrialSpec, done: list[_Done], work: Workload, hopeless: Hopeless | None
+    ) -> None:
+        self.early: Early | None = None
+        self._spec, self._done, self._work, self._hopeless = spec, done, work, hopeless
+        self._said: list[Step] = []
+
+    def checks(self, began: float) -> list[Check]:
+        """The moments at which somebody listens."""
+        return [(began + done.at_s, partial(self._say, done)) for done in self._done]
+
+    def _say(self, done: _Done) -> bool:
+        self._said.append(self._work.step(self._spec.config, done.number, done.step_time_s))
+        self.early = self._hopeless(self._said) if self._hopeless else None
+        return self.early is not None
 
 
 def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[End, float]:

@@ -20,6 +20,7 @@ from slurm.outcome import classify
 from slurm.shell import SlurmError
 from slurm.shepherd import TRIAL_VARIABLE
 from slurm.site import Site
+from slurm.steps import Hopeless
 from slurm.watch import STDERR_NAME, STDOUT_NAME, End, watch
 
 # Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
@@ -58,7 +59,13 @@ class SrunLauncher(Launcher):
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)
 
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         argv = self.command(spec, lease)
         environ = srun_environment(
             spec, lease, self.site, self.allocation.address(lease.nodes[0]), os.environ
@@ -82,7 +89,7 @@ class SrunLauncher(Launcher):
                 start_new_session=True,
             )
         try:
-            watched = watch(spec, lambda: child.poll() is not None, stop)
+            watched = watch(spec, lambda: child.poll() is not None, stop, hopeless)
         except BaseException:
             self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
             raise

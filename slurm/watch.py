@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.core import TrialSpec
+from slurm.steps import Early, Hopeless, StepLog
 
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
@@ -26,6 +27,7 @@ class End(enum.Enum):
     TIMEOUT = "timeout"  # still there after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
     STOPPED = "stopped"  # the driver asked for it
+    EARLY = "early"  # the trial was hopeless
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,16 @@ class Watched:
 
     end: End
     elapsed_s: float  # since the watch began
+    early: Early | None = None  # with EARLY
 
 
-def watch(spec: TrialSpec, exited: Callable[[], bool], stop: threading.Event) -> Watched:
-    """Wait until the processes end, a timeout passes, or ``stop`` is set.
+def watch(
+    spec: TrialSpec,
+    exited: Callable[[], bool],
+    stop: threading.Event,
+    hopeless: Hopeless | None = None,
+) -> Watched:
+    """Wait until the processes end, a timeout passes, ``stop`` is set, or there is no hope.
 
     The poll interval grows with the time waited (2 %, at most a second), so that a short trial
     is seen to end at once and ninety long ones cost nothing.
@@ -46,7 +54,9 @@ def watch(spec: TrialSpec, exited: Callable[[], bool], stop: threading.Event) ->
         spec: whose timeouts count; progress is growth of its folder's two logs.
         exited: whether every process has ended.
         stop: ends the watch at once when set.
+        hopeless: asked whenever the log tells of further steps.
     """
+    steps = StepLog(spec.directory / STDOUT_NAME)
     started = progress = time.monotonic()
     size = -1
     while True:
@@ -57,6 +67,8 @@ def watch(spec: TrialSpec, exited: Callable[[], bool], stop: threading.Event) ->
             return Watched(End.STOPPED, elapsed_s)
         if elapsed_s >= spec.timeout_s:
             return Watched(End.TIMEOUT, elapsed_s)
+        if hopeless and steps.grew() and (early := hopeless(steps.steps)):
+            return Watched(End.EARLY, elapsed_s, early)
         if spec.no_progress_timeout_s is not None:
             before, size = size, _log_size(spec.directory)
             if size != before:

@@ -1,0 +1,77 @@
+"""A running trial's word on its steps, and the early end of one that is too slow.
+
+A trainer that wants to be stopped when it is hopeless prints, from one rank, a line
+``MESHTUNE_STEP {json}`` after each step. Who decides is the driver; launchers only ask.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Step = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
+_LINE = re.compile(rb"(?m)(?:^|\s)MESHTUNE_STEP\s+(\{.*\})\s*$")
+_READ_BYTES = 4 << 20  # at a time, of a log that grows faster than it is read
+
+
+@dataclass(frozen=True)
+class Early:
+    """Why a trial is stopped before its last step, its figures until then, and what that saves."""
+
+    message: str
+    result: Mapping[str, Any]
+    saved_s: float = 0.0
+
+
+Hopeless = Callable[[Sequence[Step]], Early | None]
+"""Asked with all steps so far, from any thread; None: the trial goes on."""
+
+
+class StepLog:
+    """The steps in a log that is still being written.
+
+    Args:
+        path: need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.steps: list[Step] = []
+        self._path = path
+        self._offset = 0
+        self._partial = b""
+        self._last = 0
+
+    def grew(self) -> bool:
+        """Read what is new; whether there are more steps than before."""
+        before = len(self.steps)
+        try:
+            if self._path.stat().st_size <= self._offset:
+                return False
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(_READ_BYTES)
+        except OSError:  # not there yet, or a network file system hiccups
+            return False
+        self._offset += len(data)
+        text, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        if not newline:
+            self._partial = text + self._partial
+            return False
+        for found in _LINE.finditer(text):
+            self._note(found[1])
+        return len(self.steps) > before
+
+    def _note(self, line: bytes) -> None:
+        try:
+            step = json.loads(line)
+        except (ValueError, RecursionError):
+            return
+        # Every rank may have printed it, or an earlier part of the log be there once more.
+        number = step.get("step") if isinstance(step, dict) else None
+        if isinstance(number, int) and not isinstance(number, bool) and number > self._last:
+            self._last = number
+            self.steps.append(step)
