@@ -8,20 +8,29 @@ event      further keys
 ========== =====================================================================================
 opened     space (name), fingerprint, seed, launcher, nodes, objective ({maximize|minimize: key})
 proposed   trial, config, by (what chose it), why, expected (objective, low, high, fits)
-started    trial, attempt, name (of the step or process group), nodes
+started    trial, attempt, name (of the step or process group), nodes, repeat (True: the trial
+           has its result, and is measured once more)
 ended      trial, attempt, kind, objective (None unless ok), result, message, stderr_tail,
-           elapsed_s, nodes, final (False: the trial will run again)
+           elapsed_s, nodes, final (False: the trial will run again, or this was a repeat), early
+           (True: stopped before its last step, for it was too slow), saved_node_s (that cost less)
 closed     reason
 ========== =====================================================================================
+
+``repeat``, ``early`` and ``saved_node_s`` are absent where they say nothing, and in old journals.
+Where several objectives are sought, ``opened`` has ``objectives``, a list of which ``objective`` is
+the first, and ``ended`` has ``objectives``, figures by key.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from slurm.core import Kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +58,17 @@ class Attempt:
     ended_t: float | None = None
     kind: str | None = None
     message: str = ""
+    repeat: bool = False  # of a trial that had its result
+    objective: float | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    early: bool = False  # stopped before its last step: the figures are of the steps until then
+    saved_node_s: float = 0.0  # what that cost less, as far as it is known
+
+    @property
+    def answered(self) -> bool:
+        """Whether its end says something about the configuration."""
+        return self.kind == "ok" or self.kind in _FAILURES
 
 
 @dataclass
@@ -64,6 +84,7 @@ class Trial:
     attempts: list[Attempt] = field(default_factory=list)
     kind: str | None = None  # None: not ended for good
     objective: float | None = None
+    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, where there are several
     result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     stderr_tail: str = ""
@@ -84,6 +105,30 @@ class Trial:
         return last if last and last.ended_t is None else None
 
     @property
+    def early(self) -> bool:
+        """Whether it was stopped for being too slow, and never measured to its end."""
+        measured = [a for a in self.attempts if a.kind == "ok"]
+        return self.ok and bool(measured) and all(a.early for a in measured)
+
+    @property
+    def measurements(self) -> list[float]:
+        """The objective, once for every time that it was measured to the end; at least once."""
+        if self.objective is None:
+            return []
+        complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.early]
+        return [x for x in complete if x is not None] or [self.objective]
+
+    @property
+    def failed_repeats(self) -> int:
+        """Repeats that failed, and not because of their nodes."""
+        return sum(a.repeat and a.kind in _FAILURES for a in self.attempts)
+
+    @property
+    def saved_node_s(self) -> float:
+        """Node-seconds that an early stop has saved, as far as they are known."""
+        return sum(a.saved_node_s for a in self.attempts)
+
+    @property
     def elapsed_s(self) -> float:
         return sum((a.ended_t or a.started_t) - a.started_t for a in self.attempts)
 
@@ -101,6 +146,7 @@ class Run:
     fingerprint: str = ""
     seed: int = 0
     objective: dict[str, str] = field(default_factory=dict)
+    objectives: list[dict[str, str]] = field(default_factory=list)  # all, where there are several
     launcher: str = ""
     opened_t: list[float] = field(default_factory=list)
     left_t: list[float] = field(default_factory=list)  # last events of all sessions but the last
@@ -122,11 +168,30 @@ class Run:
         return next(iter(self.objective.values()), "objective")
 
     @property
+    def goals(self) -> list[tuple[str, bool]]:
+        """Key of every objective, and whether it is maximized; the first is that of the best."""
+        if not self.objectives:
+            return [(self.objective_key, self.maximize)]
+        return [(next(iter(o.values())), "minimize" not in o) for o in self.objectives]
+
+    def merits(self, trial: Trial) -> tuple[float, ...]:
+        """A success's objectives in order, signed so that more is better."""
+        if not self.objectives:
+            return ((trial.objective or 0.0) * (1 if self.maximize else -1),)
+        figures = [trial.objectives.get(key, trial.objective or 0.0) for key, _ in self.goals]
+        return tuple(x if up else -x for x, (_, up) in zip(figures, self.goals, strict=True))
+
+    @property
     def best(self) -> Trial | None:
-        """The successful trial with the best objective; the earliest of equals."""
-        done = [t for t in self.trials.values() if t.ok and t.objective is not None]
-        sign = 1 if self.maximize else -1
-        return max(done, key=lambda t: (sign * (t.objective or 0.0), -t.number), default=None)
+        """The successful trial with the best first objective; the earliest of equals.
+
+        What was stopped early is none: it was slower than the best of its time, and who knows how
+        it would have ended.
+        """
+        done = [
+            t for t in self.trials.values() if t.ok and t.objective is not None and not t.early
+        ]
+        return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
@@ -182,6 +247,7 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
                 run.left_t.append(run.last_t)
             run.space, run.fingerprint = event["space"], event["fingerprint"]
             run.seed, run.objective = event["seed"], dict(event["objective"])
+            run.objectives = [dict(objective) for objective in event.get("objectives", ())]
             run.launcher, run.closed = event["launcher"], None
             run.opened_t.append(t)
         case "proposed":
@@ -192,6 +258,7 @@ def apply(run: Run, event: Mapping[str, Any]) -> None:
             run.trials[number].expected = dict(event.get("expected") or {})
         case "started":
             attempt = Attempt(event["attempt"], event["name"], tuple(event["nodes"]), t)
+            attempt.repeat = bool(event.get("repeat"))
             run.trials[event["trial"]].attempts.append(attempt)
         case "ended":
             _end(run, run.trials[event["trial"]], event, t)
@@ -208,10 +275,43 @@ def _end(run: Run, trial: Trial, event: Mapping[str, Any], t: float) -> None:
             own_end = (left for left in run.left_t if left >= attempt.started_t)
             attempt.ended_t = next(own_end, t)
             attempt.kind, attempt.message = event["kind"], event["message"]
+            attempt.objective, attempt.result = event["objective"], event.get("result") or {}
+            attempt.objectives = event.get("objectives") or {}
+            attempt.early = bool(event.get("early"))
+            attempt.saved_node_s = float(event.get("saved_node_s", 0.0))
+            if attempt.repeat:
+                _revise(trial, attempt, event.get("stderr_tail", ""))
+                return
     trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
     if event["final"]:
         trial.kind, trial.objective, trial.ended_t = event["kind"], event["objective"], t
+        trial.objectives = event.get("objectives") or {}
         trial.result = event.get("result") or {}
+
+
+def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
+    """What a trial is worth after it was measured once more.
+
+    The median of its measurements: on real clusters single runs take several times as long as
+    their like, and would pull a mean along. The figures beside the objective are those of the
+    measurement nearest to it, so that they belong together. A trial whose repeats fail more often
+    than it was measured has failed.
+    """
+    complete = [a for a in trial.attempts if a.objective is not None and not a.early]
+    if repeat.kind in _FAILURES and trial.failed_repeats > len(complete):
+        trial.kind, trial.objective, trial.result = repeat.kind, None, repeat.result
+        trial.message = f"failed when it was measured again: {repeat.message}"
+        trial.stderr_tail = stderr_tail
+    elif complete:
+        middle = statistics.median([a.objective for a in complete if a.objective is not None])
+        nearest = min(complete, key=lambda a: abs((a.objective or 0.0) - middle))
+        trial.objective, trial.result = middle, nearest.result
+        if nearest.objectives:
+            first = next(iter(nearest.objectives))
+            trial.objectives = {**nearest.objectives, first: middle}
+
+
+_FAILURES = {kind.value for kind in Kind if kind.told and kind is not Kind.OK}
 
 
 def read_run(directory: Path | str) -> Run:

@@ -11,12 +11,15 @@ DeepHyper repeats known points after a restart and ignores constraints in some g
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from analysis.cost.constants import Array
 from analysis.run import Run, Trial
 from slurm.core import Kind
+from workflows.pareto import Aim, measured, points
 from workflows.space import SearchSpace
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
@@ -39,14 +42,27 @@ class Bayesian:
         self.num_initial = num_initial or min(varied + 1, quarter)
 
     def choose(
-        self, run: Run, candidates: list[dict[str, Any]], rng: np.random.Generator
+        self,
+        run: Run,
+        candidates: list[dict[str, Any]],
+        rng: np.random.Generator,
+        weights: Array | None = None,
     ) -> tuple[dict[str, Any], str, str]:
-        """One of the candidates, in random order, with who chose it and why."""
-        results = [(t, self._objective(t)) for t in run.trials.values() if self._told(t)]
-        successes = [value for _, value in results if not isinstance(value, str)]
-        if len(successes) < self.num_initial:
-            why = f"{len(successes)} of {self.num_initial} successes before the surrogate"
+        """One of the candidates, in random order, with who chose it and why.
+
+        Args:
+            run: what is learnt from.
+            candidates: valid and new.
+            rng: the source of what is drawn.
+            weights: of the objectives, where there are several.
+        """
+        told = [t for t in run.trials.values() if self._told(t)]
+        done = sum(t.objective is not None for t in told)
+        if done < self.num_initial:
+            why = f"{done} of {self.num_initial} successes before the surrogate"
             return candidates[0], "random", why
+        results = [*zip(told, self._values(told, weights), strict=True)]
+        successes = [value for _, value in results if not isinstance(value, str)]
         # Pending trials are told as the best so far, as DeepHyper's own cl_max does in a batch.
         pending = [(t, max(successes)) for t in run.trials.values() if not t.ended]
         history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
@@ -58,11 +74,25 @@ class Bayesian:
     def _told(trial: Trial) -> bool:
         return trial.kind is not None and Kind(trial.kind).told
 
-    def _objective(self, trial: Trial) -> float | str:
-        """What DeepHyper, which maximizes, is told."""
-        if trial.objective is None:
-            return f"F_{trial.kind}"
-        return trial.objective if self.space.objective.maximize else -trial.objective
+    def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
+        """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.
+
+        DeepHyper can scalarize several objectives itself, but their raw figures; this way it looks
+        for the point of the front that the cost model would look for.
+        """
+        values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
+        done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
+        if weights is None:
+            reached = [(t.objective or 0.0) for _, t in done]
+            if not self.space.objective.maximize:
+                reached = [-figure for figure in reached]
+        else:
+            objectives = self.space.objectives
+            known = points(objectives, measured(objectives, [t for _, t in done]))
+            reached = Aim.at(weights, known).value(known).tolist()
+        for (i, _), figure in zip(done, reached, strict=True):
+            values[i] = figure
+        return values
 
     def _ask(
         self,

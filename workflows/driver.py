@@ -13,18 +13,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from analysis.finalists import next_repeat
 from analysis.run import Run, Trial
 from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.outcome import read_result
 from slurm.pool import NodePool
+from slurm.steps import Hopeless
 from workflows.budget import Budget
+from workflows.early import EarlyStop
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.proposer import Proposer
 from workflows.space import SearchSpace
-from workflows.trials import TrialFactory, judge
+from workflows.trials import TrialFactory, journalled, judge
 
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
@@ -50,6 +54,7 @@ class _Running:
     trial: int
     attempt: int
     lease: Lease
+    repeat: bool = False  # of a trial that has its result
 
 
 class Driver:
@@ -94,6 +99,8 @@ class Driver:
         self._waiting: set[int] = set()  # asked the pool for nodes
         self._again: deque[int] = deque()  # to be started (again)
         self._too_wide: set[int] = set()  # for what is left of this allocation
+        self._settling: Ending | None = None  # the search is over, its finalists are not
+        self._early = EarlyStop(space)
         self._done: queue.SimpleQueue[tuple[_Running, Outcome] | None] = queue.SimpleQueue()
         self._ending: Ending | None = None  # nothing more is started
         self._stop = threading.Event()  # what runs is being ended
@@ -170,13 +177,14 @@ class Driver:
             seed=self.seed,
             launcher=self.launcher.name,
             nodes=list(self.pool.nodes),
-            objective=self.space.objective.as_dict(),
+            **self.space.goals,
         )
         for trial, attempt in left_running:
             if attempt:
                 self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
         self._again.extend(t.number for t in self.state.trials.values() if not t.ended)
         self._again = deque(dict.fromkeys(self._again))
+        self._early.update(self.state)
         self.listen("opened", self, None)
 
     def _left_behind(self, trial: Trial) -> Outcome:
@@ -226,7 +234,16 @@ class Driver:
             if self.space.num_nodes(self.state.trials[number].config) <= self.pool.size:
                 return number
             self._too_wide.add(number)
-        if spent := self.budget.spent(self.state, now):
+        chosen = self._settling or self._propose()
+        if isinstance(chosen, Ending) and chosen.code == DONE:
+            self._settling = chosen
+            repeated = self._next_repeat()
+            return chosen if repeated is None else repeated
+        return chosen
+
+    def _propose(self) -> int | Ending:
+        """The number of a new trial, or why there is none."""
+        if spent := self.budget.spent(self.state, self.journal.clock()):
             return Ending(spent, DONE)
         proposal = self.proposer.propose(self.state, self.pool.size)
         if proposal is None:
@@ -245,6 +262,28 @@ class Driver:
         )
         return number
 
+    def _next_repeat(self) -> int | None:
+        """The finalist to be measured again; None if the winner is settled, or may be later.
+
+        What still runs may win, so it comes first.
+        """
+        trials = self.state.trials
+        busy = {*self.running, *self._waiting}
+        rules = self.space.finalists
+        if not rules.max_repeats or self.space.more_objectives:
+            return None
+        if any(not trials[number].ended for number in busy):
+            return None
+        possible = [t.number for t in trials.values() if self._repeatable(t)]
+        trial = next_repeat(self.state, rules.confidence, rules.max_repeats, busy, possible)
+        return None if trial is None else trial.number
+
+    def _repeatable(self, trial: Trial) -> bool:
+        lost = sum(a.repeat and a.kind in _BLAMELESS for a in trial.attempts)
+        if not trial.ok or lost > MAX_RETRIES:
+            return False
+        return self.space.num_nodes(trial.config) <= self.pool.size
+
     def _grant(self) -> None:
         for lease in self.pool.grants():
             number = int(lease.trial)
@@ -255,22 +294,30 @@ class Driver:
         trial = self.state.trials[number]
         attempt = len(trial.attempts) + 1
         spec = self.factory.write(number, attempt, trial.config)
+        repeat = {"repeat": True} if trial.ended else {}
         self.journal.write(
-            "started", trial=number, attempt=attempt, name=spec.name, nodes=list(lease.nodes)
+            "started",
+            trial=number,
+            attempt=attempt,
+            name=spec.name,
+            nodes=list(lease.nodes),
+            **repeat,
         )
-        running = _Running(number, attempt, lease)
+        running = _Running(number, attempt, lease, bool(repeat))
         self.running[number] = running
-        thread = threading.Thread(target=self._watch, args=(running, spec), daemon=True)
+        # A finalist is measured whole: that is what it runs for.
+        hopeless = None if repeat else partial(self._early.judge, trial.config)
+        thread = threading.Thread(target=self._watch, args=(running, spec, hopeless), daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # a limit on threads
             self._done.put((running, Outcome(Kind.LAUNCH_FAILURE, message=str(error))))
         self.listen("started", self, number)
 
-    def _watch(self, running: _Running, spec: TrialSpec) -> None:
+    def _watch(self, running: _Running, spec: TrialSpec, hopeless: Hopeless | None) -> None:
         """In a thread of its own: wait for a trial's end and report it, whatever happens."""
         try:
-            outcome = self.launcher.run(spec, running.lease, self._stop)
+            outcome = self.launcher.run(spec, running.lease, self._stop, hopeless)
         except Exception as error:  # the loop must hear of it, or the lease is lost for good
             message = f"{type(error).__name__}: {error}"
             lost = () if self._settled(spec.name) else running.lease.nodes
@@ -313,25 +360,31 @@ class Driver:
             self._results_due = end + RESULTS_PAUSE * (end - begin)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
-        kind, objective, message = judge(self.space, outcome)
         trial = self.state.trials[number]
+        kind, objectives, message = judge(self.space, outcome, trial.config)
+        repeat = trial.ended  # its first result stands, whatever comes of this
         retries = sum(a.kind in _BLAMELESS for a in trial.attempts) + (kind in _BLAMELESS)
         final = not kind.retried or (kind in _BLAMELESS and retries > MAX_RETRIES)
+        early: dict[str, Any] = {}
+        if outcome.early and kind is Kind.OK:
+            early = {"early": True, "saved_node_s": outcome.saved_s * len(nodes)}
         self.journal.write(
             "ended",
             trial=number,
             attempt=attempt,
             kind=str(kind),
-            objective=objective,
+            **journalled(objectives),
             result=_finite(outcome.result),
             message=message,
             stderr_tail=outcome.stderr_tail,
             elapsed_s=outcome.elapsed_s,
             nodes=list(nodes),
-            final=final,
+            final=final and not repeat,
+            **early,
         )
         self._results_stale = True
-        if not final:
+        self._early.update(self.state)
+        if not final and not repeat:
             self._again.append(number)
         self.listen("ended", self, number)
         self._notice_hopeless(kind, message)
@@ -362,8 +415,10 @@ class Driver:
     def _give_up_impossible(self) -> None:
         """Trials wider than what is left of the allocation wait for another one."""
         for name in self.pool.impossible():
-            self._waiting.discard(int(name))
-            self._too_wide.add(int(name))
+            number = int(name)
+            self._waiting.discard(number)
+            if not self.state.trials[number].ended:
+                self._too_wide.add(number)
 
     def _abandon(self) -> None:
         """Something went wrong in the loop itself: leave no process behind."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.pareto import front
 from analysis.run import Run
 from workflows.space import SearchSpace, load_space
 
@@ -65,22 +66,34 @@ class RunFolder:
         return directory
 
     def write_results(self, run: Run) -> None:
-        """Derive ``results.csv`` with DeepHyper's columns: ``p:``, objective, job, ``m:``."""
+        """Derive ``results.csv`` with DeepHyper's columns: ``p:``, objective, job, ``m:``.
+
+        Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``.
+        """
         ended = [t for t in sorted(run.trials.values(), key=lambda t: t.number) if t.ended]
         metrics = sorted({key for t in ended for key, v in t.result.items() if _scalar(v)})
         parameters = list(dict.fromkeys(name for t in ended for name in t.config))
+        keys = [key for key, _ in run.goals]
+        several = len(keys) > 1
+        efficient = {t.number for t in front(run)}
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(
             [f"p:{name}" for name in parameters]
-            + ["objective", "job_id", "job_status"]
+            + ([f"objective_{i}" for i in range(len(keys))] if several else ["objective"])
+            + ["job_id", "job_status"]
             + [f"m:{key}" for key in metrics]
+            + (["pareto_efficient"] if several else [])
         )
         for t in ended:
-            objective = t.objective if t.ok else f"F_{t.kind}"
             row = [t.config.get(name) for name in parameters]
-            row += [objective, t.number, "DONE" if t.ok else "FAILED"]
-            writer.writerow(row + [t.result.get(key) for key in metrics])
+            if several:
+                row += [t.objectives.get(key) if t.ok else f"F_{t.kind}" for key in keys]
+            else:
+                row.append(t.objective if t.ok else f"F_{t.kind}")
+            row += [t.number, "DONE" if t.ok else "FAILED"]
+            row += [t.result.get(key) for key in metrics]
+            writer.writerow(row + ([t.number in efficient] if several else []))
         write_atomically(self.path / "results.csv", text.getvalue())
 
 

@@ -12,12 +12,10 @@ from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
 from analysis.forecast import Forecast
 from analysis.run import Run, Trial
-from workflows.pricing import Pricing, price
+from workflows.pricing import RATES, Pricing, price
 from workflows.space import SpaceError, load_space
 
 FOLDS = 5
-# Objectives from which a step's time follows: their product with it is the job's own.
-RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
 
 
 def forecast_of(run: Run) -> Forecast | None:

@@ -22,6 +22,7 @@ from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
 from analysis.run import Run, Trial
 from workflows.candidates import Candidates, Indices
+from workflows.pareto import Aim, measured, points, spread_ranks
 from workflows.pricing import Pricing
 
 PRICED = 300_000  # configurations of a space that are priced at the start
@@ -63,7 +64,7 @@ class Guide:
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
         prediction = self._predict(pricing.model, indices)
-        promise = self._log_promise(prediction) + np.log(np.maximum(prediction.fits, 1e-9))
+        promise = self._overall(prediction) + np.log(np.maximum(prediction.fits, 1e-9))
         order = np.argsort(-promise, kind="stable")
         if len(order) > SHORTLIST:
             # Some of the rest as well, should the model have it all wrong.
@@ -102,7 +103,12 @@ class Guide:
         return _rank_correlation(promise, measured) > RANKED
 
     def guess(
-        self, run: Run, max_nodes: int, rng: np.random.Generator, known: Run | None = None
+        self,
+        run: Run,
+        max_nodes: int,
+        rng: np.random.Generator,
+        known: Run | None = None,
+        weights: Array | None = None,
     ) -> Guess | None:
         """The next candidate; None if the shortlist has none that is new and narrow enough.
 
@@ -111,6 +117,7 @@ class Guide:
             max_nodes: the widest trial that may come.
             rng: the source of what is drawn.
             known: whose trials may not come again; default those of ``run``.
+            weights: of the objectives, where there are several.
         """
         trials = (known or run).trials.values()
         proposed = self._candidates.indices_of([t.config for t in trials])
@@ -124,15 +131,16 @@ class Guide:
         if pending:
             model, rule = self._drawn(model, rng), "favourite of one of several models"
         prediction = model.predict(self._jobs[free])
-        mean = self._log_promise(prediction)
-        successes = [t for t in told if t.ok and t.objective]
-        shift, deviation = self._residual(model, successes, free)
+        successes = [t for t in told if t.ok and t.objective and _positive(t)]
+        aim = None if weights is None else self._aim(weights, prediction, successes)
+        mean = self._log_promise(prediction, aim)
+        shift, deviation = self._residual(model, successes, free, aim)
         mean = mean + shift
         runs = np.maximum(prediction.fits, 1e-12) * self._survives(model, told, free)
         score = mean + KAPPA * deviation + np.log(runs)
         at = int(np.argmax(score))
         figure = self._pricing.objective(prediction)
-        objective = float(np.exp(mean[at]))
+        objective = float(np.exp(mean[at] if aim is None else self._log_promise(prediction)[at]))
         if not self._space.objective.maximize:
             objective = 1 / objective
         factor = float(np.exp(1.96 * deviation[at]))
@@ -149,12 +157,37 @@ class Guide:
         facts = self._space.columns(self._candidates.columns(indices))
         return model.predict(self._pricing.jobs(facts, len(indices)))
 
-    def _log_promise(self, prediction: Prediction) -> Array:
+    def _log_promise(self, prediction: Prediction, aim: Aim | None = None) -> Array:
+        """By which candidates rank: the first objective's logarithm, or how near to an aim."""
+        if aim is not None:
+            return aim.value(self._points(prediction))
         return np.asarray(np.log(self._pricing.promise(prediction)))
 
-    def _log_objective(self, trial: Trial) -> float:
+    def _log_objective(self, trial: Trial, aim: Aim | None = None) -> float:
+        """The same of what was measured."""
+        if aim is not None:
+            objectives = self._space.objectives
+            return float(aim.value(points(objectives, measured(objectives, [trial])))[0])
         log = float(np.log(trial.objective or np.nan))
         return log if self._space.objective.maximize else -log
+
+    def _overall(self, prediction: Prediction) -> Array:
+        """What a candidate promises to the search as a whole, whatever its weights."""
+        if not self._space.more_objectives:
+            return self._log_promise(prediction)
+        return -np.log(spread_ranks(self._points(prediction)))
+
+    def _points(self, prediction: Prediction) -> Array:
+        figures = self._pricing.figures(prediction)
+        assert figures is not None  # the proposer has seen to it
+        return points(self._space.objectives, figures)
+
+    def _aim(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Aim:
+        """Where these weights point to, among what was reached and what is likely to run."""
+        likely = self._points(prediction)[prediction.fits > 0.5]
+        objectives = self._space.objectives
+        known = np.concatenate([likely, points(objectives, measured(objectives, successes))])
+        return Aim.at(weights, known if len(known) else self._points(prediction))
 
     def _calibrated(self, told: Sequence[Trial]) -> CostModel:
         # Of many trials the latest few change little: every twentieth part more is enough.
@@ -181,7 +214,7 @@ class Guide:
     # ---- what it does not know ----
 
     def _residual(
-        self, model: CostModel, successes: Sequence[Trial], free: Indices
+        self, model: CostModel, successes: Sequence[Trial], free: Indices, aim: Aim | None = None
     ) -> tuple[Array, Array]:
         """Mean and deviation of what the model leaves, at the candidates ``free``."""
         # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
@@ -190,9 +223,8 @@ class Guide:
             return np.zeros(len(free)), np.full(len(free), spread)
         successes = successes[-CALIBRATED_WITH:]
         own = self._pricing.jobs_of([t.config for t in successes])
-        left = np.array([self._log_objective(t) for t in successes]) - self._log_promise(
-            model.predict(own)
-        )
+        reached = np.array([self._log_objective(t, aim) for t in successes])
+        left = reached - self._log_promise(model.predict(own), aim)
         there = _features(own)
         among = _kernel(there, there)
         noise = _noise(among, left / spread, NOISE_LOG_SD / spread)
@@ -222,6 +254,11 @@ class Guide:
     @cached_property
     def _one(self) -> Prediction:
         return self._pricing.model.predict(self._jobs[:1])
+
+
+def _positive(trial: Trial) -> bool:
+    """Whether all of several objectives have a logarithm."""
+    return all(figure > 0 for figure in trial.objectives.values())
 
 
 def _rank_correlation(a: Array, b: Array) -> float:

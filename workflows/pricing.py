@@ -32,7 +32,13 @@ _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "tflops_per_gpu": lambda p: p.tflops_per_gpu,
     "step_time_s.median": lambda p: p.step_time_s,
     "peak_memory_bytes": lambda p: p.peak_bytes,
+    "num_nodes": lambda p: p.num_nodes,
+    "node_seconds_per_token": lambda p: p.num_nodes / p.tokens_per_second,
+    "joules_per_token": lambda p: p.joules_per_token,
 }
+# Objectives from which a step's time follows: its product or its ratio with them is the job's own.
+RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
+TIMES = ("step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules")
 
 
 class NotPricedError(ValueError):
@@ -104,8 +110,32 @@ class Pricing:
 
     def objective(self, prediction: Prediction) -> Array | None:
         """What the objective is predicted to be; None where the model has no word for it."""
-        figure = _OBJECTIVES.get(self.space.objective.key)
+        return self.figure(self.space.objective.key, prediction)
+
+    def figure(self, key: str, prediction: Prediction) -> Array | None:
+        """What a figure of the result is predicted to be; None where the model has no word for it.
+
+        Energy is that of the measured steps, at the power that the cluster states for a GPU.
+        """
+        if key in ("energy_joules", "joules_per_token") and not self.space.cluster.power_watts:
+            return None
+        if key == "energy_joules":
+            per_step = prediction.jobs.global_batch * prediction.jobs.seq_length
+            return prediction.joules_per_token * per_step * self.space.trial.measured_steps
+        figure = _OBJECTIVES.get(key)
         return None if figure is None else figure(prediction)
+
+    @property
+    def prices_all_objectives(self) -> bool:
+        """Whether ``figures`` has something to say."""
+        some = {name: p.values[0] for name, p in self.space.parameters.items()}
+        return self.figures(self.predict([some])) is not None
+
+    def figures(self, prediction: Prediction) -> Array | None:
+        """The figures of all objectives, shape (n, k); None where one of them is not priced."""
+        columns = [self.figure(o.key, prediction) for o in self.space.objectives]
+        found = [column for column in columns if column is not None]
+        return np.stack(found, axis=1) if len(found) == len(columns) else None
 
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
@@ -157,10 +187,10 @@ class Pricing:
         one = self.predict([trial.config])
         figure = self.objective(one)
         key = self.space.objective.key
-        if figure is None or key == "peak_memory_bytes":
+        if figure is None or key not in (*RATES, *TIMES):
             return float("nan")
         factor = float(figure[0]) / trial.objective
-        return float(one.step_time_s[0]) * (factor if key != "step_time_s.median" else 1 / factor)
+        return float(one.step_time_s[0]) * (factor if key in RATES else 1 / factor)
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""

@@ -19,6 +19,7 @@ from analysis.run import Run
 from workflows.bayesian import Bayesian
 from workflows.candidates import Candidates
 from workflows.guide import Guide
+from workflows.pareto import weights
 from workflows.pricing import Pricing, price
 from workflows.space import SearchSpace
 
@@ -72,6 +73,8 @@ class Proposer:
     def _guide(self) -> Guide | None:
         """Made at the first proposal: a run that is only looked at needs no prices."""
         pricing = self._pricing or price(self.space)
+        if pricing and self.space.more_objectives and not pricing.prices_all_objectives:
+            return None  # measurements alone say where its front is
         try:
             return Guide(pricing, self._candidates, self.seed) if pricing else None
         except MissingFactError:  # such as the network, which only some configurations need
@@ -80,15 +83,20 @@ class Proposer:
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         """The next configuration that fits ``max_nodes``; None if all have been proposed."""
         rng = np.random.default_rng((self.seed, len(run.trials)))
+        aim, towards = None, ""
+        if self.space.more_objectives:
+            aim = weights(len(self.space.objectives), self.seed, len(run.trials))
+            shares = zip(aim, self.space.objectives, strict=True)
+            towards = "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
         guided = self.policy in ("meshtune", "cost-model")
         guide = self._guide if guided else None
         if guide and (self.policy == "cost-model" or guide.believed(run)):
             history = Run(run.directory) if self.policy == "cost-model" else run
-            guess = guide.guess(history, max_nodes, rng, known=run)
+            guess = guide.guess(history, max_nodes, rng, known=run, weights=aim)
             if guess:
                 config = self._candidates.configs(np.array([guess.index]))[0]
                 return Proposal(
-                    self.space.canonical(config), "cost model", guess.why, guess.expected
+                    self.space.canonical(config), "cost model", guess.why + towards, guess.expected
                 )
         known = [t.config for t in run.trials.values()]
         indices = self._candidates.indices(NUM_CANDIDATES, rng, known, max_nodes)
@@ -98,7 +106,9 @@ class Proposer:
             first = self._candidates.configs(indices[:1])[0]
             return Proposal(self.space.canonical(first), "random", "policy")
         candidates = self._candidates.configs(indices)
-        raw, by, why = self._bayesian.choose(run, candidates, rng)
+        raw, by, why = self._bayesian.choose(run, candidates, rng, aim)
+        if by == "bayesian":
+            why += towards
         if guide:
             why += "; the cost model was wrong here"
         return Proposal(self.space.canonical(raw), by, why)

@@ -12,6 +12,7 @@ from slurm.core import Kind, Outcome, ResultSource, TrialSpec
 from slurm.evidence import clear
 from trainer.config import ConfigError
 from workflows.folder import RunFolder
+from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace
 
 PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
@@ -81,28 +82,30 @@ class TrialFactory:
         )
 
 
-def judge(space: SearchSpace, outcome: Outcome) -> tuple[Kind, float | None, str]:
-    """The kind, objective and message of an ended attempt, in the space's own terms.
+def judge(
+    space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]
+) -> tuple[Kind, dict[str, float], str]:
+    """The kind, objectives by key and message of an ended attempt, in the space's own terms.
 
     An ``ok`` whose figure is missing is a crash (the trainer broke its contract), one whose
     figure is not finite has diverged: neither may pass for a fast result.
     """
     if outcome.kind is not Kind.OK:
-        return outcome.kind, None, outcome.message
-    key, result = space.objective.key, outcome.result or {}
-    value: Any = result
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        found = ", ".join(sorted(result)) or "nothing"
-        return Kind.CRASH, None, f"the result has no number {key!r}; it has {found}"
+        return outcome.kind, {}, outcome.message
     try:
-        figure = float(value)
-    except OverflowError:  # a whole number beyond any float
-        figure = math.inf
-    if not math.isfinite(figure):
-        return Kind.DIVERGED, None, f"{key} is not finite"
-    return Kind.OK, figure, outcome.message
+        reached = figures(space, config, outcome.result or {})
+    except MissingFigureError as error:
+        return Kind.CRASH, {}, str(error)
+    for key, figure in reached.items():
+        if not math.isfinite(figure):
+            return Kind.DIVERGED, {}, f"{key} is not finite"
+    return Kind.OK, reached, outcome.message
+
+
+def journalled(objectives: Mapping[str, float]) -> dict[str, Any]:
+    """What the journal says of a trial's objectives: the first one, and all if there are more."""
+    first = {"objective": next(iter(objectives.values()), None)}
+    return first if len(objectives) < 2 else {**first, "objectives": dict(objectives)}
 
 
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:

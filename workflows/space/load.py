@@ -19,7 +19,7 @@ from . import deepspeed, facts, parameters, placements, rules
 from .expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
 from .mistakes import validate
 from .parameters import Parameter
-from .schema import ModelFile, SpaceFile
+from .schema import ModelFile, ObjectiveSpec, SpaceFile
 from .source import Document, SpaceError, nearest, read, shown
 from .space import PLACEHOLDER, TRIAL_PLACEHOLDERS, Objective, SearchSpace
 
@@ -117,6 +117,7 @@ class _Builder:
         self._command(kinds)
         self._patterns()
         self._timeouts()
+        objectives = self._objectives(own)
         file = self.file
         return SearchSpace(
             file=self.document.name,
@@ -130,11 +131,13 @@ class _Builder:
             conditions=conditions,
             constraints=constraints,
             rules=self._rules(own, kinds, conditions, constraints),
-            objective=Objective.of(file.objective),
+            objective=objectives[0],
             trial=file.trial,
             budget=file.budget,
+            finalists=file.finalists,
             failure_penalty=file.failure_penalty,
             allow=tuple(sorted(set(file.allow))),
+            more_objectives=objectives[1:],
         )
 
     def _rules(
@@ -256,6 +259,26 @@ class _Builder:
                     "a group: (...)",
                     at_value=True,
                 )
+
+    def _objectives(self, own: Mapping[str, Parameter]) -> tuple[Objective, ...]:
+        given = self.file.objective
+        if isinstance(given, ObjectiveSpec):
+            return (Objective.of(given),)
+        found: list[Objective] = []
+        for index, spec in enumerate(given):
+            if spec.key in (objective.key for objective in found):
+                raise self.document.error(
+                    ("objective", index), f"found {shown(spec.key)} twice, accepted once"
+                )
+            widths = own.get("num_nodes")
+            if spec.key == "num_nodes" and (widths is None or len(widths.values) == 1):
+                raise self.document.error(
+                    ("objective", index),
+                    "num_nodes is the same in every configuration: remove it here, or give it "
+                    "several values under parameters",
+                )
+            found.append(Objective.of(spec))
+        return tuple(found)
 
     def _timeouts(self) -> None:
         trial = self.file.trial

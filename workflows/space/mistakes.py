@@ -124,6 +124,8 @@ def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
             current = by_key.get(str(step))
         elif get_origin(current) is dict:
             current = get_args(current)[1]
+        elif get_origin(current) is list:
+            current = get_args(current)[0]
         current = _member(current, step)
     if isinstance(current, type) and issubclass(current, BaseModel):
         return [field.alias or name for name, field in current.model_fields.items()]

@@ -56,7 +56,11 @@ Duration = Annotated[
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
 Scalar = bool | int | float | str
 FRAMEWORKS = tuple(PROFILES)
-UNION_TAGS = ("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>")
+UNION_TAGS = (
+    *("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>"),
+    *("<one>", "<several>"),
+)
+MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at
 Number = int | float
 
 
@@ -183,7 +187,9 @@ class TrainerSpec(_Record):
 
 
 class ObjectiveSpec(_Record):
-    """``maximize: KEY`` or ``minimize: KEY`` of the trainer's result; dots reach inside."""
+    """``maximize: KEY`` or ``minimize: KEY``: a number of the trainer's result, dots reach inside;
+    or ``num_nodes``, ``node_seconds_per_token``, ``joules_per_token``, which follow from it.
+    """
 
     maximize: str | None = Field(default=None, min_length=1)
     minimize: str | None = Field(default=None, min_length=1)
@@ -191,7 +197,9 @@ class ObjectiveSpec(_Record):
     @model_validator(mode="after")
     def _one(self) -> ObjectiveSpec:
         if (self.maximize is None) == (self.minimize is None):
-            raise ValueError("accepted exactly one of: maximize, minimize")
+            raise ValueError(
+                "accepted exactly one of: maximize, minimize; several objectives are a list of such"
+            )
         return self
 
     @property
@@ -201,6 +209,19 @@ class ObjectiveSpec(_Record):
     @property
     def is_maximized(self) -> bool:
         return self.maximize is not None
+
+
+def _objectives(value: Any) -> str:
+    return "<several>" if isinstance(value, (list, tuple)) else "<one>"
+
+
+Objectives = Annotated[
+    Annotated[ObjectiveSpec, Tag("<one>")]
+    | Annotated[
+        list[ObjectiveSpec], Field(min_length=2, max_length=MAX_OBJECTIVES), Tag("<several>")
+    ],
+    Discriminator(_objectives),
+]
 
 
 class Trial(_Record):
@@ -216,6 +237,11 @@ class Trial(_Record):
         alias="no_progress_timeout",
         description="a trial is ended when its logs did not grow for so long; default: never",
     )
+    early_stop: bool = Field(
+        default=True,
+        description="a trial is stopped when its steps so far are slower than the best's by more "
+        "than noise explains",
+    )
 
 
 class Budget(_Record):
@@ -224,6 +250,21 @@ class Budget(_Record):
     trials: int | None = Field(default=None, ge=1)
     wall_time_s: Duration | None = Field(default=None, alias="wall_time")
     node_hours: float | None = Field(default=None, gt=0)
+
+
+class Finalists(_Record):
+    """The leading configurations are measured again when the search ends by itself."""
+
+    confidence: float = Field(
+        default=0.9, gt=0.5, lt=1.0, description="probability at which the winner is settled"
+    )
+    max_repeats: int = Field(default=6, ge=0, description="of all trials together; 0: none")
+
+
+def _finalists(value: Any) -> Any:
+    if isinstance(value, bool):
+        return {} if value else {"max_repeats": 0}
+    return value
 
 
 class SpaceFile(_Record):
@@ -251,9 +292,16 @@ class SpaceFile(_Record):
     constraints: list[str] = Field(
         default=[], max_length=100, description="what every configuration must satisfy"
     )
-    objective: ObjectiveSpec
+    objective: Objectives = Field(
+        description="what is sought: one figure, or a list of two or three for a Pareto front"
+    )
     trial: Trial = Trial()
     budget: Budget = Budget()
+    finalists: Annotated[
+        Finalists,
+        BeforeValidator(_finalists),
+        WithJsonSchema({"anyOf": [{"type": "boolean"}, Finalists.model_json_schema()]}),
+    ] = Finalists()
     failure_penalty: Literal["min", "mean", "ignore"] = Field(
         default="min",
         description="what the optimizer is told of a failure: the worst objective so far, the "

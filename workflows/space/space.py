@@ -22,7 +22,7 @@ from . import parameters as _parameters
 from .expression import Array, Expression
 from .parameters import Parameter
 from .rules import Facts, Rule
-from .schema import Budget, ObjectiveSpec, Scalar, TrainerSpec, Trial
+from .schema import Budget, Finalists, ObjectiveSpec, Scalar, TrainerSpec, Trial
 from .source import scalar
 
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
@@ -31,7 +31,10 @@ TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
 
 @dataclass(frozen=True)
 class Objective:
-    """The figure of the trainer's result that is sought; dots in ``key`` reach inside."""
+    """A figure that is sought, of the trainer's result or following from it (``objectives``).
+
+    Dots in ``key`` reach inside.
+    """
 
     key: str
     maximize: bool
@@ -77,6 +80,20 @@ class SearchSpace:
     budget: Budget
     failure_penalty: str
     allow: tuple[str, ...]
+    finalists: Finalists = Finalists()
+    more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All that is sought; the first one is that of the best trial."""
+        return (self.objective, *self.more_objectives)
+
+    @property
+    def goals(self) -> dict[str, Any]:
+        """What the journal says of them: the first one, and all where there are more."""
+        first = {"objective": self.objective.as_dict()}
+        every = {"objectives": [objective.as_dict() for objective in self.objectives]}
+        return {**first, **every} if self.more_objectives else first
 
     @property
     def raw_size(self) -> int:
@@ -85,6 +102,22 @@ class SearchSpace:
         for parameter in self.parameters.values():
             size *= len(parameter.values)
         return size
+
+    @cached_property
+    def reads(self) -> dict[str, frozenset[str]]:
+        """The parameters that each name in rules comes from; none for facts of the model."""
+        return _facts.reads(self.parameters, self.conditions, self._static, self._defaults)
+
+    def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The raw configurations of these numbers, as one column per parameter.
+
+        A number is mixed-radix: one digit per parameter, the last one fastest.
+        """
+        digits = np.unravel_index(indices, [len(p.values) for p in self.parameters.values()])
+        return {
+            name: np.array(parameter.values)[digit]
+            for (name, parameter), digit in zip(self.parameters.items(), digits, strict=True)
+        }
 
     def columns(self, raw: Mapping[str, Any]) -> Facts:
         """Every name that rules can use, from columns of raw configurations."""
@@ -224,7 +257,9 @@ class SearchSpace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that defines the search; budget and prose are left out."""
+        """SHA-256 of everything that defines the search; left out is what says when it ends (the
+        budget, finalists, early stops) and prose.
+        """
         text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -238,7 +273,9 @@ class SearchSpace:
             "name": self.name,
             **({"description": self.description} if self.description else {}),
             **definition,
+            "trial": {**definition["trial"], "early_stop": self.trial.early_stop},
             "budget": self.budget.model_dump(by_alias=True, exclude_none=True),
+            "finalists": self.finalists.model_dump(),
         }
         text: str = yaml.dump(
             content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100
@@ -257,8 +294,12 @@ class SearchSpace:
             "parameters": {n: compact(p.values) for n, p in self.parameters.items()},
             "conditions": {name: e.text for name, e in self.conditions.items()},
             "constraints": [expression.text for expression in self.constraints],
-            "objective": self.objective.as_dict(),
-            "trial": self.trial.model_dump(by_alias=True, exclude_none=True),
+            "objective": [objective.as_dict() for objective in self.objectives]
+            if self.more_objectives
+            else self.objective.as_dict(),
+            "trial": self.trial.model_dump(
+                by_alias=True, exclude_none=True, exclude={"early_stop"}
+            ),
             "failure_penalty": self.failure_penalty,
             "allow": list(self.allow),
         }
