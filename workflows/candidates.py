@@ -6,21 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from workflows.space import SearchSpace
+from workflows.space import Rule, SearchSpace
+from workflows.space.valid import Indices, ValidConfigs
 
-ENUMERATED = 2_000_000  # raw configurations up to which all valid ones are listed once
-CHUNK = 262_144
-MAX_CHUNKS = 64  # tried in a space too large to list, before it counts as exhausted
-
-Indices = NDArray[np.int64]
+LISTED = 2_000_000  # valid configurations up to which all of them are listed once
 
 
 class Candidates:
-    """Draws from the valid configurations of a space, by their index in the raw product.
-
-    A raw index is a mixed-radix number: one digit per parameter, the last one fastest.
+    """Draws from the valid configurations of a space, by their raw index.
 
     Args:
         space: whose.
@@ -30,17 +24,16 @@ class Candidates:
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._space = space
         self._names = list(space.parameters)
-        self._values = [space.parameters[name].values for name in self._names]
-        self._radix = [len(values) for values in self._values]
+        self._values = [parameter.values for parameter in space.parameters.values()]
         self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
         self._listed: Indices | None = None
         if only is not None:
             self._listed = self.indices_of(only)
-            self._listed_widths = self._widths(self._listed)
-        elif space.raw_size <= ENUMERATED:
-            starts = range(0, space.raw_size, CHUNK)
-            chunks = (np.arange(s, min(s + CHUNK, space.raw_size)) for s in starts)
-            self._listed = np.concatenate([self._keep_valid(chunk) for chunk in chunks])
+        else:
+            self._valid = ValidConfigs(space)
+            if self._valid.exact and self._valid.count <= LISTED:
+                self._listed = self._valid.all()
+        if self._listed is not None:
             self._listed_widths = self._widths(self._listed)
 
     def draw(
@@ -73,11 +66,24 @@ class Candidates:
         if self._listed is not None:
             pool, widths = self._listed, self._listed_widths
         else:
-            pool = self._sample(2 * size, rng)
+            pool = self._valid.sample(2 * size, rng)
             widths = self._widths(pool)
+            if len(pool) and np.all(widths > max_nodes):
+                pool = self._narrow(max_nodes).sample(2 * size, rng)
+                widths = self._widths(pool)
         order = rng.permutation(np.flatnonzero(~np.isin(pool, known)))
         chosen: Indices = pool[order[widths[order] <= max_nodes][:size]]
         return chosen
+
+    def _narrow(self, max_nodes: int) -> ValidConfigs:
+        """Where nearly all are wider."""
+        width = Rule(
+            "max_nodes",
+            f"num_nodes <= {max_nodes}",
+            frozenset(("num_nodes",)),
+            lambda facts: facts.columns["num_nodes"] <= max_nodes,
+        )
+        return ValidConfigs(self._space, [*self._space.rules, width])
 
     def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
         """The indices of configurations, raw or canonical."""
@@ -88,33 +94,14 @@ class Candidates:
         columns = [column.tolist() for column in self.columns(indices).values()]
         return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
 
-    def _widths(self, indices: Indices) -> NDArray[Any]:
+    def columns(self, indices: Indices) -> dict[str, Any]:
+        """The raw configurations of these indices, as one column per parameter."""
+        return self._space.raw_columns(indices)
+
+    def _widths(self, indices: Indices) -> Any:
         """Nodes that each needs."""
         facts = self._space.columns(self.columns(indices)).columns
         return np.broadcast_to(facts["num_nodes"], indices.shape)
-
-    def _sample(self, size: int, rng: np.random.Generator) -> Indices:
-        """About ``size`` valid indices by rejection; fewer where few are valid."""
-        found: Indices = np.empty(0, dtype=np.int64)
-        for _ in range(MAX_CHUNKS):
-            found = np.union1d(
-                found, self._keep_valid(rng.integers(self._space.raw_size, size=CHUNK))
-            )
-            if len(found) >= size:
-                break
-        return found
-
-    def _keep_valid(self, indices: Indices) -> Indices:
-        valid: NDArray[np.bool_] = self._space.valid(self.columns(indices))
-        return indices[valid]
-
-    def columns(self, indices: Indices) -> dict[str, NDArray[Any]]:
-        """The raw configurations of these indices, as one column per parameter."""
-        digits = np.unravel_index(indices, self._radix)
-        return {
-            name: np.array(values)[digit]
-            for name, values, digit in zip(self._names, self._values, digits, strict=True)
-        }
 
     def _index(self, config: Mapping[str, Any]) -> int:
         key = tuple(config.items())
@@ -124,5 +111,6 @@ class Candidates:
                 values.index(raw[name])
                 for name, values in zip(self._names, self._values, strict=True)
             ]
-            self._known[key] = int(np.ravel_multi_index(digits, self._radix))
+            radix = [len(values) for values in self._values]
+            self._known[key] = int(np.ravel_multi_index(digits, radix))
         return self._known[key]

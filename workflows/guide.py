@@ -21,9 +21,10 @@ from analysis.cost.jobs import Jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
 from analysis.run import Run, Trial
-from workflows.candidates import Candidates, Indices
+from workflows.candidates import Candidates
 from workflows.pareto import Aim, measured, points, spread_ranks
 from workflows.pricing import Pricing
+from workflows.space.valid import Indices
 
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race

@@ -18,6 +18,7 @@ from trainer.flops import hardware_flops, model_flops
 from workflows.commands import UsageError
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
+from workflows.space.valid import ValidConfigs
 
 if TYPE_CHECKING:
     from workflows.pricing import Pricing
@@ -27,7 +28,7 @@ C = TypeVar("C", bound=Constants)
 # would report. Raises ValueError for what cannot be said.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
-TRIED, TRIED_VALID = 20_000, 500  # drawn to see whether the model can price the space
+TRIED = 500  # configurations drawn to see whether the model can price the space
 DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
 
 
@@ -152,14 +153,12 @@ def simulated_launcher(
 
 def _try_prices(space: SearchSpace, answers: Answers) -> None:
     """Find out before the search whether a fact is missing that some configurations need."""
-    rng = np.random.default_rng(0)
-    raw = {
-        name: np.array(parameter.values)[rng.integers(len(parameter.values), size=TRIED)]
-        for name, parameter in space.parameters.items()
-    }
-    rows = np.flatnonzero(space.valid(raw))[:TRIED_VALID]
+    drawn = ValidConfigs(space).sample(TRIED, np.random.default_rng(0))
+    columns = {name: column.tolist() for name, column in space.raw_columns(drawn).items()}
     try:
-        answers([{name: column[row].item() for name, column in raw.items()} for row in rows])
+        answers(
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        )
     except ValueError as problem:
         raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
 

@@ -129,6 +129,18 @@ def test_a_space_too_large_to_list_is_sampled_and_valid(make_space: Make) -> Non
     assert all(c["x0"] < c["x1"] and c["x2"] * c["x3"] <= 12 for c in drawn)
 
 
+def test_the_few_narrow_trials_of_a_large_space_are_found(make_space: Make) -> None:
+    axes = ", ".join(f"x{i}: {{range: [1, 9]}}" for i in range(8))
+    space = make_space(
+        trainer="{command: [train]}",
+        parameters=f"{{num_nodes: {{range: [1, 4000]}}, {axes}}}",
+        constraints="['num_nodes >= 20 * x0 + x1']",
+    )
+    drawn = Candidates(space).draw(10, np.random.default_rng(0), [], max_nodes=21)
+    assert len(drawn) == 10
+    assert {(c["num_nodes"], c["x0"], c["x1"]) for c in drawn} == {(21, 1, 1)}
+
+
 def frontier(config: Mapping[str, Any]) -> float | None:
     """A rough picture of Dash et al.'s Table IV: most fail for memory, the rest trade bubbles
     against communication."""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from .expression import Array
-from .rules import Facts
 from .source import SpaceError
 from .space import SearchSpace
+from .valid import MAX_EDGES, ValidConfigs
 
-CHUNK = 1 << 22
-EXACT_LIMIT = 200_000_000
 SAMPLE = 1_000_000
 
 
@@ -31,7 +25,7 @@ class RuleCount:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The size of a space. ``exact`` is False where it was estimated from a random sample."""
+    """The size of a space. ``exact`` is False where it was estimated from random configurations."""
 
     space: SearchSpace
     raw: int
@@ -48,7 +42,7 @@ class CheckReport:
                 "this space can be checked, not searched"
             )
         if not self.exact:
-            notes.append(f"counts are estimates from {SAMPLE:,} random configurations")
+            notes.append("counts are estimates from random configurations")
         return notes
 
     def text(self) -> str:
@@ -60,6 +54,9 @@ class CheckReport:
             f"{about}{self.valid:,} valid ({share:.3g} %)",
             *(f"  {name}: {_values(p.values)}" for name, p in self.space.parameters.items()),
         ]
+        if self.space.more_objectives:
+            sought = [" ".join(*o.as_dict().items()) for o in self.space.objectives]
+            lines.append(f"sought, as a Pareto front: {', '.join(sought)}")
         removing = [rule for rule in self.rules if rule.alone]
         if removing:
             width = max(len(rule.name) for rule in removing)
@@ -74,77 +71,67 @@ class CheckReport:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
-def check(space: SearchSpace, exact_limit: int = EXACT_LIMIT) -> CheckReport:
-    """Count every configuration, or estimate where there are more than ``exact_limit``.
+def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
+    """Count valid configurations, and what each rule removes.
+
+    Args:
+        space: what is counted.
+        max_edges: of ``ValidConfigs``; where it does not suffice the counts are estimates.
 
     Raises:
         SpaceError: if no configuration is valid; it names the rules that remove the most.
     """
-    exact = space.raw_size <= exact_limit
-    total = space.raw_size if exact else SAMPLE
-    alone = dict.fromkeys((rule.name for rule in space.rules), 0)
-    in_order = dict(alone)
-    valid = 0
-    for facts, shape in _chunks(space) if exact else [_sample(space)]:
-        left = np.ones(shape, dtype=bool)
-        count = left.size
-        for rule in space.rules:
-            kept = rule.holds(facts)
-            # A rule reads few parameters: its array is small and stands for many rows.
-            alone[rule.name] += (kept.size - int(np.count_nonzero(kept))) * (left.size // kept.size)
-            left &= kept
-            before, count = count, int(np.count_nonzero(left))
-            in_order[rule.name] += before - count
-        valid += count
-    scale = space.raw_size / total
-    counts = tuple(
-        RuleCount(
-            rule.name,
-            rule.text,
-            round(alone[rule.name] * scale),
-            round(in_order[rule.name] * scale),
-        )
-        for rule in space.rules
-    )
-    if valid == 0:
-        raise SpaceError(_impossible(space, counts, exact))
-    return CheckReport(space, space.raw_size, round(valid * scale), counts, exact)
+    valid = ValidConfigs(space, max_edges=max_edges)
+    counts = _counted(space, max_edges) if valid.exact else None
+    exact = counts is not None
+    if counts is None:
+        counts = _estimated(space)
+    found = valid.estimate(np.random.default_rng(0))
+    if not found:
+        raise SpaceError(_impossible(space, counts, not valid.count))
+    return CheckReport(space, space.raw_size, round(found), counts, exact)
 
 
-def _chunks(space: SearchSpace) -> Iterator[tuple[Facts, tuple[int, ...]]]:
-    """Facts of all raw configurations as open grids: each parameter along its own axis."""
-    names = list(space.parameters)
-    sizes = [len(space.parameters[name].values) for name in names]
-    split = 0  # parameters before it are looped over, those after it are axes
-    while math.prod(sizes[split:]) > CHUNK:
-        split += 1
-    inner = names[split:]
-    shape = tuple(sizes[split:])
-    grid: dict[str, Array] = {
-        name: space.parameters[name].array.reshape(_along(axis, len(inner)))
-        for axis, name in enumerate(inner)
-    }
-    outer = [space.parameters[name].array for name in names[:split]]
-    for values in itertools.product(*outer):
-        fixed = {name: np.asarray(value) for name, value in zip(names, values, strict=False)}
-        yield space.columns({**fixed, **grid}), shape
+def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
+    """Exactly; None where that takes too much."""
+    counts = []
+    left, before = space.raw_size, []
+    for rule in space.rules:
+        alone = ValidConfigs(space, [rule], max_edges)
+        removed = space.raw_size - alone.count
+        if removed:
+            before.append(rule)
+        kept = ValidConfigs(space, before, max_edges) if removed else None
+        if not alone.exact or (kept and not kept.exact):
+            return None
+        after = kept.count if kept else left
+        counts.append(RuleCount(rule.name, rule.text, removed, left - after))
+        left = after
+    return tuple(counts)
 
 
-def _along(axis: int, dimensions: int) -> tuple[int, ...]:
-    return tuple(-1 if i == axis else 1 for i in range(dimensions))
-
-
-def _sample(space: SearchSpace) -> tuple[Facts, tuple[int, ...]]:
+def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
+    """From a random sample."""
     generator = np.random.default_rng(0)
     raw = {name: generator.choice(p.array, SAMPLE) for name, p in space.parameters.items()}
-    return space.columns(raw), (SAMPLE,)
+    facts, left = space.columns(raw), np.ones(SAMPLE, dtype=bool)
+    scale = space.raw_size / SAMPLE
+    counts = []
+    for rule in space.rules:
+        kept = np.broadcast_to(rule.holds(facts), (SAMPLE,))
+        alone, in_order = np.count_nonzero(~kept), np.count_nonzero(left & ~kept)
+        left &= kept
+        counts.append(
+            RuleCount(rule.name, rule.text, round(alone * scale), round(in_order * scale))
+        )
+    return tuple(counts)
 
 
-def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], exact: bool) -> str:
+def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], proven: bool) -> str:
     worst = sorted((c for c in counts if c.alone), key=lambda c: -c.alone)[:3]
-    head = f"no configuration is valid (all {space.raw_size:,} tried)"
-    if not exact:
-        head = f"no valid configuration found in {SAMPLE:,} random ones of {space.raw_size:,}"
+    head = f"no configuration is valid, of {space.raw_size:,} raw ones"
+    if not proven:
+        head = f"no valid configuration found at random among {space.raw_size:,} raw ones"
     lines = [
         f"  {c.name} removes {c.alone:,} ({100 * c.alone / space.raw_size:.3g} %): {c.text}"
         for c in worst

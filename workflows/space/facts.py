@@ -77,6 +77,32 @@ def condition_order(conditions: Mapping[str, Expression]) -> list[str]:
     return list(TopologicalSorter(graph).static_order())
 
 
+def reads(
+    parameters: Mapping[str, Parameter],
+    conditions: Mapping[str, Expression],
+    static: Mapping[str, Scalar],
+    known: Mapping[str, Scalar],
+) -> dict[str, frozenset[str]]:
+    """The parameters that each name comes from, as ``derive`` computes it; none for constants."""
+    found = {name: frozenset[str]() for name in (*static, *known)}
+    found |= {name: frozenset((name,)) for name in parameters}
+
+    def of(*names: str) -> frozenset[str]:
+        return frozenset().union(*(found.get(name, frozenset()) for name in names))
+
+    for name in condition_order(conditions):
+        found[name] = of(name, *conditions[name].names)
+    found["world_size"] = of("num_nodes")
+    found["dp"] = of("num_nodes", "tp", "pp")
+    if _places(known):
+        placed = of("zero_stage", "dp", *placements.KINDS)
+        for name in placements.KINDS:
+            if name not in parameters or name in conditions:
+                found[name] = placed
+    found["global_batch_size"] = of("mbs", "gas", "dp")
+    return found
+
+
 def derive(
     parameters: Mapping[str, Parameter],
     conditions: Mapping[str, Expression],

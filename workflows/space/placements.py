@@ -148,7 +148,7 @@ def counted_once(
     others = {n: p.array[:1] for n, p in parameters.items() if n not in {o.name for o in own}}
     firsts = _Firsts(own, spellings, others, derive)
     text = "the first of several spellings of one placement"
-    return [Rule("placement_counts_once", text, frozenset(spelling), firsts.holds)]
+    return [Rule("placement_counts_once", text, frozenset(p.name for p in own), firsts.holds)]
 
 
 @dataclass(frozen=True)
