@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress, product
 
 from slurm.core import Lease
 
 MAX_BYPASSES = 4
+PACKED = 6  # requests among which the best filling is looked for
 _GAP = re.compile(rb"\x01+")  # neighbours that are free
 
 
@@ -20,11 +22,11 @@ class _Request:
 
 
 class NodePool:
-    """Leases nodes in the order they are asked for, with a bounded amount of bypassing.
+    """Leases nodes about in the order they are asked for, so that few of them idle.
 
-    A narrow request may overtake a wide one that has to wait, at most ``MAX_BYPASSES`` times;
-    then every node that comes back is kept for the wide one. So no request starves, and few
-    nodes idle. For one thread; nothing here blocks.
+    A request may be overtaken by those that fill the free nodes better, at most ``MAX_BYPASSES``
+    times; then every node that comes back is kept for it. So no request starves. For one thread;
+    nothing here blocks.
 
     Args:
         nodes: all nodes, in Slurm's order; leases keep it.
@@ -93,23 +95,31 @@ class NodePool:
         return gone
 
     def grants(self) -> list[Lease]:
-        """Lease what can be leased now, in the order it was asked for."""
+        """Lease what can be leased now, so that as few nodes as possible idle."""
         granted: list[Lease] = []
-        waiting: list[_Request] = []
-        for request in self._queue:
-            # What can never be granted holds nobody up.
-            held_back = any(w.bypassed >= MAX_BYPASSES and w.width <= self.size for w in waiting)
-            if request.width > len(self._free) or held_back:
-                waiting.append(request)
-                continue
-            for overtaken in waiting:
-                overtaken.bypassed += 1
-            lease = Lease(request.trial, self._choose(request.width))
-            self._free.difference_update(lease.nodes)
-            self._leases[request.trial] = lease
-            granted.append(lease)
-        self._queue = waiting
+        while chosen := self._packed():
+            for request in chosen:
+                place = self._queue.index(request)
+                for overtaken in self._queue[:place]:
+                    overtaken.bypassed += 1
+                del self._queue[place]
+                lease = Lease(request.trial, self._choose(request.width))
+                self._free.difference_update(lease.nodes)
+                self._leases[request.trial] = lease
+                granted.append(lease)
         return granted
+
+    def _packed(self) -> list[_Request]:
+        """Of the first requests those that fill most of the free nodes; of equals the earlier."""
+        # What can never be granted holds nobody up.
+        first = [r for r in self._queue if r.width <= self.size][:PACKED]
+        best: list[_Request] = []
+        filled = 0
+        for taken in product((True, False), repeat=len(first)):
+            width = sum(compress((r.width for r in first), taken))
+            if filled < width <= len(self._free) and _is_fair(first, taken):
+                best, filled = list(compress(first, taken)), width
+        return best
 
     def release(self, lease: Lease) -> None:
         """Give a lease back.
@@ -151,3 +161,14 @@ class NodePool:
             return self.free[:width]
         start, _ = min(fitting, key=lambda gap: gap[1] - gap[0])
         return self._order[start : start + width]
+
+
+def _is_fair(requests: Sequence[_Request], taken: Sequence[bool]) -> bool:
+    """Whether nobody who is left out is overtaken too often."""
+    after = 0
+    for request, is_taken in zip(reversed(requests), reversed(taken), strict=True):
+        if is_taken:
+            after += 1
+        elif after and request.bypassed + after > MAX_BYPASSES:
+            return False
+    return True

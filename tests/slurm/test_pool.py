@@ -59,6 +59,15 @@ def test_a_trial_spans_gaps_when_no_gap_fits() -> None:
     assert granted(pool) == {"wide": ("n1", "n3", "n5", "n7")}
 
 
+def test_the_requests_that_fill_the_free_nodes_are_granted_and_the_earlier_of_equals() -> None:
+    pool = NodePool(NODES)
+    pool.request("first", 6)
+    assert list(granted(pool)) == ["first"]
+    for trial, width in (("a", 1), ("wide", 3), ("b", 2), ("c", 2)):
+        pool.request(trial, width)
+    assert list(granted(pool)) == ["b"]
+
+
 def test_a_wide_trial_is_overtaken_a_bounded_number_of_times() -> None:
     pool = NodePool(NODES)
     pool.request("holder", 1)

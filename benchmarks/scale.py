@@ -1,0 +1,354 @@
+"""The driver at scale: ``python -m benchmarks.scale [--repeats 3] [--quick] [--json FILE]``.
+
+Whole searches on a simulated cluster with the real driver, pool, proposer and journal, every line
+of which is synced to disk as in a real run. Time is virtual, so deciding costs the nodes nothing
+here; how long it takes is printed instead.
+
+- **Node time that does useful work**: nodes held by attempts whose end says something about their
+  configuration, from the first start until no more are started. Attempts that a lost node or a
+  failed launch ended do no useful work.
+- **What the widths allow**: no schedule can hold more. At any moment the trials side by side are a
+  pattern, so many of each width, that fits the usable nodes. The best mixture of patterns that
+  gives every width the time its trials took is a linear program; trials may be cut up and the
+  future is known to it.
+- **The peer** is the same search with nodes leased strictly in the order of the proposals.
+- **Driver CPU**: of the thread that decides, without the proposer: leases, journal, trial folders,
+  ``results.csv``, progress lines. What a launcher does in threads of its own is not in it.
+
+Every search runs in a process of its own; its peak of memory includes Python's libraries and the
+simulated cluster itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from scipy.optimize import linprog
+
+from analysis.run import Run, read_run
+from analysis.trajectory import TOLD
+from benchmarks.cost_model.report import machine
+from benchmarks.search import TOLD as TRIALS_TOLD
+from benchmarks.search import at_scale
+from slurm.clock import Clock
+from workflows import driver as driver_module
+from workflows.budget import Budget
+from workflows.driver import Driver
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.progress import Progress
+from workflows.proposer import Policy, Proposal, Proposer
+from workflows.simulate import simulated_launcher
+from workflows.space import SearchSpace, load_space
+from workflows.trials import TrialFactory
+
+REPLAYS = 5
+# 12 or 16 nodes as in Dash's search, with more configurations than trials.
+LARGE_SPACE = """
+version: 1
+name: all_of_frontier
+model: gpt_175b
+cluster: frontier
+trainer: {builtin: {data: python-source, precision: fp16}}
+parameters:
+  num_nodes: [12, 16]
+  tp: {log2: [1, 8]}
+  pp: [2, 4, 8, 12, 16]
+  vpp: [1, 2, 3]
+  mbs: {range: [1, 8]}
+  gas: [10, 20, 40, 80, 160]
+  zero_stage: [0, 1]
+  sequence_parallel: [false, true]
+  recompute: [full, selective]
+objective: {maximize: tflops_per_gpu}
+trial: {timeout: 20m, no_progress_timeout: 10m}
+"""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One search; see ``docs/simulate.md`` for the simulated cluster's defaults."""
+
+    title: str
+    space: str  # a shipped one's name, or the text of one
+    nodes: int
+    policy: Policy
+    budget: Budget
+    goal: float  # useful node time, share of what the widths allow
+    max_concurrent: int = 90
+
+
+DASH = Scenario(
+    "Dash's search: 2 h on 128 nodes, 12 or 16 a trial",
+    space="gpt_175b_frontier_table4",
+    nodes=128,
+    policy="random",
+    budget=Budget(wall_time_s=7200),
+    goal=0.97,
+)
+ALL_OF_FRONTIER = Scenario(
+    "10,000 trials of 12 or 16 nodes on 9,408 nodes",
+    space=LARGE_SPACE,
+    nodes=9408,
+    policy="random",  # the guided proposer would take about an hour
+    budget=Budget(trials=10_000),
+    goal=0.95,
+    max_concurrent=1000,
+)
+
+
+@dataclass
+class _Timed:
+    """A proposer, and the CPU time that it takes."""
+
+    proposer: Proposer
+    cpu_s: float = 0.0
+
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        began = time.thread_time()
+        try:
+            return self.proposer.propose(run, max_nodes)
+        finally:
+            self.cpu_s += time.thread_time() - began
+
+
+@dataclass
+class _Watch:
+    """Listens to a driver: what it shows a person, and how many nodes are usable when."""
+
+    progress: Progress
+    clock: Clock
+    usable: list[tuple[float, int]] = field(default_factory=list)  # from when on
+
+    def __call__(self, event: str, driver: Driver, number: int | None) -> None:
+        self.progress(event, driver, number)
+        if not self.usable or self.usable[-1][1] != driver.pool.size:
+            self.usable.append((self.clock.time(), driver.pool.size))
+
+
+def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, float]:
+    """One whole search and its figures; in a process of its own.
+
+    Args:
+        scenario: what is searched where.
+        seed: of the cluster and of the proposer.
+        in_order: lease nodes strictly in the order of the proposals.
+    """
+    if in_order:
+        driver_module.LOOKAHEAD = 1  # nobody waits behind a trial that waits
+    space = _space(scenario.space)
+    options = f"nodes={scenario.nodes},seed={seed},max_concurrent={scenario.max_concurrent},"
+    launcher = simulated_launcher(space, options + "time=1000h")  # ended by the budget
+    with tempfile.TemporaryDirectory() as directory, (Path(directory) / "out").open("w") as out:
+        folder = RunFolder(Path(directory) / "run")
+        folder.create(space)
+        journal = Journal(folder.path, launcher.clock.time, sync=True)
+        proposer = _Timed(Proposer(space, seed, scenario.policy))
+        watch = _Watch(Progress(Console(file=out)), launcher.clock)
+        driver = Driver(
+            space=space,
+            folder=folder,
+            journal=journal,
+            launcher=launcher,
+            proposer=proposer,  # type: ignore[arg-type]
+            factory=TrialFactory(space, folder, "meshtune-scale", "tokens"),
+            budget=scenario.budget,
+            seed=seed,
+            listen=watch,
+        )
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        driver.run()
+        cpu_s, wall_s = time.thread_time() - began_cpu_s, time.perf_counter() - began_s
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        journal.close()
+        run, trials = journal.run, len(journal.run.trials)
+        until = run.opened_t[0] + (scenario.budget.wall_time_s or np.inf)
+        return {
+            "trials": trials,
+            **node_time(run, watch.usable, until, scenario.max_concurrent),
+            "wall_s": wall_s,
+            "driver_cpu_ms": 1000 * (cpu_s - proposer.cpu_s) / trials,
+            "proposer_cpu_ms": 1000 * proposer.cpu_s / trials,
+            "peak_bytes": peak_bytes,
+            "journal_bytes": (folder.path / "journal.jsonl").stat().st_size,
+            "replay_s": _median_s(lambda: read_run(folder.path)),
+            "results_s": _median_s(lambda: folder.write_results(run)),
+        }
+
+
+def _space(text: str) -> SearchSpace:
+    if "\n" not in text:
+        return load_space(text)
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "space.yaml"
+        file.write_text(text)
+        return load_space(file)
+
+
+def _median_s(act: Callable[[], object]) -> float:
+    taken_s = []
+    for _ in range(REPLAYS):
+        began = time.perf_counter()
+        act()
+        taken_s.append(time.perf_counter() - began)
+    return statistics.median(taken_s)
+
+
+# ---- node time ----
+
+
+def node_time(
+    run: Run, usable: Sequence[tuple[float, int]], until: float, max_concurrent: int
+) -> dict[str, float]:
+    """Shares of the node time from the opening until no more trials are started.
+
+    Args:
+        run: a search that has ended.
+        usable: times from which on so many nodes were usable.
+        until: at the latest.
+        max_concurrent: trials at once, at most.
+    """
+    attempts = [a for t in run.trials.values() for a in t.attempts]
+    begin, end = run.opened_t[0], min(until, max(a.started_t for a in attempts))
+    held_s: dict[int, float] = {}  # trial-seconds of each width
+    useful = 0.0
+    for attempt in attempts:
+        overlap_s = min(end, attempt.ended_t or end) - min(end, attempt.started_t)
+        width = len(attempt.nodes)
+        held_s[width] = held_s.get(width, 0.0) + overlap_s
+        useful += width * overlap_s * (attempt.kind in TOLD)
+    edges = [*(t for t, _ in usable), end]
+    phases = [
+        (nodes, max(0.0, min(after, end) - t))
+        for (t, nodes), after in zip(usable, edges[1:], strict=True)
+    ]
+    share = {n: allowed(n, held_s, max_concurrent) for n in {nodes for nodes, _ in phases}}
+    allowed_s = sum(share[nodes] * nodes * length_s for nodes, length_s in phases)
+    there_s = usable[0][1] * (end - begin)
+    return {
+        "hours": (end - begin) / 3600,
+        "allowed_share": allowed_s / there_s,
+        "held_share": sum(w * s for w, s in held_s.items()) / there_s,
+        "useful_share": useful / there_s,
+        "useful_of_allowed": useful / allowed_s,
+    }
+
+
+def allowed(nodes: int, held_s: Mapping[int, float], max_concurrent: int) -> float:
+    """Greatest share of ``nodes`` that trials of these widths can hold on average.
+
+    Gilmore and Gomory's pattern formulation of packing: the least time in which patterns that fit
+    give every width its time.
+
+    Args:
+        nodes: that are usable.
+        held_s: trial-seconds of each width.
+        max_concurrent: trials at once, at most.
+    """
+    *wide, narrowest = sorted(held_s, reverse=True)
+    patterns = []
+    for counts in product(*(range(nodes // width + 1) for width in wide)):
+        left = nodes - sum(n * w for n, w in zip(counts, wide, strict=True))
+        places = max_concurrent - sum(counts)
+        if left >= 0 and places >= 0:
+            patterns.append([*counts, min(left // narrowest, places)])
+    demand_s = [held_s[width] for width in (*wide, narrowest)]
+    best = linprog(
+        np.ones(len(patterns)), A_ub=-np.array(patterns, dtype=float).T, b_ub=-np.array(demand_s)
+    )
+    return float(sum(w * s for w, s in held_s.items()) / (nodes * best.fun))
+
+
+# ---- printing ----
+
+
+def spread(values: Sequence[float], unit: str = "", scale: float = 1.0) -> str:
+    """Median, in brackets the least and the most."""
+    low, high = min(values) * scale, max(values) * scale
+    return f"{statistics.median(values) * scale:.3g}{unit} ({low:.3g}-{high:.3g})"
+
+
+def lines(scenario: Scenario, runs: Sequence[Mapping[str, float]]) -> list[str]:
+    """A search's figures, one a row."""
+
+    def of(key: str, unit: str = "", scale: float = 1.0) -> str:
+        return spread([run[key] for run in runs], unit, scale)
+
+    rows = [
+        ("trials", of("trials"), ""),
+        ("virtual hours in which trials were started", of("hours"), ""),
+        ("node time that the widths allow", of("allowed_share", " %", 100), ""),
+        ("node time that is held", of("held_share", " %", 100), ""),
+        ("node time that does useful work", of("useful_share", " %", 100), ""),
+        (
+            "useful, of what the widths allow",
+            of("useful_of_allowed", " %", 100),
+            f">= {100 * scenario.goal:g} %",
+        ),
+        ("driver CPU a trial", of("driver_cpu_ms", " ms"), "<= 30 ms"),
+        ("proposer CPU a trial", of("proposer_cpu_ms", " ms"), ""),
+        ("wall time of the search", of("wall_s", " s"), ""),
+        ("peak memory", of("peak_bytes", " GB", 1e-9), ""),
+        ("journal", of("journal_bytes", " MB", 1e-6), ""),
+        ("replaying the journal", of("replay_s", " s"), "<= 5 s"),
+        ("writing results.csv", of("results_s", " s"), ""),
+    ]
+    return ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def measure(act: Callable[[], Any]) -> Any:
+    """``act`` in a fresh process, whose peak of memory is its alone."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return pool.apply(act)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="seeds of each search")
+    parser.add_argument("--quick", action="store_true", help="1,000 trials in place of 10,000")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    large = ALL_OF_FRONTIER
+    if arguments.quick:
+        large = replace(large, title="quick: 1,000 trials", budget=Budget(trials=1000))
+    seeds = range(arguments.repeats)
+    print(machine([f"{len(seeds)} seeds", "median (least-most)"]), flush=True)
+    everything: dict[str, Any] = {}
+    guided = [replace(DASH, title=f"{DASH.title}, {p}", policy=p) for p in ("meshtune",)]
+    for scenario in (DASH, *guided, large):
+        runs = [measure(partial(search, scenario, seed)) for seed in seeds]
+        print(f"\n## {scenario.title}, policy {scenario.policy}")
+        print("\n".join(lines(scenario, runs)), flush=True)
+        peer = [measure(partial(search, scenario, seed, True)) for seed in seeds]
+        of_allowed = spread([run["useful_of_allowed"] for run in peer], " %", 100)
+        print(f"strictly in order, useful of what the widths allow: {of_allowed}", flush=True)
+        everything[scenario.title] = {"scenario": asdict(scenario), "runs": runs, "in_order": peer}
+    cpu_s, peak_bytes = measure(partial(at_scale, "meshtune"))
+    everything["guided"] = {"told": TRIALS_TOLD, "cpu_s": cpu_s, "peak_bytes": peak_bytes}
+    print(
+        f"\na guided proposal, {TRIALS_TOLD} trials told: {cpu_s:.2f} s, {peak_bytes / 1e9:.2f} GB"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
