@@ -60,14 +60,21 @@ def completed(
     if trouble:
         where, message = trouble
         return {"status": "diverged", "where": where, "message": message, **common}
-    return {"status": "ok", **_speed(config, world_size, training["step_times_s"]), **common}
+    measured = list(training["step_times_s"])[config.warmup_steps :]
+    return {"status": "ok", **_speed(config, world_size, measured), **common}
 
 
-def _speed(config: TrainConfig, world_size: int, step_times_s: Sequence[float]) -> dict[str, Any]:
+def step_line(config: TrainConfig, world_size: int, number: int, step_time_s: float) -> str:
+    """What a search reads while a trial runs: the figures of one step, counted from 1."""
+    speed = _speed(config, world_size, [step_time_s])
+    rates = {key: value for key, value in speed.items() if isinstance(value, float)}
+    return "MESHTUNE_STEP " + json.dumps({"step": number, "step_time_s": step_time_s, **rates})
+
+
+def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> dict[str, Any]:
     """Rates per second, each from the median of the measured steps."""
     dp = config.data_parallel(world_size)
     batch = config.mbs * config.gas * dp
-    measured = list(step_times_s)[config.warmup_steps :]
     median = statistics.median(measured)
     tera_per_gpu = 1e12 * median * world_size
     tokens_per_second = batch * config.model.seq_length / median
@@ -78,7 +85,7 @@ def _speed(config: TrainConfig, world_size: int, step_times_s: Sequence[float]) 
         "tokens_per_second": tokens_per_second,
         "tokens_per_second_per_gpu": tokens_per_second / world_size,
         "samples_per_second": batch / median,
-        "step_time_s": {"median": median, "all": measured},
+        "step_time_s": {"median": median, "all": list(measured)},
         "dp": dp,
         "global_batch_size": batch,
         "parameters": config.model.num_parameters,

@@ -20,7 +20,7 @@ from trainer.data import TokenDataset
 from trainer.device import Device
 from trainer.distributed import Peers, RankEnvironment, rank_environment
 from trainer.phase import phase
-from trainer.result import clear_result, completed, failure, write_result
+from trainer.result import clear_result, completed, failure, step_line, write_result
 from trainer.train import train
 
 EXIT_OK, EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY = 0, 1, 2, 3
@@ -127,7 +127,7 @@ class _Run:
         )
         memory.limit_memory(config.device_memory_bytes, device.torch)
         self.device = device
-        training = train(config, dataset, progress)
+        training = train(config, dataset, progress, self._step_done)
         memory.lift_limit()
         return training
 
@@ -135,6 +135,10 @@ class _Run:
         if self.place.rank == 0:
             return lambda line: print(line, flush=True)
         return lambda line: None
+
+    def _step_done(self, number: int, step_time_s: float) -> None:
+        if self.place.rank == 0:
+            print(step_line(self.config, self.place.world_size, number, step_time_s), flush=True)
 
     def _conclude(self, training: Mapping[str, Any], peaks: list[int]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered."""

@@ -106,7 +106,12 @@ class Trainer:
         return [t.to(device) for t in tokens], [t.to(device) for t in targets]
 
 
-def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]) -> dict[str, Any]:
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    progress: Callable[[str], None],
+    step_done: Callable[[int, float], None] = lambda number, step_time_s: None,
+) -> dict[str, Any]:
     """Train for ``config.steps`` steps on every rank of the default process group.
 
     The group's backend must be that of ``Device.of_this_rank(config.device)``.
@@ -115,6 +120,8 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
         config: what to train and how.
         dataset: gives each replica's micro-batches.
         progress: called with one line after every step.
+        step_done: called with every step's number, from 1 in this run, and its time; outside of
+            what is timed.
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
@@ -150,6 +157,7 @@ def train(config: TrainConfig, dataset: Dataset, progress: Callable[[str], None]
             f"step {number + 1}/{last} loss {report.loss:.4f} "
             f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
         )
+        step_done(number + 1 - first, times[-1])
         if checkpoints is not None and checkpoints.due(number + 1, last):
             progress(f"saved {checkpoints.save(trainer, number + 1)}")
     sent = trainer.traffic.report(config.measured_steps) if trainer.traffic is not None else {}

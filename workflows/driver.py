@@ -54,7 +54,6 @@ class _Running:
     trial: int
     attempt: int
     lease: Lease
-    repeat: bool = False  # of a trial that has its result
 
 
 class Driver:
@@ -161,8 +160,9 @@ class Driver:
             ending = Ending(f"{len(self._too_wide)} trials need more nodes than are left", CONTINUE)
         if ending.code == CONTINUE and all(t.ended for t in self.state.trials.values()):
             # The last trial may have ended while the search was being stopped.
+            # Unless finalists are left: they may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
-            ending = Ending(spent, DONE) if spent else ending
+            ending = Ending(spent, DONE) if spent and self._next_repeat() is None else ending
         if ending.code == DONE and self.state.best is None:
             ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
         return ending
@@ -236,9 +236,10 @@ class Driver:
             self._too_wide.add(number)
         chosen = self._settling or self._propose()
         if isinstance(chosen, Ending) and chosen.code == DONE:
-            self._settling = chosen
             repeated = self._next_repeat()
-            return chosen if repeated is None else repeated
+            if repeated is not None:
+                self._settling = chosen  # what a repeat changes does not open the search again
+                return repeated
         return chosen
 
     def _propose(self) -> int | Ending:
@@ -274,15 +275,12 @@ class Driver:
             return None
         if any(not trials[number].ended for number in busy):
             return None
-        possible = [t.number for t in trials.values() if self._repeatable(t)]
-        trial = next_repeat(self.state, rules.confidence, rules.max_repeats, busy, possible)
+        trial = next_repeat(self.state, rules.confidence, rules.max_repeats, busy, self._repeatable)
         return None if trial is None else trial.number
 
     def _repeatable(self, trial: Trial) -> bool:
         lost = sum(a.repeat and a.kind in _BLAMELESS for a in trial.attempts)
-        if not trial.ok or lost > MAX_RETRIES:
-            return False
-        return self.space.num_nodes(trial.config) <= self.pool.size
+        return lost <= MAX_RETRIES and self.space.num_nodes(trial.config) <= self.pool.size
 
     def _grant(self) -> None:
         for lease in self.pool.grants():
@@ -303,7 +301,7 @@ class Driver:
             nodes=list(lease.nodes),
             **repeat,
         )
-        running = _Running(number, attempt, lease, bool(repeat))
+        running = _Running(number, attempt, lease)
         self.running[number] = running
         # A finalist is measured whole: that is what it runs for.
         hopeless = None if repeat else partial(self._early.judge, trial.config)
@@ -383,7 +381,7 @@ class Driver:
             **early,
         )
         self._results_stale = True
-        self._early.update(self.state)
+        self._early.update(self.state, trial)
         if not final and not repeat:
             self._again.append(number)
         self.listen("ended", self, number)

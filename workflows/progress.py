@@ -12,14 +12,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis.pareto import comparable, front
 from analysis.run import Run, Trial
 from workflows.budget import Budget, node_hours, wall_time_s
+from workflows.settled import ended_words, saved_rows, verdict_rows
 
 if TYPE_CHECKING:
     from workflows.driver import Driver
 
 SHOWN_RUNNING = 8
 SHOWN_NODES = 8
+SHOWN_FRONT = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
@@ -52,9 +55,33 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "no success yet"))
+    rows += front_rows(run)
+    rows += verdict_rows(run)
+    rows += saved_rows(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, duration_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
+
+
+def front_rows(run: Run) -> list[tuple[str, str]]:
+    """The Pareto front, a line for each of the first trials; nothing where one figure is sought."""
+    trials = front(run)
+    if not trials:
+        return []
+    rows = [
+        ("front", f"{len(trials)} of {len(comparable(run))} successes, no other one beats in all")
+    ]
+    rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
+    if len(trials) > SHOWN_FRONT:
+        rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
+    return rows
+
+
+def figures_text(run: Run, trial: Trial) -> str:
+    """A success's objectives: ``1234.5 tokens_per_second, 8 num_nodes``."""
+    if not trial.objectives:
+        return f"{trial.objective:.5g} {run.objective_key}"
+    return ", ".join(f"{trial.objectives[key]:.5g} {key}" for key, _ in run.goals)
 
 
 def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
@@ -110,9 +137,12 @@ class Progress:
             self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
         spent = duration_text((attempt.ended_t or attempt.started_t) - attempt.started_t)
-        if trial.ok:
+        if words := ended_words(run, trial, attempt):
             new = "  <- best" if run.best is trial else ""
-            self.say(f"{what} ok       {trial.objective:.5g} {run.objective_key}  {spent}{new}")
+            self.say(f"{what} {words}  {spent}{new}")
+        elif attempt.kind == "ok":
+            new = "  <- best" if run.best is trial else "  <- front" if trial in front(run) else ""
+            self.say(f"{what} ok       {figures_text(run, trial)}  {spent}{new}")
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")

@@ -23,8 +23,9 @@ from workflows.driver import CONTINUE, INTERRUPTED, Driver, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.pricing import Pricing
-from workflows.progress import Progress, config_text
+from workflows.progress import Progress, config_text, front_rows
 from workflows.proposer import Policy, Proposer
+from workflows.settled import saved_rows, verdict_rows
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory, data_prefix, make_data
 
@@ -166,6 +167,11 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
             f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
             f"{config_text(best.config)}"
         )
+    for label, text in front_rows(driver.state):
+        words += f"\n{label + ':' if label else ' '} {text}"
+    asked = driver.space.finalists.confidence
+    for label, text in verdict_rows(driver.state, asked) + saved_rows(driver.state):
+        words += f"\n{label}: {text}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))
         words += f"\ngo on with: meshtune search {space_file}{flags}"

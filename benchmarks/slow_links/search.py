@@ -23,6 +23,7 @@ from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
 from slurm.core import Lease, Outcome, TrialSpec
 from slurm.local import LocalLauncher
+from slurm.steps import Hopeless
 from workflows.budget import Budget
 from workflows.folder import RunFolder
 from workflows.session import run_session
@@ -47,9 +48,15 @@ class SlowLinksLauncher(LocalLauncher):
         self.network = network
         self._ports = itertools.count(_FIRST_PORT)
 
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         argv = (sys.executable, "-m", _RANK_MODULE, *spec.argv[3:])
-        return super().run(dataclasses.replace(spec, argv=argv), lease, stop)
+        return super().run(dataclasses.replace(spec, argv=argv), lease, stop, hopeless)
 
     def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:
         nodes = [self.nodes().index(node) for node in lease.nodes]

@@ -51,6 +51,7 @@ parameters:
 objective: {{maximize: speed}}
 trial: {{timeout: 90s, no_progress_timeout: 10s}}
 budget: {{trials: {trials}}}
+finalists: false
 """
 
 

@@ -21,6 +21,7 @@ parameters:
 objective: {maximize: speed}
 trial: {timeout: 60s}
 budget: {trials: 12}
+finalists: false
 """
 
 

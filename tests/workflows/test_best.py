@@ -23,6 +23,7 @@ trainer:
 parameters: {{mbs: [1, 2, 3]}}
 objective: {{maximize: speed}}
 budget: {{trials: 3}}
+finalists: false
 """
 CODE = (
     "import os, sys; open(sys.argv[2], 'a').close();"

@@ -124,6 +124,7 @@ def test_a_run_whose_file_has_a_difficult_name_can_be_continued(tmp_path: Path) 
         "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
         "trainer: {command: [/bin/echo, 'MESHTUNE_RESULT {\"speed\": {mbs}}']}\n"
         "parameters: {mbs: [1, 2, 3, 4]}\nobjective: {maximize: speed}\nbudget: {trials: 1}\n"
+        "finalists: false\n"
     )
     assert run("search", str(space), "--launcher", "local", cwd=tmp_path).returncode == 0
     folder = tmp_path / "runs" / "my_sp_ce"

@@ -13,6 +13,7 @@ import pytest
 
 from analysis.run import read_run
 from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm.steps import Hopeless
 from workflows.budget import Budget
 from workflows.driver import CONTINUE, DONE, FAILED, MAX_RETRIES, Driver, Ending
 from workflows.folder import RunFolder
@@ -49,7 +50,13 @@ class ScriptedLauncher(Launcher):
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)
 
-    def run(self, spec: TrialSpec, lease: Lease, stop: threading.Event) -> Outcome:
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
         with self._lock:
             assert not self._held & set(lease.nodes), "a node in two leases"
             self._held |= set(lease.nodes)

@@ -41,6 +41,7 @@ parameters:
 objective: {{maximize: speed}}
 trial: {{timeout: 60s, no_progress_timeout: 30s}}
 budget: {{trials: 6}}
+finalists: false
 """
 # Kills the driver just before, just after, or in the middle of writing the n-th such event.
 KILLER = """

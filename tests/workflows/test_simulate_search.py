@@ -50,8 +50,9 @@ parameters:
   gas: [8, 16, 32]
   zero_stage: [0, 1]
 objective: {maximize: tflops_per_gpu}
-trial: {timeout: 20m, no_progress_timeout: 5m}
+trial: {timeout: 20m, no_progress_timeout: 5m, early_stop: false}
 budget: {trials: 40}
+finalists: false
 """
 CALM = "noise=0,node_noise=0,crash=0,hang=0,launch_failure=0,node_failures_per_day=0"
 TROUBLED = "crash=0.1,hang=0.1,launch_failure=0.1,node_failures_per_day=5"
@@ -306,6 +307,20 @@ def test_the_cost_model_answers_unless_told_otherwise(
         predicted = Pricing(space).predict([trial.config]).step_time_s[0]
         assert trial.result["step_time_s"]["median"] == pytest.approx(predicted, rel=0.2)
     assert run.best
+
+
+def test_what_the_framework_refuses_is_an_invalid_trial(tmp_path: Path) -> None:
+    """nanotron wants a pipeline filled; stages that fit easily are no reason to run."""
+    path = tmp_path / "unfilled.yaml"
+    command = "{command: [train], framework: nanotron}"
+    text = SPACE.replace("{builtin: {data: no/such/tokens, precision: bf16}}", command)
+    path.write_text(text.replace("gas: [8, 16, 32]", "gas: [2, 8]"))
+    space = load_space(path)
+    workload = simulated_launcher(space, CALM).workload
+    config = {"num_nodes": 8, "tp": 4, "pp": 8, "mbs": 1, "zero_stage": 1}
+    filled, unfilled = (workload.price({**config, "gas": gas}) for gas in (8, 2))
+    assert (filled.refused, unfilled.refused) == (False, True)
+    assert unfilled.needed_bytes < 64 * 2**30
 
 
 def test_a_space_that_the_cost_model_cannot_price_is_refused(

@@ -80,7 +80,7 @@ class SearchSpace:
     budget: Budget
     failure_penalty: str
     allow: tuple[str, ...]
-    finalists: Finalists = Finalists()
+    finalists: Finalists
     more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
 
     @property

@@ -1,0 +1,231 @@
+"""Which configuration is the best, how sure that is, and which measurement would say more.
+
+Two runs of one configuration differ by a few per cent, more than their steps' spread lets expect:
+other nodes, another neighbour on the network, another clock. So a search that ends has measured
+its winner once, and picked it among others partly for its luck. The leading configurations are
+therefore measured again, and this module says which, and when that is enough.
+
+All is in logarithms, so that noise is a share. The measurements of a configuration lie around its
+true value with one spread for all, which is estimated from all repeats together and from what is
+known before any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analysis.run import Run, Trial
+
+NOISE_LOG_SD = 0.03  # between two runs of one configuration, before any was measured twice
+NOISE_WEIGHT = 3.0  # repeats that this is worth
+TAILS = 4.0  # degrees of freedom of Student's t: single runs may be far off
+EQUAL = 0.01  # share up to which two configurations are as good as each other
+NEGLIGIBLE = 0.01  # probability of being the best below which a trial is no candidate
+DRAWS = 10_000
+# Variance of the median of n standard normal numbers, n from 1; further on pi / 2n.
+_MEDIAN_VARIANCE = (1.0, 0.5, 0.449, 0.298, 0.287, 0.215, 0.210)
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Spread of a configuration's runs: ``log_sd``, as sure as from so many ``repeats``."""
+
+    log_sd: float
+    repeats: float
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trial among those that may be the best.
+
+    Attributes:
+        trial: its number.
+        measurements: how often it was measured.
+        best: probability that none is better.
+        rivals: probability that it is more than ``EQUAL`` better than the first.
+        behind: share of the objective that it is behind the first.
+    """
+
+    trial: int
+    measurements: int
+    best: float
+    rivals: float
+    behind: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a search stands. The first of ``standings`` has the best median, the others follow.
+
+    Attributes:
+        standings: the candidates: the first, and all whose probability to be the best is not
+            negligible, in the order of their medians.
+        confidence: probability that nothing measured is more than ``EQUAL`` better than the first.
+        noise: between runs.
+    """
+
+    standings: tuple[Standing, ...]
+    confidence: float
+    noise: Noise
+
+    @property
+    def first(self) -> Standing:
+        return self.standings[0]
+
+    @property
+    def runner_up(self) -> Standing | None:
+        """The most probable of the others."""
+        return max(self.standings[1:], key=lambda s: s.best, default=None)
+
+
+def noise_of(run: Run) -> Noise:
+    """The spread between runs of one configuration, from all repeats and the prior.
+
+    A scaled inverse chi-squared prior of ``NOISE_WEIGHT`` degrees of freedom; Student's t, by
+    expectation maximization, in place of the normal distribution: one run that a neighbour
+    disturbed must not make all others look uncertain.
+    """
+    left: list[Floats] = []
+    for trial in run.trials.values():
+        logs = _logs(trial.measurements)
+        if len(logs) > 1:
+            left.append(logs - np.median(logs))
+    if not left:
+        return Noise(NOISE_LOG_SD, NOISE_WEIGHT)
+    rest = np.concatenate(left)
+    repeats = len(rest) - len(left)
+    # The deviations from a median of n are too small: by (n - 1) / n in the mean of their squares.
+    scale = repeats / len(rest)
+    variance = NOISE_LOG_SD**2
+    for _ in range(20):
+        weight = (TAILS + 1) / (TAILS + rest**2 / (scale * variance))
+        variance = (NOISE_WEIGHT * NOISE_LOG_SD**2 + float(np.sum(weight * rest**2))) / (
+            NOISE_WEIGHT + repeats
+        )
+    return Noise(float(np.sqrt(variance)), NOISE_WEIGHT + repeats)
+
+
+def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
+    """How the successful trials stand against each other.
+
+    Args:
+        run: with its measurements.
+        running: trials that are being measured again: taken as if they had confirmed their median.
+
+    Returns:
+        None before the first success, or if the objective is not positive everywhere.
+    """
+    first = run.best
+    done = [t for t in run.trials.values() if t.ok and t.objective is not None]
+    if first is None or any((t.objective or 0.0) <= 0 for t in done):
+        return None
+    sign = 1.0 if run.maximize else -1.0
+    done.sort(key=lambda t: (t is not first, -sign * (t.objective or 0.0), t.number))
+    centre = sign * np.log(np.array([t.objective for t in done], dtype=float))
+    count = np.array([len(t.measurements) + (t.number in running) for t in done])
+    noise = noise_of(run)
+    spread = noise.log_sd * np.sqrt([_median_variance(n) for n in count])
+    # Far behind, in deviations of the difference: they only cost time.
+    near = centre > centre[0] - 8 * np.hypot(spread, spread[0]) - EQUAL
+    done = [t for t, is_near in zip(done, near, strict=True) if is_near]
+    best, rivals, confidence = _chances(centre[near], spread[near], noise.repeats)
+    standings = [
+        Standing(t.number, int(n), float(b), float(r), float(-np.expm1(c - centre[0])))
+        for t, n, b, r, c in zip(done, count[near], best, rivals, centre[near], strict=True)
+    ]
+    kept = [s for i, s in enumerate(standings) if i == 0 or s.best >= NEGLIGIBLE]
+    return Verdict(tuple(kept), confidence, noise)
+
+
+def _chances(centre: Floats, spread: Floats, freedom: float) -> tuple[Floats, Floats, float]:
+    """Probabilities to be the best, to beat the first, and that the first is as good as the best.
+
+    Student's t around each centre; the spread's own uncertainty is common to all. The draws are the
+    same every time, so a search that is continued decides as an unbroken one.
+    """
+    rng = np.random.default_rng(0)
+    scale = np.sqrt(freedom / rng.chisquare(freedom, size=(DRAWS, 1)))
+    drawn = centre + scale * spread * rng.standard_normal((DRAWS, len(centre)))
+    winners = np.bincount(np.argmax(drawn, axis=1), minlength=len(centre)) / DRAWS
+    rivals = np.mean(drawn > drawn[:, :1] + EQUAL, axis=0)
+    confidence = float(np.mean(drawn[:, 0] >= drawn.max(axis=1) - EQUAL))
+    return np.asarray(winners, dtype=float), np.asarray(rivals, dtype=float), confidence
+
+
+def next_repeat(
+    run: Run,
+    confidence: float,
+    max_repeats: int,
+    running: Collection[int] = (),
+    possible: Callable[[Trial], bool] = lambda _: True,
+) -> Trial | None:
+    """The trial to be measured again, or None when that would settle nothing more.
+
+    It is the first or the rival that is most likely better, whichever was measured less: of two
+    means, the one with fewer measurements is what makes their difference uncertain. Before them
+    come trials in doubt. No winner is settled that was measured only once.
+
+    Args:
+        run: with the repeats so far; those since the last proposal count.
+        confidence: at which the winner is settled, see ``Verdict.confidence``.
+        max_repeats: of all trials together.
+        running: trials that are being measured again; none runs twice at a time.
+        possible: whether a trial can be measured again, here and now.
+    """
+    if repeats_since_proposal(run) + len(running) >= max_repeats:
+        return None
+    now = verdict(run, running)
+    if now is None:
+        return None
+    order = _in_doubt(run, now)
+    if not order and now.confidence < confidence:
+        for rival in sorted(now.standings[1:], key=lambda s: -s.rivals):
+            order += [s.trial for s in sorted((now.first, rival), key=lambda s: s.measurements)]
+    if not order and now.first.measurements < 2:
+        order = [now.first.trial]
+    for number in order:
+        if number not in running and possible(run.trials[number]):
+            return run.trials[number]
+    return None
+
+
+def _in_doubt(run: Run, now: Verdict) -> list[int]:
+    """Trials of which one measurement more must say which of the others to believe.
+
+    The first, if it failed as often as it was measured: nobody would train with it. And any whose
+    two measurements differ by more than noise explains, if the better one would make it the first:
+    the middle of a good and a disturbed run is neither.
+    """
+    first = run.trials[now.first.trial]
+    doubtful = [first.number] if first.failed_repeats >= len(first.measurements) else []
+    sign = 1.0 if run.maximize else -1.0
+    to_beat = sign * np.log(first.objective or 1.0) - EQUAL
+    apart = TAILS * now.noise.log_sd
+    for trial in run.trials.values():
+        if trial.ok and len(trial.measurements) == 2:
+            logs = sign * _logs(trial.measurements)
+            if np.ptp(logs) > apart and logs.max() > to_beat:
+                doubtful.append(trial.number)
+    return doubtful
+
+
+def repeats_since_proposal(run: Run) -> int:
+    """Repeats that said something, since the search last tried something new."""
+    last = max((t.proposed_t for t in run.trials.values()), default=0.0)
+    attempts = (a for t in run.trials.values() for a in t.attempts)
+    return sum(a.repeat and a.started_t >= last and a.answered for a in attempts)
+
+
+def _logs(values: Sequence[float]) -> Floats:
+    return np.asarray(np.log([v for v in values if v > 0]), dtype=float)
+
+
+def _median_variance(count: int) -> float:
+    known = len(_MEDIAN_VARIANCE)
+    return _MEDIAN_VARIANCE[count - 1] if count <= known else np.pi / (2 * count)
