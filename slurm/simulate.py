@@ -30,6 +30,7 @@ START_UP_SPREAD = 0.1  # standard deviation of the logarithm
 LAUNCH_FAILURE_S = 5.0  # until srun gives a launch up
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 OOM_EXIT_CODE = CRASH_EXIT_CODE = 1
+INVALID_EXIT_CODE = 2
 
 
 class Price(NamedTuple):
@@ -38,6 +39,7 @@ class Price(NamedTuple):
     step_time_s: float
     needed_bytes: float  # of the fullest rank, beside the memory there is
     peak_bytes: float  # of the same rank, as the trainer reports it
+    refused: bool = False  # by the trainer, whatever its memory
 
 
 class Workload(Protocol):
@@ -190,7 +192,7 @@ class SimulatedLauncher(Launcher):
         start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)
         slowness = chance.lognormvariate(0.0, cluster.noise)
         slowness *= max(self._slowness[node] for node in lease.nodes)
-        step_s, needed_bytes, peak_bytes = work.price(spec.config)
+        step_s, needed_bytes, peak_bytes, refused = work.price(spec.config)
         steps_s = [
             step_s * slowness * chance.lognormvariate(0.0, cluster.noise)
             for _ in range(work.warmup_steps + work.measured_steps)
@@ -204,6 +206,9 @@ class SimulatedLauncher(Launcher):
         if fails < cluster.launch_failure:
             quiet_s = [LAUNCH_FAILURE_S]
             left = _launch_failure(node)
+        elif refused:
+            quiet_s = [start_up_s]
+            left = _refused()
         elif needed_bytes > work.memory_bytes:
             quiet_s = [start_up_s]  # the first micro-batch shows it
             left = _out_of_memory(node, task, needed_bytes, work.memory_bytes)
@@ -285,6 +290,12 @@ def _crash(node: str, task: int) -> dict[str, Any]:
     said = f"[rank{task}]: RuntimeError: simulated crash\n"
     srun = f"srun: error: {node}: task {task}: Exited with exit code {CRASH_EXIT_CODE}\n"
     return {"exit_code": CRASH_EXIT_CODE, "stderr": said + srun}
+
+
+def _refused() -> dict[str, Any]:
+    message = "the trainer refuses this configuration"
+    result = {"status": "invalid", "where": "config", "message": message}
+    return {"exit_code": INVALID_EXIT_CODE, "result": result}
 
 
 def _out_of_memory(node: str, task: int, needed_bytes: float, memory_bytes: int) -> dict[str, Any]:

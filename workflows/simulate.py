@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 
+from analysis.cost.activations import refused
 from analysis.cost.constants import Constants
 from slurm.simulate import EPOCH, Cluster, Price, SimulatedLauncher
 from trainer.config import Recompute
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from workflows.pricing import Pricing
 
 C = TypeVar("C", bound=Constants)
-# Of every configuration: seconds of one step, bytes that the fullest rank needs, and bytes that it
-# would report. Raises ValueError for what cannot be said.
+# Of every configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest
+# rank needs, and bytes that it would report. Raises ValueError for what cannot be said.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
 TRIED = 500  # configurations drawn to see whether the model can price the space
@@ -68,7 +69,10 @@ class SpaceWorkload:
         (step_time_s,), (needed_bytes,), (peak_bytes,) = self._answers([config])
         slower, larger = self._time.factor(config), self._memory.factor(config)
         return Price(
-            float(step_time_s) * slower, float(needed_bytes) * larger, float(peak_bytes) * larger
+            float(step_time_s) * slower,
+            float(needed_bytes) * larger,
+            float(peak_bytes) * larger,
+            refused=math.isnan(float(step_time_s)),
         )
 
     def figures(
@@ -179,7 +183,9 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
     def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
         prediction, model = pricing.predict(configs), pricing.model
         reported = model.memory.peak_bytes(prediction.jobs, model.profile)
-        return prediction.step_time_s, prediction.peak_bytes, reported
+        impossible = refused(prediction.jobs, model.profile)
+        step_time_s = np.where(impossible, np.nan, prediction.step_time_s)
+        return step_time_s, prediction.peak_bytes, reported
 
     return answers
 

@@ -38,7 +38,8 @@ class Work:
     memory_bytes: int = 64 * GIB
 
     def price(self, config: Mapping[str, Any]) -> Price:
-        return Price(config.get("step_s", 2.0), config.get("needed_bytes", 9 * GIB), 8 * GIB)
+        need = config.get("needed_bytes", 9 * GIB)
+        return Price(config.get("step_s", 2.0), need, 8 * GIB, config.get("refused", False))
 
     def figures(
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
@@ -145,6 +146,13 @@ def test_more_memory_than_there_is_fails_before_the_first_step() -> None:
     assert outcome.elapsed_s < 200.0
     assert outcome.result and outcome.result["peak_memory_bytes"] == 64 * GIB
     assert "65.0 GiB of 64.0 GiB" in outcome.message
+
+
+def test_what_the_trainer_refuses_is_invalid_whatever_its_memory() -> None:
+    for need in (9 * GIB, 65 * GIB):
+        outcome = one(CALM, trial(1, config={"refused": True, "needed_bytes": need}))
+        assert outcome.kind is Kind.INVALID
+        assert outcome.elapsed_s < 200.0
 
 
 @pytest.mark.parametrize(("no_progress_s", "least_s"), [(100.0, 100.0), (None, 600.0)])
