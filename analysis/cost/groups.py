@@ -199,6 +199,13 @@ def nic_of(machine: Machine) -> Nic:
     return machine.nic
 
 
+def one_adapter(machine: Machine) -> Machine:
+    """The same nodes if all of their traffic went over one of their adapters."""
+    if machine.nic is None:
+        return machine
+    return machine.model_copy(update={"nic": machine.nic.model_copy(update={"count": 1})})
+
+
 def inter_node_hop_s(machine: Machine, constants: LinkConstants) -> float:
     stated = machine.nic.latency_us if machine.nic else None
     return 1e-6 * stated if stated else constants.inter_node_hop_s

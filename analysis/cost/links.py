@@ -33,6 +33,7 @@ from .groups import (
     measured_rings,
     members_per_node,
     nic_of,
+    one_adapter,
     path_of,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "group_of",
     "level",
     "members_per_node",
+    "one_adapter",
     "reduce_scatter_s",
     "send_s",
 ]

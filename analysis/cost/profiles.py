@@ -7,7 +7,7 @@ never names a machine or a model.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -106,6 +106,8 @@ NANOTRON = Profile(
     reports_first_stage=True,
 )
 MEGATRON_LM = Profile("megatron-lm", masked_dropout=True)
+# Before flash attention: the Megatron papers' and BigScience's runs of 2021 and 2022.
+MEGATRON_LM_V3 = replace(MEGATRON_LM, name="megatron-lm-v3", flash_attention=False)
 MEGATRON_DEEPSPEED = Profile(
     "megatron-deepspeed",
     gradient_bytes=2,
@@ -151,6 +153,7 @@ PROFILES = {
         MESHTUNE,
         NANOTRON,
         MEGATRON_LM,
+        MEGATRON_LM_V3,
         MEGATRON_DEEPSPEED,
         DEEPSPEED_BF16,
         FSDP,

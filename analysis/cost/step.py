@@ -16,7 +16,7 @@ from analysis.cost import links
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.links import Group, LinkConstants
+from analysis.cost.links import Group, LinkConstants, one_adapter
 from analysis.cost.profiles import Profile
 from analysis.cost.stages import stages
 from analysis.machine import Machine
@@ -238,15 +238,16 @@ def _data(
     ones = np.ones(len(jobs))
     # Split weights and gradients come and go layer by layer, and each call has its latency.
     units = stages(jobs, profile).most + 1
+    by_layer = one_adapter(machine) if profile.one_adapter else machine
 
-    def gather(size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
+    def gather(over: Machine, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
         group = Group(size, stride * jobs.tp, jobs.world_size)
-        return calls * links.all_gather_s(machine, c, group, num_bytes / calls)
+        return calls * links.all_gather_s(over, c, group, num_bytes / calls)
 
     # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
-    stored = gather(jobs.weight_shard, ones, weights * gather_bytes, units)
+    stored = gather(by_layer, jobs.weight_shard, ones, weights * gather_bytes, units)
     copies = np.maximum(jobs.secondary_shard, 1)
-    nearer = gather(copies, ones, weights * held_bytes, units)
+    nearer = gather(by_layer, copies, ones, weights * held_bytes, units)
     has_copy = jobs.secondary_shard > 0
     gathers = np.where(has_copy, stored + (2 * jobs.gas - 1) * nearer, 2 * jobs.gas * stored)
     gathers = np.where(jobs.weight_shard > 1, gathers, 0.0)
@@ -254,7 +255,7 @@ def _data(
 
     # Reducing: split gradients in every micro-batch, then once a step over what is left.
     inner = units * links.reduce_scatter_s(
-        machine,
+        by_layer,
         c,
         Group(jobs.gradient_shard, jobs.tp, jobs.world_size),
         weights * reduce_bytes / units,
@@ -281,7 +282,9 @@ def _data(
 
     # Publishing what the optimizer's share updated, where weights are split less than it.
     spread = jobs.optimizer_shard / jobs.weight_shard
-    publish = gather(spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones)
+    publish = gather(
+        machine, spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones
+    )
     return gathers, per_micro + once, publish
 
 

@@ -24,7 +24,7 @@ def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
         path,
         j,
         shipped("dgx_a100"),
-        "megatron-lm",
+        "megatron-lm-v3",
         step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("chunks a stage are not stated: the least that divide its layers are taken",),
     )
@@ -47,7 +47,7 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
         path,
         j,
         shipped("dgx_a100"),
-        np.where(stage == 3, "megatron-deepspeed", "megatron-lm"),
+        np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
         step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
     )
@@ -70,7 +70,7 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
         sequence_parallel=selective,
     )
     times = [numbers(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")]
-    made = table(path, j, shipped("dgx_a100"), "megatron-lm", step_time_s=np.concatenate(times))
+    made = table(path, j, shipped("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times))
     return drop(made, contradictory(made, batch, numbers(twice, "n_gpu")))
 
 

@@ -154,7 +154,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
         path,
         j,
         large_machine,
-        np.where(whole["framework"] == "Megatron-LM", "megatron-lm", "megatron-deepspeed"),
+        np.where(whole["framework"] == "Megatron-LM", "megatron-lm-v3", "megatron-deepspeed"),
         machines={m.name: m for m in (large_machine, small_machine)},
         machine=machine,
         step_time_s=numbers(whole, "sec_per_iter"),

@@ -117,7 +117,9 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
 def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Singh et al. 2024, Table III: 16.8M tokens a batch, grids not stated.
 
-    Candidates are the grids with Gy = 1: Gx is tensor parallelism, Gz splits all states.
+    Candidates are the grids with Gy = 1 over which that batch can be dealt out: Gx is tensor
+    parallelism, Gz splits all states. Attention is a flash kernel where there was one: not in
+    PyTorch 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
     """
     made = []
     for index, row in frame.iterrows():
@@ -125,10 +127,10 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         shape = gpt_shape(*_sizes(row), 2048)
         grids = [
             {"tp": float(gx), "dp": float(num_gpus // gx), **dict.fromkeys(_SHARDS, float(gz)),
-             "mbs": max(1.0, round(8192 * gx / num_gpus))}
+             "mbs": float(round(8192 * gx / num_gpus))}
             for gx in (2**n for n in range(6))
             for gz in (2**n for n in range(13))
-            if gx * gz <= num_gpus and num_gpus % (gx * gz) == 0
+            if num_gpus % (gx * gz) == 0 and 8192 * gx >= num_gpus
         ]  # fmt: skip
         columns = {name: np.array([grid[name] for grid in grids]) for name in grids[0]}
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
@@ -136,7 +138,8 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         machine = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
         facts = shipped(machine) if machine else machine_of(row["gpu"], per_node)
         rate = numbers(frame, "tflops_per_gpu", path)[int(str(index))]
-        setup = Setup(j, facts, profile("axonn"))
+        habits = replace(profile("axonn"), flash_attention=row["system"] != "Frontier")
+        setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
     return made
 
