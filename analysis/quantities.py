@@ -20,6 +20,9 @@ _KNOWN = {
     "step_time_s.median": ("median step time", "s"),
     "peak_memory_bytes": ("peak memory", "GiB"),
     "energy_joules": ("energy", "J"),
+    "num_nodes": ("nodes", ""),
+    "node_seconds_per_token": ("node time per token", "s"),
+    "joules_per_token": ("energy per token", "J"),
 }
 _SUFFIXES = (
     ("_gb_per_s", "GB/s"),

@@ -13,9 +13,10 @@ from typing import Any
 import jinja2
 import pandas as pd
 import yaml
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis import figures, quantities, stacks
+from analysis import figures, front, pareto, quantities, stacks
 from analysis.forecast import Forecast, Forecaster
 from analysis.run import Run, Trial, load, read_run
 from analysis.sensitivity import (
@@ -98,6 +99,8 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
         facts=_facts(run),
         best=run.best,
         best_problem=best_problem,
+        sought=front.sought(run),
+        front=_front(run, folder / "front.png"),
         trajectory=_image(folder / "trajectory.png", _trajectory_figure(run, what)),
         drivers=_section(objective_sensitivity, frame, folder / "objective_shap.png", effect),
         failing=_section(
@@ -172,6 +175,22 @@ def _stacks(path: Path, run: Run, forecast: Forecast | None) -> str:
         path.unlink(missing_ok=True)  # of an earlier state of the run
         return ""
     return _image(path, stacks.forecast_figure(forecast, best))
+
+
+def _front(run: Run, path: Path) -> dict[str, Any] | None:
+    """The Pareto front's picture and table; None where one figure is sought, or nothing ran."""
+    trials = pareto.front(run)
+    if not trials:
+        path.unlink(missing_ok=True)
+        return None
+    figure = front.front_figure(run)
+    _replace(path, figures.png(figure))
+    return {
+        "svg": Markup(front.inline_svg(figure)),
+        "labels": [quantities.label(key) for key, _ in run.goals],
+        "successes": len(pareto.comparable(run)),
+        "rows": [_row(run, t) | {"figures": front.shown(run, t).values()} for t in trials],
+    }
 
 
 def _parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
@@ -275,6 +294,8 @@ def _write_best(run: Run, path: Path) -> str:
             # The trial's own folder, wherever the command has it, becomes that of the training.
             here = str(folder.absolute())
             content["command"] = [a.replace(here, "{trial_dir}") for a in spec["argv"]]
+        if len(run.goals) > 1:
+            content["front"] = front.as_yaml(run)
         if spec["env"]:
             content["env"] = spec["env"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ from rich.text import Text
 from analysis.pareto import comparable, front
 from analysis.run import Run, Trial
 from workflows.budget import Budget, node_hours, wall_time_s
-from workflows.settled import ended_words, saved_rows, verdict_rows
+from analysis.settled import ended_words, saved_rows, verdict_rows
 
 if TYPE_CHECKING:
     from workflows.driver import Driver
@@ -68,9 +68,7 @@ def front_rows(run: Run) -> list[tuple[str, str]]:
     trials = front(run)
     if not trials:
         return []
-    rows = [
-        ("front", f"{len(trials)} of {len(comparable(run))} successes, no other one beats in all")
-    ]
+    rows = [("front", f"{len(trials)} of {len(comparable(run))} successes, beaten by none in all")]
     rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
         rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
