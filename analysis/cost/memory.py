@@ -19,7 +19,7 @@ PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
-RAN_WEIGHT = 5.0  # a run that trained is certain, a failure may have had another cause
+RAN_WEIGHT = 2.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
@@ -31,7 +31,7 @@ class MemoryModel:
 
     Attributes:
         constants: of the formulas.
-        covariance: of their logarithms; None before any evidence.
+        covariance: of their logarithms; None before any evidence, when it is their spreads'.
         log_sd: standard deviation of the logarithm of the memory needed.
     """
 
@@ -53,11 +53,12 @@ class MemoryModel:
         margin = np.log(limit_bytes / needed)
         deviation = np.full(len(jobs), self.log_sd)
         near = np.abs(margin) < NEAR
-        if self.covariance is not None and near.any():
+        if near.any():
             close = jobs[near]
+            spreads = MemoryConstants.spreads()
             spread = log_sd(
                 self.constants,
-                self.covariance,
+                np.diag(spreads**2) if self.covariance is None else self.covariance,
                 lambda c: np.log(memory(close, profile, c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)

@@ -53,7 +53,7 @@ class MemoryConstants(Constants):
         0.3,
         0.5,
         "free blocks that the allocator keeps with memory to spare, of one micro-batch's "
-        "activations; see hole_share",
+        "activations; see hole_share, and all of them where layers are recomputed",
     )
     hole_share: float = constant(
         0.15,
@@ -193,15 +193,17 @@ def _stage_memory(
     buffers += np.where(unsharded, profile.bucket_bytes * parameters, 0.0)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
-    copies = _copied_gradients(parameters, jobs, profile)
-    split = 1 - 1 / sequence_split(jobs, profile)
+    flat, applied = _copied_gradients(parameters, jobs, profile)
+    passing = 1 - 1 / sequence_split(jobs, profile)  # of what comes and goes between what stays
     if state == "roomy":
-        buffers += constants.cached_share * one * split
-        buffers += np.maximum(constants.unserved_share * copies - logits, 0.0)
+        buffers += constants.cached_share * one * np.where(jobs.recompute == NONE, passing, 1.0)
+        fresh = np.maximum(constants.unserved_share * flat, applied)
+        buffers += np.maximum(fresh - logits, 0.0)
     else:
-        buffers += np.maximum(copies - activations - working - logits, 0.0)
+        free = activations + working + logits
+        buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
     if state == "short":
-        buffers += constants.hole_share * activations * split
+        buffers += constants.hole_share * activations * passing
     groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in (jobs.tp, jobs.pp, jobs.dp))
     return MemoryParts(
         **states,
@@ -213,16 +215,15 @@ def _stage_memory(
     )
 
 
-def _copied_gradients(parameters: Array, jobs: Jobs, profile: Profile) -> Array:
-    """Copies of a rank's gradients after the last backward pass: to be reduced, then to be applied.
-
-    The first are gone when the second are made.
+def _copied_gradients(parameters: Array, jobs: Jobs, profile: Profile) -> tuple[Array, Array]:
+    """Copies of a rank's gradients after the last backward pass: one to be reduced, which is gone
+    when the others are made, to be applied.
     """
     one = jobs.optimizer_shard == 1
     flat = np.where(profile.flat_reduction & (jobs.dp > 1) & ~one, profile.gradient_bytes, 0.0)
     whole, split = profile.step_gradient_bytes
-    step = np.where(one, whole, split) / jobs.optimizer_shard
-    return np.asarray(np.maximum(flat, step) * parameters)
+    applied = np.where(one, whole, split) / jobs.optimizer_shard
+    return flat * parameters, applied * parameters
 
 
 def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
@@ -251,9 +252,8 @@ def _working_bytes(
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
     one = some * jobs.layer_parameters / jobs.tp
-    ends = stage.embedding * 1.0 + stage.head * 1.0
     tables = _tables(stage, jobs) * jobs.embedding_parameters / jobs.tp
-    table = np.minimum(ends, 1.0) * jobs.embedding_parameters / jobs.tp
+    table = np.minimum(tables, jobs.embedding_parameters / jobs.tp)
     matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)
     most = np.maximum(profile.live_parameters, matrix)
     unit = np.where(jobs.pp == 1, 2 * one + tables, one + np.maximum(one, table))

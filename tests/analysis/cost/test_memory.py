@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from analysis.cost.activations import end_stages, layer_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
 from analysis.cost.memory import MemoryConstants, MemoryModel, memory, reported, state_bytes
 from analysis.cost.profiles import PROFILES, Profile, profile
+from analysis.sweeps.tables import read
 from trainer.formats import Format
 from trainer.placement import PRESETS, Placement, Topology, Wishes, place
 
@@ -182,6 +184,80 @@ def test_the_last_stage_decides_where_the_vocabulary_is_large() -> None:
     assert parts.logits[1] == pytest.approx(8 * 2048 * 4 * 500_000 / 8)
 
 
+def test_logits_and_a_recomputed_layer_are_not_in_memory_at_once() -> None:
+    job = gpt(num_layers=4, recompute=FULL, vocab_size=np.array([1000, 500_000]))
+    parts = memory(job, MEGATRON, MemoryConstants())
+    assert parts.working[0] > 0 and parts.logits[0] < parts.working[0]
+    assert parts.working[1] == 0 and parts.logits[1] > parts.working[0]
+
+
+def test_a_step_copies_gradients_where_activations_were() -> None:
+    habits = profile("megatron-deepspeed")
+    without = replace(habits, step_gradient_bytes=(0, 0))
+    job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
+    added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
+    more = added[1].total - added[0].total
+    copies = 6 / 2 * (4 * job.layer_parameters + job.embedding_parameters) / job.tp
+    freed = added[0].activations + added[0].working + added[0].logits
+    assert more[0] == pytest.approx(copies[0] - freed[0])
+    assert more[1] == 0, "activations need more than the copies"
+
+
+def test_no_published_run_of_megatron_deepspeed_is_thought_not_to_fit() -> None:
+    path = TRUTH / "a100_vtrain_multi_node.csv"
+    if not path.exists():
+        pytest.skip(f"needs the published table {path}")
+    table = read(path)
+    assert table is not None
+    limit = next(iter(table.machines.values())).memory_bytes
+    fits = MemoryModel().fits(table.jobs, profile("megatron-deepspeed"), limit)
+    assert fits.min() > 0.9
+
+
+def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows() -> None:
+    job = gpt(num_layers=8, tp=1, dp=64, zero_stage=3)
+    matrix, layer, table = 4 * 6144**2, 12 * 6144**2, 51200 * 6144
+
+    def working(habits: Profile) -> float:
+        return float(memory(job, habits, MemoryConstants()).working[0])
+
+    plain = Profile("plain", logits_bytes=1e6)  # nothing of the layer is beside the logits
+    assert working(plain) == pytest.approx(2 * (2 * layer + table))
+    assert working(replace(plain, live_parameters=6e8)) == pytest.approx(2 * 6e8)
+    assert working(replace(plain, live_parameters=1)) == pytest.approx(2 * max(matrix, table))
+
+
+def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None:
+    habits = profile("torchtitan")
+    llama = {
+        "num_layers": 32,
+        "hidden_size": 4096,
+        "num_heads": 32,
+        "kv_heads": 8,
+        "ffn_size": 14336,
+        "gated": True,
+        "tp": 1,
+    }
+    job = gpt(**llama, mbs=1, seq_length=8192, recompute=SELECTIVE)
+    kept = layer_bytes(job, habits, job.recompute)[0] / 8192
+    # Layer's input, queries, values, attention's output and its denominators, gate, output.
+    assert kept == 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
+    piped = gpt(**llama, pp=np.array([1, 2]), dp=8, gas=8, zero_stage=3)
+    parts = memory(piped, habits, MemoryConstants())
+    assert parts.weights[0] == 0, "cast from float32 as they are gathered"
+    assert parts.gradients[1] == 2 * parts.weights[1] > parts.gradients[0]
+
+
+def test_torchtitans_published_peaks_are_foretold_without_any_fit() -> None:
+    path = TRUTH / "torchtitan_llama3.csv"
+    if not path.exists():
+        pytest.skip(f"needs the published table {path}")
+    table = read(path)
+    assert table is not None
+    peaks = MemoryModel().peak_bytes(table.jobs, profile("torchtitan"))
+    assert np.abs(peaks / table.peak_bytes - 1).mean() < 0.1
+
+
 def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:
     job = gpt(pp=np.array([1, 4, 4]), zero_stage=np.array([3, 1, 0]), dp=8, recompute=FULL)
     parts = memory(job, profile("fsdp"), MemoryConstants())
@@ -251,6 +327,13 @@ def test_the_probability_falls_smoothly_over_the_limit() -> None:
     assert fits[0] > 0.99 and fits[-1] < 0.01
     assert fits[30] == pytest.approx(0.5)
     assert 0.05 < fits[29] < 0.95, "near the limit nothing is certain"
+
+
+def test_before_any_evidence_the_constants_are_in_doubt_too() -> None:
+    job = gpt(num_layers=24, sequence_parallel=True)
+    limit = float(memory(job, MEGATRON, MemoryConstants()).total[0]) * 1.1
+    sure = MemoryModel(covariance=np.zeros((8, 8)))
+    assert 0.5 < MemoryModel().fits(job, MEGATRON, limit)[0] < sure.fits(job, MEGATRON, limit)[0]
 
 
 def test_all_rows_are_computed_at_once() -> None:
