@@ -130,7 +130,7 @@ def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
     centre = sign * np.log(np.array([t.objective for t in done], dtype=float))
     count = np.array([len(t.measurements) + (t.number in running) for t in done])
     noise = noise_of(run)
-    spread = noise.log_sd * np.sqrt([_median_variance(n) for n in count])
+    spread = noise.log_sd * np.sqrt([median_variance(n) for n in count])
     # Far behind, in deviations of the difference: they only cost time.
     near = centre > centre[0] - 8 * np.hypot(spread, spread[0]) - EQUAL
     done = [t for t, is_near in zip(done, near, strict=True) if is_near]
@@ -226,6 +226,7 @@ def _logs(values: Sequence[float]) -> Floats:
     return np.asarray(np.log([v for v in values if v > 0]), dtype=float)
 
 
-def _median_variance(count: int) -> float:
+def median_variance(count: int) -> float:
+    """Of the median of so many measurements, as a share of one measurement's variance."""
     known = len(_MEDIAN_VARIANCE)
     return _MEDIAN_VARIANCE[count - 1] if count <= known else np.pi / (2 * count)

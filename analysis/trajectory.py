@@ -107,9 +107,12 @@ def failures(run: Run) -> pd.DataFrame:
 
 
 def ranking(run: Run) -> list[Trial]:
-    """Successful trials, the best first; the earlier of equals first."""
+    """Successful trials, the best first; the earlier of equals first.
+
+    Those that were stopped early come last: what they would have reached is not known.
+    """
     sign = -1 if run.maximize else 1
     return sorted(
         (t for t in run.trials.values() if succeeded(t)),
-        key=lambda t: (sign * (t.objective or 0.0), t.number),
+        key=lambda t: (t.early, sign * (t.objective or 0.0), t.number),
     )

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from analysis.pareto import comparable, front
 from analysis.run import Run, Trial
-from workflows.budget import Budget, node_hours, wall_time_s
 from analysis.settled import ended_words, saved_rows, verdict_rows
+from workflows.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:
     from workflows.driver import Driver

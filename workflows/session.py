@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis.run import Run, Trial, read_run
+from analysis.settled import saved_rows, verdict_rows
 from slurm.core import Launcher, Lease
 from slurm.pool import NodePool
 from workflows.budget import Budget
@@ -25,7 +26,6 @@ from workflows.journal import Journal
 from workflows.pricing import Pricing
 from workflows.progress import Progress, config_text, front_rows
 from workflows.proposer import Policy, Proposer
-from workflows.settled import saved_rows, verdict_rows
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory, data_prefix, make_data
 

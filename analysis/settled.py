@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from analysis.finalists import EQUAL, verdict
+import math
+
+from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run import Attempt, Run, Trial
 
 
@@ -48,6 +50,15 @@ def saved_rows(run: Run) -> list[tuple[str, str]]:
     saved_min = sum(t.saved_node_s for t in early) / 60
     known = f", {saved_min:.3g} node-minutes saved" if saved_min else ""
     return [("early", f"{len(early)} stopped for being too slow{known}")]
+
+
+def shares(run: Run) -> dict[int, float]:
+    """Of each trial that was measured more than once: the standard error of its median, a share."""
+    noise = noise_of(run).log_sd
+    counts = {t.number: len(t.measurements) for t in run.trials.values()}
+    return {
+        n: noise * math.sqrt(median_variance(count)) for n, count in counts.items() if count > 1
+    }
 
 
 def ended_words(run: Run, trial: Trial, attempt: Attempt) -> str | None:
