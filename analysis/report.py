@@ -16,7 +16,7 @@ import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis import figures, front, pareto, quantities, stacks
+from analysis import figures, front, pareto, quantities, settled, stacks
 from analysis.forecast import Forecast, Forecaster
 from analysis.run import Run, Trial, load, read_run
 from analysis.sensitivity import (
@@ -112,6 +112,8 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
         parameters=varied,
         fixed=fixed,
         metrics=_metrics(run, frame),
+        settled=settled.verdict_rows(run) + settled.saved_rows(run),
+        error_shares=settled.shares(run),
         top=[_row(run, trial) for trial in ranking(run)[:TOP]],
         trials=[_row(run, trial) for _, trial in sorted(run.trials.items())],
     )
@@ -221,6 +223,10 @@ def _row(run: Run, trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": trial.kind or ("running" if running else "waiting"),
+        "early": trial.early,
+        "measurements": [
+            quantities.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
+        ],
         "tone": "ok" if trial.ok else "bad" if trial.kind in TOLD else "off",
         "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "config": trial.config,

@@ -39,7 +39,7 @@ JOURNAL_VERSION = 1
 
 _COLUMNS = (
     "trial", "objective", "kind", "attempts", "proposed_s", "started_s", "ended_s",
-    "elapsed_s", "node_hours", "nodes", "by", "message",
+    "elapsed_s", "node_hours", "nodes", "by", "message", "measurements", "early",
 )  # fmt: skip
 
 
@@ -188,9 +188,7 @@ class Run:
         What was stopped early is none: it was slower than the best of its time, and who knows how
         it would have ended.
         """
-        done = [
-            t for t in self.trials.values() if t.ok and t.objective is not None and not t.early
-        ]
+        done = [t for t in self.trials.values() if t.ok and t.objective is not None and not t.early]
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
 
@@ -326,7 +324,8 @@ def load(directory: Path | str) -> pd.DataFrame:
     Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
     ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
     ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
-    ``by``, ``message``, and ``m:KEY`` for every number in the trainer's result.
+    ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the median),
+    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
     """
     import pandas as pd
 
@@ -352,6 +351,8 @@ def load(directory: Path | str) -> pd.DataFrame:
                 "nodes": ",".join(trial.attempts[-1].nodes) if trial.attempts else "",
                 "by": trial.by,
                 "message": trial.message,
+                "measurements": len(trial.measurements),
+                "early": trial.early,
                 **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
             }
         )

@@ -98,8 +98,8 @@ class EarlyStop:
             return None
         left = warmup + self._space.trial.measured_steps - int(measured[-1]["step"])
         message = (
-            f"stopped early: {len(measured)} steps are {math.exp(behind):.2f} times slower than "
-            f"the best, trial {bar.trial}; noise explains {math.exp(doubt):.2f}"
+            f"stopped early: {len(measured)} steps were {math.exp(behind):.2f} times as slow as "
+            f"the best, trial {bar.trial}, where noise explains {math.exp(doubt):.2f}"
         )
         return Early(message, _result(measured), max(0, left) * self._step_time_s(measured))
 
