@@ -110,6 +110,18 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--calibrate", type=Path, metavar="RUN", help="fit the model's constants to a run's trials"
     )
+    sub.add_argument(
+        "--scaling",
+        choices=("weak", "strong"),
+        help="the first one on more and more nodes: its batch grows with them, or stays",
+    )
+    sub.add_argument(
+        "--nodes", type=_counts, metavar="N,...", help="default: doubled again and again"
+    )
+    sub.add_argument(
+        "--tokens", type=_tokens, metavar="T", help="to train on, 300e9 say; default: 10^12"
+    )
+    sub.add_argument("--picture", type=Path, metavar="FILE.png", help="of the scaling")
 
     sub = command(
         "preflight", "Measure this machine or allocation, and write its cluster file for a space."
@@ -195,6 +207,20 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_positive(item) for item in text.split(",")]
+
+
+def _tokens(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens")
+    return value
 
 
 def _seed(text: str) -> int:

@@ -9,7 +9,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from analysis.run import RunError, read_run
 from slurm.batch import SCRIPT_NAME, BatchError
@@ -23,6 +23,9 @@ from workflows.space import SearchSpace, SpaceError, load_space
 
 if TYPE_CHECKING:
     from workflows.pricing import Pricing  # scipy: half a second
+
+
+DEFAULT_TOKENS = 1e12  # to train on
 
 
 class UsageError(Exception):
@@ -119,6 +122,7 @@ def predict(arguments: Namespace) -> int:
     from workflows.best import parameters_of
     from workflows.pricing import NotPricedError, Pricing
 
+    _check_scaling(arguments)
     config = parameters_of(Path(arguments.space))
     of_run = Path(arguments.space).parent.parent / "space.yaml"
     space = load_space(of_run if config is not None else arguments.space)
@@ -133,6 +137,8 @@ def predict(arguments: Namespace) -> int:
         ranking = (
             prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
         )
+        if arguments.scaling and ranking.configs:
+            return _scale(arguments, pricing, ranking.configs[0])
     except MissingFactError as error:
         raise UsageError(
             f"{space.file}: {error}; state it in the cluster's record, or let "
@@ -141,7 +147,33 @@ def predict(arguments: Namespace) -> int:
     print(prediction.table(ranking))
     if arguments.explain and ranking.configs:
         print()
-        print(prediction.explain(ranking))
+        print(prediction.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+    return 0
+
+
+def _check_scaling(arguments: Namespace) -> None:
+    for option in ("nodes", "picture"):
+        if getattr(arguments, option) and not arguments.scaling:
+            raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
+    out: Path | None = arguments.picture
+    if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
+        raise UsageError(f"--picture {out}: accepted a file *.png in a folder that exists")
+
+
+def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> int:
+    """Print the scaling of a configuration, and draw it."""
+    from workflows import scaling
+
+    try:
+        scaled = scaling.scale(pricing, config, arguments.scaling, arguments.nodes or ())
+    except ValueError as error:
+        raise UsageError(f"{arguments.space}: {error}") from error
+    print(scaling.text(scaled, arguments.tokens or DEFAULT_TOKENS))
+    if arguments.picture:
+        from analysis.figures import png
+        from analysis.scaling import scaling_figure
+
+        arguments.picture.write_bytes(png(scaling_figure(scaled.curve())))
     return 0
 
 

@@ -101,7 +101,7 @@ def table(ranking: Ranking) -> str:
             f"{prediction.step_time_s[i]:.4g}",
             f"{low[i]:.3g} to {high[i]:.3g}",
             f"{prediction.tokens_per_second[i]:,.0f}",
-            f"{prediction.tflops_per_gpu[i]:.1f}",
+            f"{prediction.tflops_per_gpu[i]:.3g}",
             f"{prediction.memory.total[i] / GIB:.3g}",
             f"{100 * prediction.fits[i]:.0f} %",
             config_text(config),
@@ -122,8 +122,14 @@ def table(ranking: Ranking) -> str:
     return "\n".join(lines)
 
 
-def explain(ranking: Ranking, index: int = 0) -> str:
-    """Where memory and time of one configuration go, and what follows from them."""
+def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:
+    """Where memory and time of one configuration go, and what follows from them.
+
+    Args:
+        ranking: of which it is one.
+        tokens: to train on.
+        index: its place.
+    """
     prediction, pricing = ranking.prediction, ranking.pricing
     lines = [config_text(ranking.configs[index])]
     limit = pricing.model.memory_limit_bytes
@@ -138,7 +144,7 @@ def explain(ranking: Ranking, index: int = 0) -> str:
     lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
     lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
     lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
-    lines.append(f"{prediction.days_to_train(1e12)[index]:.4g} days for 10^12 tokens")
+    lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
     joules = float(prediction.joules_per_token[index])
     if np.isfinite(joules):
         lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
