@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +26,8 @@ from workflows.budget import Budget
 from workflows.early import EarlyStop
 from workflows.folder import RunFolder
 from workflows.journal import Journal
-from workflows.proposer import Proposer
+from workflows.node_hours import NodeHours
+from workflows.proposer import Proposal, Proposer
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory, journalled, judge
 
@@ -100,6 +101,7 @@ class Driver:
         self._too_wide: set[int] = set()  # for what is left of this allocation
         self._settling: Ending | None = None  # the search is over, its finalists are not
         self._early = EarlyStop(space)
+        self._node_hours = NodeHours(space, budget.node_hours)
         self._done: queue.SimpleQueue[tuple[_Running, Outcome] | None] = queue.SimpleQueue()
         self._ending: Ending | None = None  # nothing more is started
         self._stop = threading.Event()  # what runs is being ended
@@ -229,11 +231,15 @@ class Driver:
         now = self.journal.clock()
         if spent := self.budget.resources_spent(self.state, now):
             return Ending(spent, DONE)
-        while self._again:
+        for _ in range(len(self._again)):
             number = self._again.popleft()
-            if self.space.num_nodes(self.state.trials[number].config) <= self.pool.size:
+            config = self.state.trials[number].config
+            if self.space.num_nodes(config) > self.pool.size:
+                self._too_wide.add(number)
+            elif self._affordable(config):
                 return number
-            self._too_wide.add(number)
+            else:
+                self._again.append(number)
         chosen = self._settling or self._propose()
         if isinstance(chosen, Ending) and chosen.code == DONE:
             repeated = self._next_repeat()
@@ -247,6 +253,12 @@ class Driver:
         if spent := self.budget.spent(self.state, self.journal.clock()):
             return Ending(spent, DONE)
         proposal = self.proposer.propose(self.state, self.pool.size)
+        if proposal and not self._affordable(proposal.config):
+            proposal = self._narrower(proposal)
+            if proposal is None:
+                left = max(0.0, self._node_hours.left(self.state, self.journal.clock()))
+                limit = f"budget: {self.budget.node_hours:g} node-hours"
+                return Ending(f"{limit}, {left:.3g} left are too few for a further trial", DONE)
         if proposal is None:
             if self.proposer.propose(self.state, sys.maxsize) is None:
                 return Ending("every valid configuration has been tried", DONE)
@@ -262,6 +274,22 @@ class Driver:
             expected=dict(proposal.expected),
         )
         return number
+
+    def _narrower(self, proposal: Proposal) -> Proposal | None:
+        """A proposal that ends within what is left of the node-hours; None without any.
+
+        A search that knows nothing yet tries one trial all the same.
+        """
+        other: Proposal | None = proposal
+        while other and not self._affordable(other.config):
+            other = self.proposer.propose(self.state, self.space.num_nodes(other.config) - 1)
+        nothing_yet = self.state.best is None and not self.running and not self._waiting
+        return other or (proposal if nothing_yet else None)
+
+    def _affordable(self, config: Mapping[str, Any]) -> bool:
+        """Whether a trial is expected to end within what is left of the node-hours."""
+        started = {*self.running, *self._waiting}
+        return self._node_hours.affords(self.state, self.journal.clock(), started, config)
 
     def _next_repeat(self) -> int | None:
         """The finalist to be measured again; None if the winner is settled, or may be later.
@@ -280,7 +308,8 @@ class Driver:
 
     def _repeatable(self, trial: Trial) -> bool:
         lost = sum(a.repeat and a.kind in _BLAMELESS for a in trial.attempts)
-        return lost <= MAX_RETRIES and self.space.num_nodes(trial.config) <= self.pool.size
+        fits = self.space.num_nodes(trial.config) <= self.pool.size
+        return lost <= MAX_RETRIES and fits and self._affordable(trial.config)
 
     def _grant(self) -> None:
         for lease in self.pool.grants():
