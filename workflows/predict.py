@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
+from analysis.quantities import duration
 from workflows.candidates import Candidates
 from workflows.pricing import NotPricedError, Pricing
 from workflows.progress import config_text
 from workflows.space import CheckReport
+from workflows.trials import start_up_s
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
 COUNTED = 50_000  # likewise, where only the share that fits is asked for
 GIB = 2**30
 SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
+TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is said
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Ranking:
         prediction: theirs, in the same order.
         num_priced: configurations that were compared.
         num_likely: those of them that are expected to fit.
+        warnings: lines of text on the space's trials.
     """
 
     pricing: Pricing
@@ -38,6 +44,7 @@ class Ranking:
     prediction: Prediction
     num_priced: int
     num_likely: int
+    warnings: tuple[str, ...] = ()
 
 
 def rank(pricing: Pricing, top: int) -> Ranking:
@@ -57,7 +64,8 @@ def rank(pricing: Pricing, top: int) -> Ranking:
     order = np.argsort(-promise, kind="stable")[:top]
     configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
     likely = int(np.count_nonzero(prediction.fits >= LIKELY))
-    return Ranking(pricing, configs, pricing.predict(configs), len(indices), likely)
+    warnings = too_long(pricing, prediction)
+    return Ranking(pricing, configs, pricing.predict(configs), len(indices), likely, warnings)
 
 
 def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
@@ -78,11 +86,38 @@ def likely_to_fit(report: CheckReport) -> str:
     jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
     fits = model.memory.fits(jobs, model.profile, model.memory_limit_bytes)
     likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
-    return (
+    lines = [
         f"about {likely:,} of {report.valid:,} valid configurations are "
         f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
         "(cost model, uncalibrated)"
-    )
+    ]
+    with suppress(MissingFactError):  # such as the network: it can be counted, not timed
+        lines += too_long(pricing, model.predict(jobs))
+    return "\n".join(lines)
+
+
+def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+    """A warning where many trials that fit would not end before the space's time limits do."""
+    trial = pricing.space.trial
+    fits = prediction.fits >= LIKELY
+    if not fits.any():
+        return ()
+    step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
+    start_s = start_up_s(pricing.space)
+    limits = {
+        "timeout": (start_s + steps * step_s, trial.timeout_s),
+        "no_progress_timeout": (step_s, trial.no_progress_timeout_s or np.inf),
+    }
+    warnings = []
+    for name, (needed_s, limit_s) in limits.items():
+        share = float(np.mean(needed_s > limit_s))
+        if share > TOLERATED_SHARE:
+            warnings.append(
+                f"warning: {100 * share:.2g} % of those that fit need longer than "
+                f"trial.{name} ({duration(limit_s)}): up to {duration(needed_s.max())}, with "
+                f"{steps} steps of {duration(step_s.max())} and {duration(start_s)} to start"
+            )
+    return tuple(warnings)
 
 
 def table(ranking: Ranking) -> str:
@@ -119,7 +154,7 @@ def table(ranking: Ranking) -> str:
         f"{space.name}: {ranking.num_likely:,} of {ranking.num_priced:,} configurations are "
         f"expected to fit ({share:.3g} %)"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *ranking.warnings])
 
 
 def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:

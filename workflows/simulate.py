@@ -20,6 +20,7 @@ from workflows.commands import UsageError
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
 from workflows.space.valid import ValidConfigs
+from workflows.trials import start_up_s
 
 if TYPE_CHECKING:
     from workflows.pricing import Pricing
@@ -262,7 +263,8 @@ _TRUTH = ("model_error", "misfit")  # how far it is from the cost model
 
 def _parse(space: SearchSpace, text: str) -> tuple[Cluster, dict[str, float]]:
     widest = max((int(v) for v in _values(space, "num_nodes")), default=1)
-    fields: dict[str, Any] = {"nodes": space.cluster.num_nodes or DEFAULT_TRIALS * widest}
+    nodes = space.cluster.num_nodes or DEFAULT_TRIALS * widest
+    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
     truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")

@@ -16,6 +16,7 @@ from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace
 
 PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
+START_UP_S, CPU_START_UP_S = 60.0, 5.0
 
 
 class TrialFactory:
@@ -138,3 +139,9 @@ def make_data(prefix: str) -> None:
     if not Path(f"{prefix}.idx").exists():
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         prepare_data(python_source_files(), Path(prefix))
+
+
+def start_up_s(space: SearchSpace) -> float:
+    """From a trial's launch to its first step, by experience: imports, communicators, weights."""
+    builtin = space.trainer.builtin
+    return CPU_START_UP_S if builtin is not None and builtin.device == "cpu" else START_UP_S

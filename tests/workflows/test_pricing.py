@@ -17,7 +17,8 @@ from workflows.candidates import Candidates
 from workflows.cli import main
 from workflows.predict import rank
 from workflows.pricing import NotPricedError, Pricing
-from workflows.space import load_space
+from workflows.space import load_space, shipped_spaces
+from workflows.space.load import SHIPPED
 
 
 def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
@@ -117,3 +118,29 @@ def test_what_cannot_be_priced_is_a_clear_error(
 def test_a_space_without_a_model_has_no_prices(tmp_path: Path) -> None:
     with pytest.raises(NotPricedError, match="model"):
         Pricing(load_space(str(_own(tmp_path, model=None))))
+
+
+@pytest.mark.parametrize("name", shipped_spaces())
+def test_no_shipped_space_has_trials_that_its_time_limits_end(name: str) -> None:
+    assert rank(Pricing(load_space(name)), top=1).warnings == ()
+
+
+def test_time_limits_that_end_many_trials_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (SHIPPED / "llama_8b_dgx_h100.yaml").read_text()
+    path = tmp_path / "short.yaml"
+    path.write_text(text.replace("timeout: 15m", "timeout: 70s").replace("  no_progress", "#"))
+    assert main(["check", str(path)]) == 0
+    warning = capsys.readouterr().out.splitlines()[-1]
+    assert main(["predict", str(path), "--top", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == warning
+    space = load_space(path)
+    pricing, candidates = Pricing(space), Candidates(space)
+    indices = candidates.indices(10**6, np.random.default_rng(0), [], 10**6)
+    prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+    fits = prediction.fits >= 0.5
+    over = 100 * np.mean(60 + 7 * prediction.step_time_s[fits] > 70)
+    assert warning.startswith(
+        f"warning: {over:.2g} % of those that fit need longer than trial.timeout"
+    )
