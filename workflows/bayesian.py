@@ -23,6 +23,7 @@ from workflows.pareto import Aim, measured, points
 from workflows.space import SearchSpace
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
+SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
 
 
 class Bayesian:
@@ -31,8 +32,9 @@ class Bayesian:
     Args:
         space: what is searched.
         num_initial: successes to see before the surrogate is used; failures do not count, since
-            a surrogate of nothing but failures knows nothing. Default: one more than there are
-            parameters to choose, but at most a quarter of the budgeted trials.
+            a surrogate of nothing but failures knows nothing. Where nearly all trials fail, two
+            successes suffice after a while. Default: one more than there are parameters to
+            choose, but at most a quarter of the budgeted trials.
     """
 
     def __init__(self, space: SearchSpace, num_initial: int | None = None) -> None:
@@ -58,7 +60,8 @@ class Bayesian:
         """
         told = [t for t in run.trials.values() if self._told(t)]
         done = sum(t.objective is not None for t in told)
-        if done < self.num_initial:
+        scarce = done >= 2 and len(told) >= SCARCE * self.num_initial
+        if done < self.num_initial and not scarce:
             why = f"{done} of {self.num_initial} successes before the surrogate"
             return candidates[0], "random", why
         results = [*zip(told, self._values(told, weights), strict=True)]
@@ -122,6 +125,10 @@ class Bayesian:
                     "max_total_failures": -1,
                     "filter_failures": self.space.failure_penalty,
                 },
+                # With DeepHyper's default a forest that saw few successes among many failures never
+                # splits, and every candidate is worth the same. DeepHyper lowers it while its best
+                # does not improve; that a fresh optimizer has not seen.
+                surrogate_model_kwargs={"min_impurity_decrease": 0.0},
                 acq_func_kwargs={"kappa": float(kappa), "scheduler": {"type": "constant"}},
                 checkpoint_history_to_csv=False,
             )
