@@ -1,0 +1,322 @@
+"""The driver when the search is over: finalists are measured again. And what was stopped early.
+
+Trials end as a script says; the statistics are in tests/analysis/test_finalists.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis.run import read_events, read_run
+from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm.steps import Hopeless
+from workflows.budget import Budget, node_hours
+from workflows.driver import CONTINUE, DONE, MAX_RETRIES, Driver, Ending
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.proposer import Proposer
+from workflows.space import SearchSpace
+from workflows.trials import TrialFactory
+
+Make = Callable[..., SearchSpace]
+Script = Callable[[int, int], Outcome]  # trial, attempt -> end
+MakeDriver = Callable[..., Driver]
+LUCKY = {1: 60.0, 2: 103.0, 3: 100.0, 4: 20.0}  # at first; then 2 shows that it was lucky
+
+
+class Scripted(Launcher):
+    """Trials end as ``script`` says; ``slow`` ones when the gate opens."""
+
+    name = "scripted"
+
+    def __init__(self, script: Script, num_nodes: int = 4) -> None:
+        self.script = script
+        self.names = [f"n{i}" for i in range(num_nodes)]
+        self.gate = threading.Event()
+        self.slow: set[int] = set()
+        self.left_s: float | None = None
+        self.asked: dict[tuple[int, int], bool] = {}  # whether somebody would judge the steps
+
+    def nodes(self) -> Sequence[str]:
+        return self.names
+
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        return list(spec.argv)
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
+        number, attempt = (int(part) for part in spec.name.rsplit("-", 2)[1:])
+        self.asked[number, attempt] = hopeless is not None
+        while number in self.slow and not self.gate.wait(0.005) and not stop.is_set():
+            pass
+        if stop.is_set():
+            return Outcome(Kind.CANCELLED, message="stopped")
+        return self.script(number, attempt)
+
+    def settle(self, names: Iterable[str]) -> None:
+        pass
+
+    def time_left_s(self) -> float | None:
+        return self.left_s
+
+
+def ok(speed: float) -> Outcome:
+    return Outcome(Kind.OK, result={"speed": speed})
+
+
+def lucky(number: int, attempt: int) -> Outcome:
+    return ok(LUCKY[number] if attempt == 1 or number != 2 else 90.0)
+
+
+@pytest.fixture
+def make_driver(tmp_path: Path, make_space: Make) -> Iterable[MakeDriver]:
+    journals: list[Journal] = []
+
+    def make(
+        launcher: Scripted,
+        finalists: str = "{confidence: 0.9, max_repeats: 6}",
+        budget: Budget | None = None,
+        listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+        **keys: str,
+    ) -> Driver:
+        keys = {"parameters": "{num_nodes: [1], mbs: {range: [1, 8]}}", **keys}
+        space = make_space(finalists=finalists, trainer="{command: [t]}", **keys)
+        folder = RunFolder(tmp_path / "run")
+        folder.create(space)
+        for old in journals:
+            old.close()
+        journals.append(Journal(folder.path))
+        return Driver(
+            space=space,
+            folder=folder,
+            journal=journals[-1],
+            launcher=launcher,
+            proposer=Proposer(space, 0, "random"),
+            factory=TrialFactory(space, folder, "meshtune-test", None),
+            budget=budget or Budget(trials=len(LUCKY)),
+            seed=0,
+            listen=listen,
+        )
+
+    yield make
+    for journal in journals:
+        journal.close()
+
+
+def repeats(driver: Driver) -> dict[int, int]:
+    """How often each trial was started again for its figure's sake."""
+    trials = driver.state.trials.values()
+    counts = {t.number: sum(a.repeat for a in t.attempts) for t in trials}
+    return {number: count for number, count in counts.items() if count}
+
+
+def test_a_lucky_winner_is_found_out(make_driver: MakeDriver) -> None:
+    launcher = Scripted(lucky)
+    driver = make_driver(launcher)
+    assert driver.run() == Ending("budget: 4 trials", DONE)
+    best = driver.state.best
+    assert best is not None and best.number == 3
+    assert driver.state.trials[2].objective in (96.5, 90.0)  # the median of two or of three
+    assert set(repeats(driver)) == {2, 3}  # the others cannot win
+    assert 2 <= sum(repeats(driver).values()) <= 6
+    lines = (driver.folder.path / "results.csv").read_text().splitlines()
+    assert len(lines) == 1 + 4
+    assert launcher.asked == {
+        key: key[1] == 1 for key in launcher.asked
+    }  # repeats end by themselves
+
+
+def test_repeats_are_no_trials_of_the_budget_but_their_time_counts(make_driver: MakeDriver) -> None:
+    driver = make_driver(Scripted(lucky))
+    driver.run()
+    assert len(driver.state.trials) == 4
+    first = {t.number: t.attempts[0] for t in driver.state.trials.values()}
+    only_first = sum((a.ended_t or 0.0) - a.started_t for a in first.values()) / 3600
+    assert node_hours(driver.state, driver.state.last_t) > only_first
+
+
+@pytest.mark.parametrize("finalists", ["false", "{max_repeats: 0}"])
+def test_they_can_be_switched_off(make_driver: MakeDriver, finalists: str) -> None:
+    driver = make_driver(Scripted(lucky), finalists)
+    assert driver.run().code == DONE
+    assert not repeats(driver)
+
+
+def test_no_more_repeats_than_asked_for(make_driver: MakeDriver) -> None:
+    driver = make_driver(Scripted(lucky), "{confidence: 0.999, max_repeats: 3}")
+    driver.run()
+    assert sum(repeats(driver).values()) == 3
+    again = make_driver(Scripted(lucky), "{confidence: 0.999, max_repeats: 3}")
+    assert again.run().code == DONE  # nothing is left to do, today or tomorrow
+    assert sum(repeats(again).values()) == 3
+
+
+def test_several_objectives_have_no_winner_to_settle(make_driver: MakeDriver) -> None:
+    objective = "[{maximize: speed}, {minimize: num_nodes}]"
+    parameters = "{num_nodes: [1, 2], mbs: {range: [1, 8]}}"
+    driver = make_driver(Scripted(lucky), objective=objective, parameters=parameters)
+    assert driver.run().code == DONE
+    assert not repeats(driver)
+
+
+def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -> None:
+    def drain(event: str, driver: Driver, number: int | None) -> None:
+        if event == "ended" and number == 2:
+            driver.drain(Ending("the allocation ends", CONTINUE))
+
+    driver = make_driver(Scripted(lucky), listen=drain, budget=Budget(trials=8))
+    assert driver.run().code == CONTINUE
+    assert not repeats(driver)
+
+
+def test_no_time_is_left_for_finalists_when_it_is_spent(make_driver: MakeDriver) -> None:
+    def spend(event: str, driver: Driver, number: int | None) -> None:
+        if event == "ended" and all(t.ended for t in driver.state.trials.values()):
+            driver.budget = Budget(trials=4, wall_time_s=1e-6)
+
+    driver = make_driver(Scripted(lucky, num_nodes=1), listen=spend)
+    assert "of wall time" in driver.run().reason
+    assert not repeats(driver)
+
+
+def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> None:
+    launcher = Scripted(lucky)
+    launcher.slow = {1}
+    ends: list[int] = []
+
+    def note(event: str, driver: Driver, number: int | None) -> None:
+        if event == "ended" and number is not None:
+            ends.append(number)
+            if len(ends) == 3:
+                launcher.gate.set()
+
+    driver = make_driver(launcher, listen=note)
+    driver.run()
+    events = list(read_events(driver.folder.path / "journal.jsonl"))
+    kinds = [e["event"] + ("+" if e.get("repeat") else "") for e in events]
+    assert kinds[: kinds.index("started+")].count("ended") == 4
+    assert ends[3] == 1 and len(ends) > 4
+
+
+def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
+    make_driver: MakeDriver,
+) -> None:
+    launcher = Scripted(lucky)
+
+    def end_allocation(event: str, driver: Driver, number: int | None) -> None:
+        if event == "ended" and all(t.ended for t in driver.state.trials.values()):
+            launcher.left_s = 1.0
+
+    driver = make_driver(launcher, listen=end_allocation)
+    assert driver.run().code == CONTINUE
+    assert not repeats(driver)
+    driver = make_driver(Scripted(lucky))
+    assert driver.run() == Ending("budget: 4 trials", DONE)
+    assert repeats(driver)
+    assert driver.state.best is not None and driver.state.best.number == 3
+
+
+def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: MakeDriver) -> None:
+    launcher = Scripted(lucky)
+
+    def stop(event: str, driver: Driver, number: int | None) -> None:
+        if all(t.ended for t in driver.state.trials.values()):
+            launcher.slow = {2, 3}  # what starts from now on is a repeat
+        if event == "started" and number and driver.state.trials[number].ended:
+            driver.stop(Ending("stopped by SIGINT", 130))
+
+    driver = make_driver(launcher, listen=stop)
+    assert driver.run().code == 130
+    cancelled = [a for t in driver.state.trials.values() for a in t.attempts if a.repeat]
+    assert cancelled and {a.kind for a in cancelled} == {"cancelled"}
+    assert all(t.ok for t in driver.state.trials.values())  # their first results stand
+    driver = make_driver(Scripted(lucky))
+    assert driver.run().code == DONE
+    assert driver.state.best is not None and driver.state.best.number == 3
+
+
+def test_a_repeat_that_a_killed_driver_left_is_taken_or_run_again(make_driver: MakeDriver) -> None:
+    make_driver(Scripted(lucky), "false").run()
+    driver = make_driver(Scripted(lucky))
+    for number in (2, 3):
+        driver.journal.write(
+            "started", trial=number, attempt=2, name=f"meshtune-test-{number:04d}-2",
+            nodes=[f"n{number}"], repeat=True,
+        )  # fmt: skip
+    finished = driver.folder.trial(2) / "result.json"
+    finished.write_text('{"status": "ok", "speed": 89.0}')
+    (driver.folder.trial(3) / "result.json").unlink(missing_ok=True)
+    assert driver.run().code == DONE
+    trials = driver.state.trials
+    assert trials[2].measurements[:2] == [103.0, 89.0]
+    assert trials[3].attempts[1].kind == "preempted"
+    assert trials[3].attempts[2].kind == "ok"
+    assert read_run(driver.folder.path).trials[2].objective == trials[2].objective
+
+
+def test_a_finalist_whose_nodes_always_fail_is_not_tried_for_ever(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int) -> Outcome:
+        return lucky(number, attempt) if attempt == 1 else Outcome(Kind.NODE_FAILURE)
+
+    driver = make_driver(Scripted(script))
+    assert driver.run().code == DONE
+    assert set(repeats(driver).values()) == {MAX_RETRIES + 1}
+    assert driver.state.best is not None and driver.state.best.number == 2
+
+
+def test_a_winner_that_fails_when_it_is_measured_again_is_none(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int) -> Outcome:
+        if number == 2 and attempt > 1:
+            return Outcome(Kind.OOM, message="CUDA out of memory")
+        return lucky(number, attempt)
+
+    driver = make_driver(Scripted(script))
+    assert driver.run().code == DONE
+    assert driver.state.trials[2].kind == "oom"
+    assert repeats(driver)[2] == 2
+    assert driver.state.best is not None and driver.state.best.number == 3
+
+
+def test_a_finalist_wider_than_what_is_left_does_not_hold_up_the_end(
+    make_driver: MakeDriver,
+) -> None:
+    def script(number: int, attempt: int) -> Outcome:
+        if attempt > 1:
+            return Outcome(Kind.NODE_FAILURE, lost_nodes=("n0", "n1", "n2"))
+        return ok(100.0 + number)
+
+    driver = make_driver(Scripted(script), parameters="{num_nodes: [2], mbs: {range: [1, 8]}}")
+    assert driver.run().code == DONE
+    assert 1 <= sum(repeats(driver).values()) <= 2
+
+
+# ---- stopped early ----
+
+
+def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int) -> Outcome:
+        if number == 2:
+            return Outcome(
+                Kind.OK, {"speed": 500.0}, "stopped early: hopeless", early=True, saved_s=30.0
+            )
+        return lucky(number, attempt)
+
+    parameters = "{num_nodes: [2], mbs: {range: [1, 8]}}"
+    driver = make_driver(Scripted(script), "false", parameters=parameters)
+    driver.run()
+    trial = read_run(driver.folder.path).trials[2]
+    assert (trial.kind, trial.objective, trial.early) == ("ok", 500.0, True)
+    assert trial.saved_node_s == 60.0
+    assert trial.message == "stopped early: hopeless"
+    assert driver.state.best is not None and driver.state.best.number == 3
+    row = (driver.folder.path / "results.csv").read_text().splitlines()[2]
+    assert row.split(",")[2:5] == ["500.0", "2", "DONE"]
