@@ -21,8 +21,8 @@ _KNOWN = {
     "peak_memory_bytes": ("peak memory", "GiB"),
     "energy_joules": ("energy", "J"),
     "num_nodes": ("nodes", ""),
-    "node_seconds_per_token": ("node time per token", "s"),
-    "joules_per_token": ("energy per token", "J"),
+    "node_seconds_per_token": ("node time", "s per token"),
+    "joules_per_token": ("energy", "J per token"),
 }
 _SUFFIXES = (
     ("_gb_per_s", "GB/s"),

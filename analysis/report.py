@@ -100,6 +100,7 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
         best=run.best,
         best_problem=best_problem,
         sought=front.sought(run),
+        more=[quantities.label(key) for key, _ in run.goals[1:]],
         front=_front(run, folder / "front.png"),
         trajectory=_image(folder / "trajectory.png", _trajectory_figure(run, what)),
         drivers=_section(objective_sensitivity, frame, folder / "objective_shap.png", effect),
@@ -189,9 +190,8 @@ def _front(run: Run, path: Path) -> dict[str, Any] | None:
     _replace(path, figures.png(figure))
     return {
         "svg": Markup(front.inline_svg(figure)),
-        "labels": [quantities.label(key) for key, _ in run.goals],
         "successes": len(pareto.comparable(run)),
-        "rows": [_row(run, t) | {"figures": front.shown(run, t).values()} for t in trials],
+        "rows": [_row(run, trial) for trial in trials],
     }
 
 
@@ -229,6 +229,7 @@ def _row(run: Run, trial: Trial) -> dict[str, Any]:
         ],
         "tone": "ok" if trial.ok else "bad" if trial.kind in TOLD else "off",
         "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
+        "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
         "metrics": {key: _metric(trial, key) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s if trial.attempts else None,
@@ -252,6 +253,10 @@ def _metric(trial: Trial, key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return quantities.scaled(key, value)
+
+
+def _scaled(key: str, value: float | None) -> float | None:
+    return None if value is None else quantities.scaled(key, value)
 
 
 def _tail(text: str) -> str:

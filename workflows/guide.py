@@ -144,7 +144,7 @@ class Guide:
         objective = float(np.exp(mean[at] if aim is None else self._log_promise(prediction)[at]))
         if not self._space.objective.maximize:
             objective = 1 / objective
-        factor = float(np.exp(1.96 * deviation[at]))
+        factor = float(np.exp(1.96 * deviation[at] / (1.0 if aim is None else aim.scale)))
         expected = {"objective": objective, "low": objective / factor, "high": objective * factor}
         if figure is None:
             expected = {}
@@ -188,7 +188,8 @@ class Guide:
         likely = self._points(prediction)[prediction.fits > 0.5]
         objectives = self._space.objectives
         known = np.concatenate([likely, points(objectives, measured(objectives, successes))])
-        return Aim.at(weights, known if len(known) else self._points(prediction))
+        uncertain = [objective.key != "num_nodes" for objective in objectives]
+        return Aim.at(weights, known if len(known) else self._points(prediction), uncertain)
 
     def _calibrated(self, told: Sequence[Trial]) -> CostModel:
         # Of many trials the latest few change little: every twentieth part more is enough.
@@ -219,7 +220,8 @@ class Guide:
     ) -> tuple[Array, Array]:
         """Mean and deviation of what the model leaves, at the candidates ``free``."""
         # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
-        spread = min(model.log_sd, WIDEST * PRIOR_LOG_SD)
+        scale = 1.0 if aim is None else aim.scale
+        spread = min(model.log_sd, WIDEST * PRIOR_LOG_SD) * scale
         if not successes or self._pricing.objective(self._one) is None:
             return np.zeros(len(free)), np.full(len(free), spread)
         successes = successes[-CALIBRATED_WITH:]
@@ -228,7 +230,7 @@ class Guide:
         left = reached - self._log_promise(model.predict(own), aim)
         there = _features(own)
         among = _kernel(there, there)
-        noise = _noise(among, left / spread, NOISE_LOG_SD / spread)
+        noise = _noise(among, left / spread, scale * NOISE_LOG_SD / spread)
         across = _kernel(self._features[free], there)
         columns = np.column_stack([left, across.T])
         solved = np.linalg.solve(among + np.diag(noise), columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,8 @@ def landscapes_of(path: Path, columns: Sequence[str] = ()) -> list[Landscape]:
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     frame = frame_of(path)
-    if "objective" in frame and any(name.startswith("p:") for name in map(str, frame)):
+    names = [*map(str, frame)]
+    if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
         if columns:
             raise TableError(f"{path}: a run is one landscape; leave --landscape out")
         found = [_of_run(path, frame)]
@@ -131,6 +132,9 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
     if not file.is_file():
         raise TableError(f"{path}: a run's results.csv is replayed beside its space.yaml")
     space = load_space(str(file))
+    if space.more_objectives:  # a landscape has one: the first
+        space = replace(space, more_objectives=())
+        frame = frame.rename(columns={"objective_0": "objective"})
     names = [n.removeprefix("p:") for n in map(str, frame) if n.startswith("p:")]
     if unknown := [name for name in names if name not in space.parameters]:
         raise TableError(f"{path}: {file} has no parameter {', '.join(unknown)}")

@@ -61,24 +61,28 @@ class Aim:
         ideal: the best that is known of each objective, at once.
         slopes: of the distance to it, per objective; they sum to 1, so that the scalar stays in
             units of a logarithm.
+        scale: how much of an error in a predicted logarithm the scalar has.
     """
 
     ideal: Array
     slopes: Array
+    scale: float
 
     @classmethod
-    def at(cls, weights: Array, known: Array) -> Aim:
+    def at(cls, weights: Array, known: Array, uncertain: Sequence[bool] = ()) -> Aim:
         """The aim of weights, given some points; each objective counts by its range on the front.
 
         Args:
             weights: one per objective.
             known: what is known or expected to be reached, shape (n, k), n above 0; more is better.
+            uncertain: which objectives are predicted; default all.
         """
         front = known[non_dominated(known)]
         ranges = np.ptp(front, axis=0)
         ranges = np.where(ranges > _NARROW, ranges, np.ptp(known, axis=0))
         slopes = weights / np.where(ranges > _NARROW, ranges, 1.0)
-        return cls(known.max(axis=0), slopes / slopes.sum())
+        slopes = slopes / slopes.sum()
+        return cls(known.max(axis=0), slopes, float(slopes[list(uncertain) or slice(None)].max()))
 
     def value(self, points: Array) -> Array:
         """The scalar by which points rank, shape (n,); at most 0, more is better."""

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from analysis import quantities
 from analysis.pareto import comparable, front
 from analysis.run import Run, Trial
 from analysis.settled import ended_words, saved_rows, verdict_rows
@@ -76,10 +77,14 @@ def front_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def figures_text(run: Run, trial: Trial) -> str:
-    """A success's objectives: ``1234.5 tokens_per_second, 8 num_nodes``."""
+    """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
     if not trial.objectives:
         return f"{trial.objective:.5g} {run.objective_key}"
-    return ", ".join(f"{trial.objectives[key]:.5g} {key}" for key, _ in run.goals)
+    shown = [(quantities.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
+    return ", ".join(
+        f"{quantities.number(figure)} {quantities.unit(key) or quantities.name(key)}"
+        for figure, key in shown
+    )
 
 
 def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:

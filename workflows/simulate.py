@@ -17,6 +17,7 @@ from slurm.simulate import EPOCH, Cluster, Price, SimulatedLauncher
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
 from workflows.commands import UsageError
+from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
 from workflows.space.valid import ValidConfigs
@@ -80,6 +81,18 @@ class SpaceWorkload:
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
     ) -> dict[str, Any]:
         """What the built-in trainer measures (``trainer.result``), and energy where it is known."""
+        speed = self._speed(config, step_times_s)
+        gpus, power_watts = speed["world_size"], self._space.cluster.power_watts
+        energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
+        memory = {"peak_memory_bytes": int(peak_bytes)}
+        return {"status": "ok", **speed, **memory, **energy}
+
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
+        """What it says after each step."""
+        speed = self._speed(config, [step_time_s])
+        return {"step": number, **speed, "step_time_s": step_time_s}
+
+    def _speed(self, config: Mapping[str, Any], step_times_s: Sequence[float]) -> dict[str, Any]:
         facts = self._space.facts(config)
         gpus, dp = int(facts["world_size"]), int(facts["dp"])
         batch = int(facts["mbs"]) * int(facts["gas"]) * dp
@@ -89,10 +102,7 @@ class SpaceWorkload:
             recompute = "none"
         tera_per_gpu = 1e12 * median_s * gpus
         tokens_per_second = batch * self._model.seq_length / median_s
-        power_watts = self._space.cluster.power_watts
-        energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
         return {
-            "status": "ok",
             "tflops_per_gpu": model_flops(self._model, batch) / tera_per_gpu,
             "hardware_tflops_per_gpu": hardware_flops(self._model, batch, recompute) / tera_per_gpu,
             "tokens_per_second": tokens_per_second,
@@ -102,9 +112,7 @@ class SpaceWorkload:
             "dp": dp,
             "global_batch_size": batch,
             "parameters": self._model.num_parameters,
-            "peak_memory_bytes": int(peak_bytes),
             "world_size": gpus,
-            **energy,
         }
 
 
@@ -146,13 +154,16 @@ def simulated_launcher(
     answers = answers or _cost_model(space, truth["model_error"], cluster.seed)
     workload = SpaceWorkload(space, answers, truth["misfit"], cluster.seed)
     _try_prices(space, answers)
-    key = space.objective.key
-    measured = workload.figures(_any_config(space), [1.0], 0.0)
-    if key.split(".")[0] not in measured:
+    measured = workload.figures(_any_config(space), [1.0], 1.0)
+    try:
+        figures(space, _any_config(space), measured)
+    except MissingFigureError as missing:
+        energy = missing.key == "energy_joules"
         raise UsageError(
-            f"{space.file}: objective: a simulated trial does not measure {key!r}, only "
+            f"{space.file}: objective: a simulated trial does not measure {missing.key!r}, only "
             f"{', '.join(name for name in measured if name != 'status')}"
-        )
+            f"{'; it does where the cluster states power_watts' if energy else ''}"
+        ) from missing
     return SimulatedLauncher(cluster, workload, start)
 
 

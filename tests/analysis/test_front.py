@@ -1,0 +1,156 @@
+"""The Pareto front of a run: which trials are on it, and how the report shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.front import front_figure, inline_svg
+from analysis.pareto import comparable, front, non_dominated
+from analysis.report import write_report
+from analysis.run import Run, read_run
+
+GOALS = [{"maximize": "tokens_per_second"}, {"minimize": "num_nodes"}]
+# Tokens per second and nodes of trials 1, 2, ...: 1, 3 and 5 are the front, 4 equals 3.
+FIGURES = [(100.0, 1), (90.0, 1), (150.0, 2), (150.0, 2), (400.0, 8), (390.0, 16), None]
+
+
+def write_run(
+    directory: Path,
+    goals: list[dict[str, str]],
+    figures: list[tuple[float, ...] | None],
+) -> Path:
+    """A run of these trials, with the events that a driver writes; None failed."""
+    keys = [next(iter(goal.values())) for goal in goals]
+    (directory / "trials").mkdir(parents=True)
+    t, lines = 1_700_000_000.0, []
+
+    def write(event: str, **more: Any) -> None:
+        lines.append(json.dumps({"v": 1, "t": t, "event": event, **more}))
+
+    write("opened", space="front", fingerprint="f", seed=0, launcher="simulate", nodes=["n0"],
+          objective=goals[0], objectives=goals)  # fmt: skip
+    for number, reached in enumerate(figures, start=1):
+        config = {"num_nodes": number, "tp": 2}
+        write("proposed", trial=number, config=config, by="cost model", why="")
+        write("started", trial=number, attempt=1, name=f"t{number}", nodes=["n0"])
+        t += 60
+        objectives: Mapping[str, float] = dict(zip(keys, reached or (), strict=False))
+        write("ended", trial=number, attempt=1, kind="ok" if reached else "oom",
+              objective=reached[0] if reached else None, result={"status": "ok", **objectives},
+              message="", elapsed_s=60.0, nodes=["n0"], final=True,
+              **({"objectives": objectives} if reached else {}))  # fmt: skip
+        folder = directory / "trials" / f"{number:04d}"
+        folder.mkdir()
+        spec = {"num_nodes": 1, "ranks_per_node": 8, "argv": ["train", str(folder)], "env": {}}
+        (folder / "trial.json").write_text(json.dumps(spec))
+    (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return read_run(write_run(tmp_path / "run", GOALS, FIGURES))
+
+
+def test_the_non_dominated_rows_are_those_that_brute_force_finds() -> None:
+    rng = np.random.default_rng(0)
+    for k in (1, 2, 3):
+        figures = rng.integers(0, 6, (60, k)).astype(float)
+        expected = [
+            not any((other >= row).all() and (other > row).any() for other in figures)
+            for row in figures
+        ]
+        assert non_dominated(figures).tolist() == expected
+
+
+def test_the_front_has_each_best_compromise_once_and_the_first_objectives_best_first(
+    run: Run,
+) -> None:
+    assert [trial.number for trial in front(run)] == [5, 3, 1]
+    assert run.best is not None and run.best.number == 5
+    assert len(comparable(run)) == 6
+
+
+def test_of_equally_good_trials_the_best_is_the_one_that_is_better_in_the_next_objective(
+    tmp_path: Path,
+) -> None:
+    run = read_run(write_run(tmp_path / "run", GOALS, [(100.0, 8), (100.0, 2), (90.0, 1)]))
+    assert run.best is not None and run.best.number == 2
+
+
+def test_a_run_with_one_objective_has_no_front(build: Any) -> None:
+    run = read_run(build(count=20))
+    assert run.goals == [("tflops_per_gpu", True)]
+    assert front(run) == [] and comparable(run) == []
+
+
+def test_the_report_has_the_front_and_every_point_leads_to_its_trial(run: Run) -> None:
+    page = write_report(run.directory).read_text()
+    svg = page[page.index("<svg") : page.index("</svg>")]
+    linked = set(re.findall(r'xlink:href="#trial-(\d+)"', svg))
+    assert linked == {"1", "2", "3", "4", "5", "6"}  # the failure is no point
+    for number in linked:
+        assert f'id="trial-{number}"' in page
+    assert "Maximizes throughput (tokens/s), minimizes nodes" in page
+    assert "<b>3</b> are beaten by no other one" in page
+    assert (run.directory / "report" / "front.png").stat().st_size > 1000
+
+
+def test_best_yaml_is_for_the_first_objective_and_lists_the_front(run: Run) -> None:
+    write_report(run.directory)
+    content = yaml.safe_load((run.directory / "report" / "best.yaml").read_text())
+    assert content["objective"] == {"maximize": "tokens_per_second", "value": 400.0}
+    assert content["parameters"] == {"num_nodes": 5, "tp": 2}
+    assert [entry["trial"] for entry in content["front"]] == [5, 3, 1]
+    assert content["front"][2] == {
+        "trial": 1,
+        "objectives": {"tokens_per_second": 100.0, "num_nodes": 1},
+        "parameters": {"num_nodes": 1, "tp": 2},
+    }
+
+
+def test_a_report_with_one_objective_speaks_of_no_front(build: Any) -> None:
+    folder = build(count=12)
+    page = write_report(folder).read_text()
+    assert "Pareto" not in page
+    assert "front" not in yaml.safe_load((folder / "report" / "best.yaml").read_text())
+    assert not (folder / "report" / "front.png").exists()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "goals",
+    [
+        [{"minimize": "step_time_s.median"}, {"maximize": "$x_{<b>&"}],
+        [{"maximize": "a"}, {"minimize": "peak_memory_bytes"}, {"minimize": "joules_per_token"}],
+    ],
+)
+def test_any_two_or_three_figures_are_drawn_whatever_they_are_called(
+    tmp_path: Path, goals: list[dict[str, str]], count: int
+) -> None:
+    figures: list[tuple[float, ...] | None] = [(1.0, 5e9, 0.0), (20.0, 4e9, -1.0), (2.5, 1e9, 3.0)]
+    run = read_run(write_run(tmp_path / "run", goals, figures[:count]))
+    svg = inline_svg(front_figure(run))
+    assert svg.startswith("<svg") and "<b>" not in svg
+    assert svg.count("#trial-1") >= 1
+
+
+def test_the_line_is_the_best_first_objective_at_no_worse_a_second_one(tmp_path: Path) -> None:
+    for second in ("minimize", "maximize"):
+        goals = [{"maximize": "a"}, {second: "b"}]
+        sign = 1 if second == "minimize" else -1
+        best, other = (1.0, sign * 1.0), (2.0, sign * 2.0)
+        figures: list[tuple[float, ...] | None] = [best, other, (0.5, sign * 1.5)]
+        axes = front_figure(read_run(write_run(tmp_path / second, goals, figures))).axes[0]
+        [line] = axes.lines
+        x, y = line.get_data()
+        assert [abs(v) for v in x[:2]] == [1, 2] and [*y] == [1, 2, 2]
+        assert x[-1] == axes.get_xlim()[0 if second == "maximize" else 1]

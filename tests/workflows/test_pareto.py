@@ -1,0 +1,322 @@
+"""A search for a Pareto front: where its proposals aim, and what it finds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.pareto import front, non_dominated
+from analysis.run import Run, Trial, read_run
+from slurm.core import Kind, Outcome
+from workflows.cli import main
+from workflows.folder import RunFolder
+from workflows.objectives import figures
+from workflows.pareto import Aim, points, spread_ranks, weights
+from workflows.pricing import Pricing
+from workflows.proposer import Policy, Proposal, Proposer
+from workflows.space import Objective, SearchSpace, load_space
+from workflows.trials import journalled, judge
+
+Make = Callable[..., SearchSpace]
+Answer = Callable[[Mapping[str, Any]], Mapping[str, float] | None]
+TOKENS, NODES = Objective("tokens_per_second", True), Objective("num_nodes", False)
+PRICED = """\
+version: 1
+name: two
+model: gpt_22b
+cluster: frontier
+trainer: {builtin: {data: no/such/tokens, precision: bf16}}
+parameters:
+  num_nodes: [1, 2, 4, 8]
+  tp: [1, 2, 4, 8]
+  pp: [1, 2, 4]
+  mbs: [1, 2, 4]
+  gas: [4, 8, 16]
+objective: [maximize: tokens_per_second, minimize: num_nodes]
+budget: {trials: 12}
+"""
+
+
+@pytest.fixture
+def priced(tmp_path: Path) -> SearchSpace:
+    path = tmp_path / "two.yaml"
+    path.write_text(PRICED)
+    return load_space(path)
+
+
+def predicted(space: SearchSpace) -> Answer:
+    """What the uncalibrated cost model expects; None where room is in doubt."""
+    pricing = Pricing(space)
+
+    def answer(config: Mapping[str, Any]) -> Mapping[str, float] | None:
+        prediction = pricing.predict([config])
+        reached = pricing.figures(prediction)
+        assert reached is not None
+        keys = [objective.key for objective in space.objectives]
+        return (
+            dict(zip(keys, reached[0].tolist(), strict=True)) if prediction.fits[0] > 0.9 else None
+        )
+
+    return answer
+
+
+def tell(run: Run, proposal: Proposal, reached: Mapping[str, float] | None) -> None:
+    number = len(run.trials) + 1
+    trial = Trial(number, dict(proposal.config), 0.0, proposal.by, proposal.why, proposal.expected)
+    trial.kind, trial.ended_t = "ok" if reached else "oom", float(number)
+    if reached:
+        trial.objectives, trial.objective = reached, next(iter(reached.values()))
+    run.trials[number] = trial
+
+
+def search(proposer: Proposer, count: int, answer: Answer) -> Run:
+    goals = proposer.space.goals
+    run = Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
+    for _ in range(count):
+        proposal = proposer.propose(run, max_nodes=1_000)
+        assert proposal is not None
+        tell(run, proposal, answer(proposal.config))
+    return run
+
+
+# ---- weights and aims ----
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_weights_cover_the_simplex_evenly_from_the_first_few_proposals_on(count: int) -> None:
+    for seed in range(5):
+        drawn = np.array([weights(count, seed, n) for n in range(12)])
+        assert drawn.sum(axis=1) == pytest.approx(1.0) and (drawn >= 0).all()
+        assert (drawn.max(axis=0) > 0.5).all()  # somebody cares for each of them most
+    every = np.array([weights(count, 0, n) for n in range(3000)])
+    assert every.mean(axis=0) == pytest.approx(1 / count, abs=0.01)
+
+
+def test_weights_are_a_function_of_the_seed_and_the_number() -> None:
+    assert weights(3, 4, 7).tolist() == weights(3, 4, 7).tolist()
+    assert weights(3, 4, 7).tolist() != weights(3, 5, 7).tolist()
+    assert weights(3, 4, 7).tolist() != weights(3, 4, 8).tolist()
+
+
+def test_aims_find_the_whole_front_also_in_its_dent() -> None:
+    # A concave front: every weighted sum is greatest at one of its ends.
+    x = np.linspace(0, 1, 9)
+    known = np.stack([x, 1 - x - 0.2 * np.sin(np.pi * x)], axis=1)
+    known = np.concatenate([known, known - 0.2])
+    found = {int(np.argmax(Aim.at(weights(2, 0, n), known).value(known))) for n in range(200)}
+    assert found == set(range(9))
+    sums = {int(np.argmax(known @ weights(2, 0, n))) for n in range(200)}
+    assert sums == {0, 8}
+
+
+def test_an_aim_does_not_depend_on_an_objectives_unit_or_range() -> None:
+    rng = np.random.default_rng(1)
+    known = rng.random((40, 2))
+    stretched = known * [1.0, 50.0] + [0.0, 7.0]
+    for number in range(20):
+        w = weights(2, 0, number)
+        order = np.argsort(Aim.at(w, known).value(known))
+        assert order.tolist() == np.argsort(Aim.at(w, stretched).value(stretched)).tolist()
+
+
+def test_an_objective_that_is_the_same_everywhere_does_not_matter() -> None:
+    known = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
+    assert np.argmax(Aim.at(np.array([0.01, 0.99]), known).value(known)) == 2
+
+
+def test_figures_without_logarithms_are_compared_as_they_are() -> None:
+    loss = Objective("loss", False)
+    at = points((TOKENS, loss), np.array([[1.0, -2.0], [np.e, 0.0]]))
+    assert at == pytest.approx(np.array([[0.0, 2.0], [1.0, 0.0]]))
+
+
+def test_what_is_kept_for_the_search_holds_the_whole_front() -> None:
+    rng = np.random.default_rng(2)
+    known = rng.random((2000, 2))
+    best = np.argsort(spread_ranks(known))[:200]
+    assert set(np.flatnonzero(non_dominated(known))) <= set(best.tolist())
+
+
+# ---- what a trial reached ----
+
+
+def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpace) -> None:
+    result = {
+        "tokens_per_second": 500.0,
+        "step_time_s": {"median": 2.0},
+        "energy_joules": 10_000.0,
+        "peak_memory_bytes": 7,
+    }
+    config = {"num_nodes": 4, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
+    assert figures(priced, config, result) == {"tokens_per_second": 500.0, "num_nodes": 4.0}
+    kind, reached, _ = judge(priced, Outcome(Kind.OK, result=result), config)
+    assert kind is Kind.OK
+    assert journalled(reached) == {
+        "objective": 500.0,
+        "objectives": {"tokens_per_second": 500.0, "num_nodes": 4.0},
+    }
+    for key, expected in (
+        ("node_seconds_per_token", 4 / 500),
+        ("joules_per_token", 10_000 / (500 * 2.0 * 5)),  # five measured steps
+    ):
+        path = Path(priced.file).with_name(f"{key}.yaml")
+        path.write_text(PRICED.replace("minimize: num_nodes", f"minimize: {key}"))
+        assert figures(load_space(path), config, result)[key] == pytest.approx(expected)
+
+
+def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_both(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "energy.yaml"
+    path.write_text(PRICED.replace("minimize: num_nodes", "minimize: joules_per_token"))
+    outcome = Outcome(Kind.OK, result={"tokens_per_second": 1.0, "step_time_s": {"median": 1.0}})
+    config = {"num_nodes": 1, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
+    kind, reached, message = judge(load_space(path), outcome, config)
+    assert (kind, reached) == (Kind.CRASH, {})
+    assert "'energy_joules', from which 'joules_per_token' follows" in message
+
+
+def test_one_objective_is_journalled_as_ever(make_space: Make) -> None:
+    outcome = Outcome(Kind.OK, result={"speed": 2.5})
+    _, reached, _ = judge(make_space(), outcome, {"num_nodes": 1, "tp": 1, "mbs": 1})
+    assert journalled(reached) == {"objective": 2.5}
+    assert make_space().goals == {"objective": {"maximize": "speed"}}
+
+
+# ---- what is proposed ----
+
+
+def test_the_cost_model_finds_the_best_of_every_width_in_a_few_trials(priced: SearchSpace) -> None:
+    answer = predicted(priced)
+    run = search(Proposer(priced, seed=0), 14, answer)
+    best: dict[int, float] = {}
+    for raw in Proposer(priced, 0)._candidates.draw(10_000, np.random.default_rng(0), [], 8):
+        if reached := answer(raw):
+            best[raw["num_nodes"]] = max(
+                best.get(raw["num_nodes"], 0.0), reached["tokens_per_second"]
+            )
+    found = {t.config["num_nodes"]: t.objectives["tokens_per_second"] for t in front(run)}
+    assert found.keys() == best.keys()
+    for width, tokens_per_second in best.items():
+        assert found[width] > 0.95 * tokens_per_second
+
+
+def test_a_proposal_says_what_it_aims_at_and_expects_the_first_objective(
+    priced: SearchSpace,
+) -> None:
+    proposal = Proposer(priced, seed=0).propose(Run(Path()), max_nodes=8)
+    assert proposal is not None and "weights: " in proposal.why
+    assert "tokens_per_second" in proposal.why and "num_nodes" in proposal.why
+    [tokens_per_second] = Pricing(priced).predict([proposal.config]).tokens_per_second
+    assert proposal.expected["objective"] == pytest.approx(tokens_per_second)
+
+
+@pytest.mark.parametrize("policy", ["meshtune", "deephyper"])
+def test_a_continued_search_proposes_what_an_unbroken_one_does(
+    priced: SearchSpace, policy: Policy
+) -> None:
+    answer = predicted(priced)
+    unbroken = Proposer(priced, 3, policy, num_initial=3)
+    run = search(unbroken, 8, answer)
+    expected = unbroken.propose(run, max_nodes=8)
+    assert Proposer(priced, 3, policy, num_initial=3).propose(run, max_nodes=8) == expected
+
+
+def test_a_figure_without_a_price_leaves_the_search_to_deephyper(tmp_path: Path) -> None:
+    path = tmp_path / "loss.yaml"
+    path.write_text(PRICED.replace("minimize: num_nodes", "minimize: loss.final"))
+    proposal = Proposer(load_space(path), seed=0).propose(Run(Path()), max_nodes=8)
+    assert proposal is not None and proposal.by == "random"
+
+
+def test_without_a_model_the_front_is_found_better_than_by_chance(make_space: Make) -> None:
+    space = make_space(
+        objective="[maximize: gain, minimize: cost]",
+        parameters="{a: {range: [1, 30]}, b: {range: [1, 30]}, c: {range: [1, 5]}}",
+        trainer="{command: [train]}",
+    )
+
+    def answer(config: Mapping[str, Any]) -> Mapping[str, float]:
+        waste = (config["b"] - 15) ** 2 / 20 + config["c"]
+        return {"gain": config["a"] / waste, "cost": config["a"] * (1 + waste)}
+
+    def area(policy: Policy, seed: int) -> float:
+        """Of what the front leaves out below and right of it, in logarithms; less is better."""
+        run = search(Proposer(space, seed, policy, num_initial=6), 30, answer)
+        reached = [(np.log(t.objectives["gain"]), np.log(t.objectives["cost"])) for t in front(run)]
+        axis = np.linspace(np.log(2), np.log(60), 200)
+        return float(np.mean([max((g for g, c in reached if c <= x), default=-4.0) for x in axis]))
+
+    ours = [area("deephyper", seed) for seed in range(3)]
+    chance = [area("random", seed) for seed in range(3)]
+    assert np.mean(ours) > np.mean(chance) + 0.3
+
+
+# ---- a whole search ----
+
+
+def test_a_simulated_search_ends_with_its_front(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(PRICED)
+    run_dir = tmp_path / "run"
+    arguments = ["search", str(path), "--launcher", "simulate", "--simulate", "nodes=8"]
+    assert main([*arguments, "--run-dir", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    run = read_run(run_dir)
+    numbers = [t.number for t in front(run)]
+    assert f"front: {len(numbers)} of " in said
+    assert main(["status", str(run_dir)]) == 0
+    status = capsys.readouterr().out
+    assert all(f"trial {number:4d}  " in status for number in numbers)
+    with (run_dir / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {int(r["job_id"]) for r in rows if r["pareto_efficient"] == "True"} == set(numbers)
+    for row in rows:
+        trial = run.trials[int(row["job_id"])]
+        if trial.ok:
+            assert float(row["objective_0"]) == trial.objectives["tokens_per_second"]
+            assert float(row["objective_1"]) == trial.config["num_nodes"]
+        else:
+            assert row["objective_0"] == row["objective_1"] == f"F_{trial.kind}"
+    assert "objective" not in rows[0]
+    replayed = tmp_path / "replay.json"
+    table = str(run_dir / "results.csv")
+    assert main(["replay", table, "--seeds", "1", "--json", str(replayed)]) == 0
+    assert json.loads(replayed.read_text())["overall"]["landscapes"] == 1
+
+
+def test_a_journal_without_several_objectives_is_read_and_written_as_before(
+    tmp_path: Path, make_space: Make
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(make_space())
+    run = Run(folder.path, objective={"maximize": "speed"})
+    run.trials[1] = Trial(1, {"tp": 1}, 0.0, kind="ok", objective=2.0, result={"speed": 2.0})
+    folder.write_results(run)
+    text = (folder.path / "results.csv").read_text()
+    assert text == "p:tp,objective,job_id,job_status,m:speed\n1,2.0,1,DONE,2.0\n"
+
+
+def test_energy_is_simulated_where_the_cluster_states_its_power(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PRICED.replace("minimize: num_nodes", "minimize: energy_joules")
+    path = tmp_path / "two.yaml"
+    path.write_text(text)
+    arguments = ["search", str(path), "--launcher", "simulate", "--trials", "3"]
+    assert main([*arguments, "--run-dir", str(tmp_path / "run")]) == 0
+    assert all(t.objectives["energy_joules"] > 0 for t in front(read_run(tmp_path / "run")))
+    cluster = "{name: plain, gpus_per_node: 8, memory_gib: 64, peak_bf16_tflops: 190, "
+    cluster += "links: [{level: node, gpus: 8, gb_per_s: 50}], nic: {count: 4, gb_per_s: 25}}"
+    path.write_text(text.replace("cluster: frontier", f"cluster: {cluster}"))
+    assert main([*arguments, "--run-dir", str(tmp_path / "other")]) == 2
+    said = capsys.readouterr().err
+    assert "does not measure 'energy_joules'" in said and "power_watts" in said
