@@ -229,9 +229,10 @@ def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: M
     launcher = Scripted(lucky)
 
     def stop(event: str, driver: Driver, number: int | None) -> None:
-        if all(t.ended for t in driver.state.trials.values()):
+        trials = driver.state.trials
+        if len(trials) == len(LUCKY) and all(t.ended for t in trials.values()):
             launcher.slow = {2, 3}  # what starts from now on is a repeat
-        if event == "started" and number and driver.state.trials[number].ended:
+        if event == "started" and number and trials[number].ended:
             driver.stop(Ending("stopped by SIGINT", 130))
 
     driver = make_driver(launcher, listen=stop)

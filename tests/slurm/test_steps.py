@@ -1,0 +1,161 @@
+"""Steps read from a growing log, and the end of a trial that is hopeless; real processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm.core import Kind, Lease, Outcome, ResultSource, TrialSpec
+from slurm.local import LocalLauncher
+from slurm.steps import Early, Step, StepLog
+
+EARLY = Early("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
+SPEAK = """
+import json, os, signal, sys, time
+def say(step):
+    if os.environ["RANK"] == "0":
+        print("MESHTUNE_STEP", json.dumps({"step": step, "speed": 3.0}), flush=True)
+def linger():
+    print("here", flush=True)
+    time.sleep(60)
+"""
+
+
+def line(step: int, **figures: float) -> str:
+    return f"MESHTUNE_STEP {json.dumps({'step': step, **figures})}\n"
+
+
+def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    log = StepLog(path)
+    assert not log.grew()  # there is no file yet
+    path.write_text("starting\n" + line(1, speed=2.0))
+    assert log.grew()
+    assert not log.grew()
+    with path.open("a") as file:
+        file.write("MESHTUNE_STEP {" + '"step": 2,')
+        file.flush()
+        assert not log.grew()  # torn
+        file.write(' "speed": 4.0}\nnoise\n' + line(3))
+    assert log.grew()
+    assert log.steps == [{"step": 1, "speed": 2.0}, {"step": 2, "speed": 4.0}, {"step": 3}]
+
+
+def test_a_step_counts_once_though_every_rank_prints_it(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.write_text("".join(line(i, speed=r) for i in (1, 2) for r in range(4)))
+    log = StepLog(path)
+    assert log.grew()
+    assert log.steps == [{"step": 1, "speed": 0}, {"step": 2, "speed": 0}]
+
+
+def test_what_is_no_step_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    wrong = [
+        "{}",
+        '{"step": "1"}',
+        '{"step": true}',
+        "{not json}",
+        "[1]",
+        '{"step": 0}',
+        "{" * 5000,
+    ]
+    path.write_text("".join(f"MESHTUNE_STEP {text}\n" for text in wrong))
+    assert not StepLog(path).grew()
+
+
+@pytest.fixture
+def launcher() -> Iterator[LocalLauncher]:
+    local = LocalLauncher(1)
+    yield local
+    local.close()
+
+
+def run(
+    launcher: LocalLauncher, folder: Path, program: str, hopeless: object = None, **more: object
+) -> Outcome:
+    argv = (sys.executable, "-c", SPEAK + program)
+    spec = TrialSpec("t-0001-1", folder, argv, 1, 2, timeout_s=60.0, **{"grace_s": 5.0, **more})
+    return launcher.run(spec, Lease("1", ("local0",)), threading.Event(), hopeless)
+
+
+def after(count: int) -> object:
+    def judge(steps: Sequence[Step]) -> Early | None:
+        return EARLY if len(steps) >= count else None
+
+    return judge
+
+
+def test_a_hopeless_trial_is_ended_alone_and_is_a_measurement(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    outcome = run(launcher, tmp_path, "say(1); say(2); linger()", after(2))
+    assert (outcome.kind, outcome.early, outcome.saved_s) == (Kind.OK, True, 12.0)
+    assert outcome.result == EARLY.result
+    assert outcome.message == "stopped early"
+    assert not outcome.lost_nodes and not outcome.suspect_nodes
+
+
+def test_a_trial_with_hope_runs_to_its_end(launcher: LocalLauncher, tmp_path: Path) -> None:
+    program = "say(1); say(2); print('MESHTUNE_RESULT {\"speed\": 9.0}')"
+    outcome = run(launcher, tmp_path, program, after(3))
+    assert (outcome.kind, outcome.early, outcome.result) == (Kind.OK, False, {"speed": 9.0})
+
+
+def test_figures_of_a_log_that_was_cut_short_are_not_the_trials(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    source = ResultSource({"speed": "speed so far ([0-9.]+)"})
+    program = "print('speed so far 99.0', flush=True); say(1); linger()"
+    outcome = run(launcher, tmp_path, program, after(1), result=source)
+    assert outcome.early and outcome.result == EARLY.result
+
+
+@pytest.mark.parametrize("code", ["0", "7"])
+def test_a_trial_that_ends_just_as_it_is_stopped_keeps_its_own_result(
+    launcher: LocalLauncher, tmp_path: Path, code: str
+) -> None:
+    """Its result is there before the decision; then it leaves by itself, or by our signal."""
+    program = (
+        "from pathlib import Path\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: os._exit({code}))\n"
+        "say(1)\n"
+        "if os.environ['RANK'] == '0':\n"
+        '    Path(\'part\').write_text(\'{"status": "ok", "speed": 8.0}\')\n'
+        "    Path('part').rename('result.json')\n"
+        "linger()"
+    )
+
+    def judge(_: Sequence[Step]) -> Early | None:
+        return EARLY if (tmp_path / "result.json").exists() else None
+
+    program = program.replace("linger()", "say(2); linger()")
+    outcome = run(launcher, tmp_path, program, judge)
+    assert (outcome.kind, outcome.early) == (Kind.OK, False)
+    assert outcome.result == {"status": "ok", "speed": 8.0}
+
+
+def test_a_trial_out_of_memory_as_it_is_stopped_has_failed(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    program = (
+        "from pathlib import Path\n"
+        'Path(\'result.json\').write_text(\'{"status": "oom", "message": "gone"}\')\n'
+        "say(1); linger()"
+    )
+    outcome = run(launcher, tmp_path, program, after(1))
+    assert (outcome.kind, outcome.early) == (Kind.OOM, False)
+
+
+def test_a_trial_that_ignores_the_polite_signal_is_killed(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(1); linger()"
+    outcome = run(launcher, tmp_path, program, after(1), grace_s=0.3)
+    assert outcome.early
+    assert "signal 9" in (tmp_path / "stderr.log").read_text()
