@@ -15,12 +15,13 @@ from typing import Any
 from analysis.sweeps.table import Table
 
 from .evaluate import Result, Scores
+from .metrics import median
 from .statements import Statement
 
 HEADER = (
     "| predictor | scheme | rows of | n | time error, mean (median) | bias | Spearman "
-    "| regret, top 1 | top 8 | top 8 within 5 % | memory error | out of memory: right "
-    "| wrongly pruned |\n" + "|---" * 13 + "|"
+    "| regret, top 1 | top 8 | top 8 within 5 % | of the ten ranked first, among the ten fastest: "
+    "median (least) | memory error | out of memory: right | wrongly pruned |\n" + "|---" * 14 + "|"
 )
 
 
@@ -44,10 +45,15 @@ def line(name: str, scheme: str, rows: str, s: Scores) -> str:
     correlation = "" if math.isnan(s.spearman) else f"{s.spearman:.3f}"
     cells = [
         *(name, scheme, rows, str(s.rows), error, percent(s.time_bias, signed=True)),
-        *(correlation, percent(s.regret_1), percent(s.regret_top), close),
+        *(correlation, percent(s.regret_1), percent(s.regret_top), close, _ten(s)),
         *(percent(s.memory_error), right, pruned),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _ten(s: Scores) -> str:
+    known = [r.ten for r in s.rankings if not math.isnan(r.ten)]
+    return f"{median(known):.3g} ({min(known):.3g})" if known else ""
 
 
 def lines(result: Result, folds: bool) -> Iterable[str]:
@@ -78,10 +84,11 @@ def about(table: Table) -> str:
 
 def landscapes(result: Result) -> str:
     """Each landscape's ranking."""
-    rows = ["| landscape | n | Spearman | regret, top 1 | top 8 |", "|---|---|---|---|---|"]
+    heads = ("landscape", "n", "Spearman", "regret, top 1", "top 8", "ten of ten")
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     rows += [
         f"| {r.landscape} | {r.rows} | {r.spearman:.3f} | {percent(r.regret_1)} "
-        f"| {percent(r.regret_top)} |"
+        f"| {percent(r.regret_top)} | {'' if math.isnan(r.ten) else f'{r.ten:.3g}'} |"
         for r in result.pooled.rankings
     ]
     return "\n".join(rows)
