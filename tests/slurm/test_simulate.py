@@ -16,6 +16,7 @@ import pytest
 from slurm.clock import VirtualClock
 from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
 from slurm.simulate import EPOCH, NODE_LOSS_S, Cluster, Price, SimulatedLauncher
+from slurm.steps import Early, Hopeless, Step
 
 GIB = 2**30
 CALM = Cluster(
@@ -46,6 +47,9 @@ class Work:
     ) -> dict[str, Any]:
         return {"status": "ok", "steps_s": list(step_times_s), "peak_memory_bytes": peak_bytes}
 
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> Step:
+        return {"step": number, "step_time_s": step_time_s}
+
 
 def trial(number: int, **changes: Any) -> TrialSpec:
     spec = TrialSpec(f"t-{number:04d}-1", Path(), ("train",), 1, 4, timeout_s=600.0)
@@ -56,6 +60,7 @@ def run(
     launcher: SimulatedLauncher,
     specs: Sequence[TrialSpec],
     stop: threading.Event | None = None,
+    hopeless: Hopeless | None = None,
 ) -> list[tuple[str, float, Outcome]]:
     """Run all at once, each on nodes of its own; (name, time, outcome) in the order of ends."""
     inbox: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
@@ -63,7 +68,7 @@ def run(
     stop = stop or threading.Event()
 
     def send(spec: TrialSpec, lease: Lease) -> None:
-        inbox.put((spec.name, launcher.run(spec, lease, stop)))
+        inbox.put((spec.name, launcher.run(spec, lease, stop, hopeless)))
 
     leases = {}
     for spec in specs:
@@ -238,6 +243,46 @@ def test_a_stop_ends_all_trials_at_once() -> None:
     ends = run(SimulatedLauncher(CALM, Work()), [trial(i) for i in range(4)], stop)
     assert {outcome.kind for _, _, outcome in ends} == {Kind.CANCELLED}
     assert {at for _, at, _ in ends} == {0.0}
+
+
+def test_steps_are_judged_at_their_own_time_and_a_hopeless_trial_ends_then() -> None:
+    launcher = SimulatedLauncher(replace(CALM, start_up_s=1e-6), Work())
+    heard: list[tuple[float, int, float]] = []
+
+    def judge(steps: Sequence[Step]) -> Early | None:
+        last = steps[-1]
+        heard.append((launcher.clock.time() - EPOCH, last["step"], last["step_time_s"]))
+        slow = last["step_time_s"] > 5 and len(steps) == 4
+        return Early("stopped early", {"speed": 1.0}, saved_s=18.0) if slow else None
+
+    specs = [trial(i, config={"step_s": s}) for i, s in enumerate((2.0, 6.0))]
+    (_, first_s, first), (_, second_s, second) = run(launcher, specs, hopeless=judge)
+    assert (first_s, first.early) == (pytest.approx(14.0), False)
+    assert (second_s, second.early, second.kind) == (pytest.approx(24.0), True, Kind.OK)
+    assert (second.elapsed_s, second.saved_s) == (pytest.approx(24.0), 18.0)
+    assert second.result == {"speed": 1.0}
+    times = [at for at, _, _ in heard]
+    assert times == sorted(times)
+    assert times == pytest.approx(
+        sorted([2.0 * k for k in range(1, 7)] + [6.0 * k for k in range(1, 5)])
+    )
+
+
+def test_a_node_that_dies_says_no_further_step() -> None:
+    launcher = SimulatedLauncher(replace(CALM, node_failures_per_day=100.0), Work())
+    heard: dict[float, int] = {}
+
+    def judge(steps: Sequence[Step]) -> Early | None:
+        heard[steps[0]["step_time_s"]] = len(steps)
+        return None
+
+    specs = [trial(i, config={"step_s": 50.0 + i}) for i in range(8)]
+    ends = run(launcher, specs, hopeless=judge)
+    lost = [(int(name[2:6]), end) for name, _, end in ends if end.kind is Kind.NODE_FAILURE]
+    assert lost and len(lost) < 8
+    for number, end in lost:
+        alive_s = end.elapsed_s - NODE_LOSS_S
+        assert heard.get(50.0 + number, 0) * (50.0 + number) <= alive_s
 
 
 def test_the_allocation_has_a_virtual_end() -> None:

@@ -115,6 +115,38 @@ def held(run: Run) -> Iterable[tuple[float, float, tuple[str, ...]]]:
             yield attempt.started_t, attempt.ended_t, attempt.nodes
 
 
+def test_finals_and_early_stops_are_the_same_in_every_run_and_save_node_time(
+    tmp_path: Path,
+) -> None:
+    runs, journals = [], []
+    for name, early in (("whole", False), ("early", True), ("again", True)):
+        path = tmp_path / f"{name}.yaml"
+        text = SPACE.replace("finalists: false", "finalists: {max_repeats: 4}")
+        path.write_text(text.replace("early_stop: false", f"early_stop: {str(early).lower()}"))
+        ending, run = search(load_space(path), tmp_path / name, f"{TROUBLED},noise=0.02", trials=60)
+        assert ending == Ending("budget: 60 trials", DONE)
+        runs.append(run)
+        journals.append((tmp_path / name / "journal.jsonl").read_text())
+    whole, early_run, _ = runs
+    assert journals[1] == journals[2]
+    stopped = [t for t in early_run.trials.values() if t.early]
+    assert len(stopped) > 5 and not any(t.early for t in whole.trials.values())
+    assert early_run.best is not None and not early_run.best.early
+    for trial in stopped:  # of what a trial measures in whole, the part is right
+        [first] = [a for a in trial.attempts if a.kind == "ok"]
+        assert first.result["tflops_per_gpu"] == trial.objective
+        assert 2 <= len(trial.result["step_time_s"]["all"]) < 5
+        other = whole.trials[trial.number]
+        if other.ok and len(other.attempts) == len(trial.attempts):
+            assert trial.config == other.config
+            assert trial.objective == pytest.approx(other.objective, rel=0.2)
+            assert trial.node_seconds < other.node_seconds
+    assert sum(t.saved_node_s for t in stopped) > 0
+    for run in runs:
+        answered = [a for t in run.trials.values() for a in t.attempts if a.repeat and a.answered]
+        assert 1 <= len(answered) <= 4
+
+
 def test_equal_seeds_give_the_same_journal_byte_for_byte(
     space: SearchSpace, tmp_path: Path
 ) -> None:
