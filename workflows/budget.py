@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.run import Run
@@ -9,11 +10,17 @@ from analysis.run import Run
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a whole run, over all its sessions; None: no limit."""
+    """Limits of a whole run, over all its sessions; None: no limit.
+
+    Attributes:
+        trials, wall_time_s, node_hours: what may be spent.
+        expected_gain: share of the best that another batch must be expected to add.
+    """
 
     trials: int | None = None
     wall_time_s: float | None = None
     node_hours: float | None = None
+    expected_gain: float = 0.0
 
     def spent(self, run: Run, now: float) -> str | None:
         """Why no further trial may start, or None while one may.
@@ -34,6 +41,20 @@ class Budget:
         if self.node_hours is not None and node_hours(run, now) >= self.node_hours:
             return f"budget: {self.node_hours:g} node-hours"
         return None
+
+    def not_worth_it(self, expected: Mapping[str, float]) -> str | None:
+        """Why the next trial should not start although there is budget, or None if it should.
+
+        Args:
+            expected: of the proposal; without ``gain`` nobody knows.
+        """
+        gain = expected.get("gain")
+        if gain is None or gain >= self.expected_gain:
+            return None
+        return (
+            f"another batch is expected to gain {gain:.2%}, less than budget.expected_gain "
+            f"({self.expected_gain:.3g}); about {expected['left']:.2%} is left on the table"
+        )
 
 
 _NO_ANSWER = {"node_failure", "launch_failure", "preempted"}

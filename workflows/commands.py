@@ -426,4 +426,4 @@ def _run_directory(arguments: Namespace, space: SearchSpace) -> Path:
 
 def _budget(space: SearchSpace) -> Budget:
     budget = space.budget
-    return Budget(budget.trials, budget.wall_time_s, budget.node_hours)
+    return Budget(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)

@@ -253,6 +253,8 @@ class Driver:
         if spent := self.budget.spent(self.state, self.journal.clock()):
             return Ending(spent, DONE)
         proposal = self.proposer.propose(self.state, self.pool.size)
+        if proposal and (enough := self.budget.not_worth_it(proposal.expected)):
+            return Ending(enough, DONE)
         if proposal and not self._affordable(proposal.config):
             proposal = self._narrower(proposal)
             if proposal is None:

@@ -9,33 +9,32 @@ the favourites of differently wrong models and not eight neighbours of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from analysis.cost.constants import Array
-from analysis.cost.jobs import Jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
 from analysis.run import Run, Trial
 from workflows.candidates import Candidates
+from workflows.gain import Gain, expected_gain, leaders
 from workflows.pareto import Aim, measured, points, spread_ranks
 from workflows.pricing import Pricing
+from workflows.residual import DISTURBED, NOISE_LOG_SD, SLOWED, Residual, features, kernel
 from workflows.space.valid import Indices
 
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race
 CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
-REACH = 1.5  # of the residual's correlation, in doublings of a degree
-NOISE_LOG_SD = 0.03  # of one measurement
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 _UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
-DOUBT_LOG = 1.2  # median error, a factor of three, at which the model is not believed
-DOUBT_TRIALS = 4
+FAITH = 5.0  # logarithm of the odds that the model is right, before any trial
+IGNORANCE = 5.0  # width in logarithms over which figures lie if it is not
+GAIN_TRIALS = 5  # successes, before what is left to gain can be said
 PROBES = 3  # successes that others chose, before a model in doubt is heard again
 RANKED = 0.5  # rank correlation from which it is
 DOUBT_FAILURES = 5  # in a row, of trials expected to fit
@@ -74,7 +73,7 @@ class Guide:
         self._indices: Indices = indices[order]
         self._jobs = prediction.jobs[order]
         self._nodes = prediction.num_nodes[order]
-        self._features = _features(self._jobs)
+        self._features = features(self._jobs)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def believed(self, run: Run) -> bool:
@@ -84,16 +83,15 @@ class Guide:
         are far off, others choose for a while: a machine that disturbs most trials is told from a
         model that is wrong by whether it ranks theirs, too.
         """
-        errors, failures = [], 0
+        failures = 0
         for trial in run.trials.values():
-            if trial.ok and trial.objective and (expected := trial.expected.get("objective")):
-                errors.append(abs(np.log(trial.objective / expected)))
+            if trial.ok:
                 failures = 0
             elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
                 failures += 1
                 if failures >= DOUBT_FAILURES:
                     return False
-        if len(errors) < DOUBT_TRIALS or float(np.median(errors)) < DOUBT_LOG:
+        if FAITH + _odds(run) > 0:
             return True
         successes = [t for t in run.trials.values() if t.ok and t.objective]
         if sum(not t.expected for t in successes) < PROBES:
@@ -135,7 +133,8 @@ class Guide:
         successes = [t for t in told if t.ok and t.objective and _positive(t)]
         aim = None if weights is None else self._aim(weights, prediction, successes)
         mean = self._log_promise(prediction, aim)
-        shift, deviation = self._residual(model, successes, free, aim)
+        residual = self._residual(model, successes, aim)
+        shift, deviation = residual.at(self._features[free])
         mean = mean + shift
         runs = np.maximum(prediction.fits, 1e-12) * self._survives(model, told, free)
         score = mean + KAPPA * deviation + np.log(runs)
@@ -149,6 +148,11 @@ class Guide:
         if figure is None:
             expected = {}
         expected["fits"] = float(runs[at])
+        # A model that does not foresee its trials cannot say what is left either.
+        foreseen = len(successes) >= GAIN_TRIALS and _odds(run) > 0
+        if aim is None and foreseen and figure is not None:
+            gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
+            expected |= {"gain": gain.next, "left": gain.left}
         after = f"{len(successes)} successes" if told else "no trial yet"
         return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected)
 
@@ -215,27 +219,44 @@ class Guide:
 
     # ---- what it does not know ----
 
+    def _gain(
+        self,
+        model: CostModel,
+        residual: Residual,
+        free: Indices,
+        runs: Array,
+        run: Run,
+        rng: np.random.Generator,
+    ) -> Gain:
+        """What the candidates ``free`` are expected to gain over the best trial."""
+        assert run.best is not None
+        there = self._features[free]
+        shift, deviation = residual.at(there)
+        mean = self._log_promise(model.predict(self._jobs[free])) + shift
+        first = leaders(mean, deviation, runs)
+        return expected_gain(
+            mean[first],
+            residual.covariance(there[first]),
+            runs[first],
+            self._log_objective(run.best),
+            1 + sum(not t.ended for t in run.trials.values()),
+            rng,
+        )
+
     def _residual(
-        self, model: CostModel, successes: Sequence[Trial], free: Indices, aim: Aim | None = None
-    ) -> tuple[Array, Array]:
-        """Mean and deviation of what the model leaves, at the candidates ``free``."""
+        self, model: CostModel, successes: Sequence[Trial], aim: Aim | None = None
+    ) -> Residual:
+        """What the model leaves at any candidate, from what it left of the successes."""
         # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
         scale = 1.0 if aim is None else aim.scale
-        spread = min(model.log_sd, WIDEST * PRIOR_LOG_SD) * scale
+        log_sd = scale * min(model.log_sd, WIDEST * PRIOR_LOG_SD)
         if not successes or self._pricing.objective(self._one) is None:
-            return np.zeros(len(free)), np.full(len(free), spread)
+            return Residual(self._features[:0], np.zeros(0), log_sd)
         successes = successes[-CALIBRATED_WITH:]
         own = self._pricing.jobs_of([t.config for t in successes])
         reached = np.array([self._log_objective(t, aim) for t in successes])
         left = reached - self._log_promise(model.predict(own), aim)
-        there = _features(own)
-        among = _kernel(there, there)
-        noise = _noise(among, left / spread, scale * NOISE_LOG_SD / spread)
-        across = _kernel(self._features[free], there)
-        columns = np.column_stack([left, across.T])
-        solved = np.linalg.solve(among + np.diag(noise), columns)
-        variance = 1 - np.einsum("ij,ji->i", across, solved[:, 1:])
-        return across @ solved[:, 0], spread * np.sqrt(np.maximum(variance, 1e-6))
+        return Residual(features(own), left, log_sd, scale * NOISE_LOG_SD)
 
     def _survives(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""
@@ -245,12 +266,12 @@ class Guide:
         jobs = self._pricing.jobs_of([t.config for t in failed])
         # What the model expects to run out of memory says nothing more when it does.
         blame = np.where([t.kind == "oom" for t in failed], model.predict(jobs).fits, 1.0)
-        against = _kernel(self._features[free], _features(jobs)) @ blame
+        against = kernel(self._features[free], features(jobs)) @ blame
         ran = [t.config for t in told if t.ok][-CALIBRATED_WITH:]
         support = np.zeros(len(free))
         if ran:
-            there = _features(self._pricing.jobs_of(ran))
-            support = _kernel(self._features[free], there).sum(axis=1)
+            there = features(self._pricing.jobs_of(ran))
+            support = kernel(self._features[free], there).sum(axis=1)
         # One success, far away, is what every candidate has to begin with.
         return np.asarray((support + 1) / (support + against + 1))
 
@@ -264,47 +285,29 @@ def _positive(trial: Trial) -> bool:
     return all(figure > 0 for figure in trial.objectives.values())
 
 
+def _odds(run: Run) -> float:
+    """Logarithm of how much more probable the model has become by all that it foretold."""
+    return sum(
+        _speaks_for_model(t.objective, t.expected)
+        for t in run.trials.values()
+        if t.ok and t.objective and t.expected.get("objective")
+    )
+
+
+def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:
+    """Logarithm of how much more probable a figure is if the model is right than if it is not.
+
+    If it is right, the figure is within the interval, or the run was disturbed: far off either way
+    (a trial that is faster than anything expected says no less that the model is not right).
+    """
+    log_sd = np.log(expected["high"] / expected["low"]) / (2 * 1.96) + NOISE_LOG_SD
+    off = abs(np.log(objective / expected["objective"])) / log_sd
+    within = (1 - DISTURBED) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
+    disturbed = DISTURBED / SLOWED * np.exp(-off / SLOWED)
+    return float(np.log((within + disturbed) / log_sd * IGNORANCE))
+
+
 def _rank_correlation(a: Array, b: Array) -> float:
     """Spearman's; ties are broken by the order of the trials."""
     ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _noise(among: Array, left: Array, noise: float) -> Array:
-    """Variance of every measurement, so that what was disturbed is hardly believed.
-
-    Student's t with four degrees of freedom in place of the normal distribution, by iteratively
-    reweighted least squares, starting from the model: one trial far off changes nothing, several
-    that agree do.
-
-    Args:
-        among: correlation of the trials.
-        left: what the model leaves of each, in deviations of the residual.
-        noise: standard deviation of an undisturbed measurement, likewise.
-    """
-    rest: Array = left
-    variance: Array = left
-    for _ in range(10):
-        variance = np.asarray(noise**2 * (4 + (rest / noise) ** 2) / 5)
-        rest = left - among @ np.linalg.solve(among + np.diag(variance), left)
-    return np.asarray(variance)
-
-
-def _features(of: Jobs) -> Array:
-    """What configurations differ in, in doublings; shape (n, k)."""
-    columns: list[Any] = [
-        *(np.log2(x) for x in (of.tp, of.pp, of.vpp, of.dp, of.mbs, of.gas)),
-        *(np.log2(x) for x in (of.weight_shard, of.gradient_shard, of.optimizer_shard)),
-        np.log2(of.secondary_shard + 1),
-        2.0 * of.sequence_parallel,
-        2.0 * of.recompute,
-        2.0 * (of.gather_bits > 0),
-        2.0 * (of.reduce_bits > 0),
-        2.0 * (of.secondary_bits > 0),
-    ]
-    return np.stack(columns, axis=1) / REACH
-
-
-def _kernel(a: Array, b: Array) -> Array:
-    squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
-    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))

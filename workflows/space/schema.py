@@ -250,6 +250,13 @@ class Budget(_Record):
     trials: int | None = Field(default=None, ge=1)
     wall_time_s: Duration | None = Field(default=None, alias="wall_time")
     node_hours: float | None = Field(default=None, gt=0)
+    expected_gain: float = Field(
+        default=0.01,
+        ge=0,
+        lt=1,
+        description="the search ends once the cost model expects another batch to gain less than "
+        "this share of the best; 0: never",
+    )
 
 
 class Finalists(_Record):

@@ -1,0 +1,50 @@
+"""What further trials are expected to gain over the best so far: the search's stop rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.cost.constants import Array
+
+DRAWS = 256
+LEADERS = 256  # candidates that may gain something worth counting
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Shares of the best objective so far.
+
+    Attributes:
+        next: that the next batch is expected to add.
+        left: that all candidates together are: what a search that stops leaves on the table.
+    """
+
+    next: float
+    left: float
+
+
+def leaders(mean: Array, deviation: Array, runs: Array) -> np.ndarray:
+    """Indices of the candidates by which :func:`expected_gain` is computed."""
+    return np.argsort(-(mean + 2 * deviation + np.log(runs)), kind="stable")[:LEADERS]
+
+
+def expected_gain(
+    mean: Array, covariance: Array, runs: Array, best: float, batch: int, rng: np.random.Generator
+) -> Gain:
+    """The mean over draws of what all candidates could be.
+
+    Args:
+        mean: of the logarithm of each candidate's objective, more being better; shape (m,).
+        covariance: of the same; shape (m, m).
+        runs: probability that a candidate runs at all.
+        best: logarithm of the best objective so far.
+        batch: trials that run at once.
+        rng: of the draws.
+    """
+    drawn = rng.multivariate_normal(mean, covariance, DRAWS, method="eigh")
+    over = np.where(rng.random(drawn.shape) < runs, np.expm1(np.maximum(drawn - best, 0.0)), 0.0)
+    batch = min(batch, len(mean))
+    chosen = np.argsort(-over.mean(axis=0), kind="stable")[:batch]
+    return Gain(float(over[:, chosen].max(axis=1).mean()), float(over.max(axis=1).mean()))
