@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.profiles import Profile
+from analysis.cost.stages import layers_before, weighed
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ def end_stages(jobs: Jobs, profile: Profile) -> tuple[Stage, Stage, Stage]:
     layers, pp = jobs.num_layers, jobs.pp
     one = pp == 1
     if profile.stages_by_weight:
-        share, head_at = _weighed(jobs)
-        first = np.minimum(np.ceil(share), layers)
-        second = np.clip(np.ceil(2 * share), first, layers) - first
-        before = np.where(head_at > 0, np.minimum(np.ceil(head_at * share), layers), 0)
-        last = layers - before
+        share, head_at = weighed(jobs)
+        one_stage = np.ones(len(jobs))
+        first = layers_before(jobs, share, one_stage)
+        second = layers_before(jobs, share, 2 * one_stage) - first
+        last = layers - layers_before(jobs, share, head_at)
     else:
         # Where pp does not divide the layers, the first stages have one more. Embedding and
         # output layer move to stages of their own once there are more stages than layers.
@@ -66,21 +67,9 @@ def refused(jobs: Jobs, profile: Profile) -> Mask:
     """
     if not profile.fills_pipeline:
         return np.zeros(len(jobs), dtype=bool)
-    _, head_at = _weighed(jobs)
+    _, head_at = weighed(jobs)
     empty = (jobs.pp > 1) & (head_at + 2 < jobs.pp - 1)
     return np.asarray((jobs.gas < jobs.pp - 1) | empty)
-
-
-def _weighed(jobs: Jobs) -> tuple[Array, Array]:
-    """A stage's share of all weights, in layers, and the number of the output layer's stage.
-
-    A walk over the blocks begins the next stage once the blocks so far hold a stage's share; a
-    share below one layer still gives each stage a layer.
-    """
-    head = jobs.embedding_parameters / jobs.layer_parameters
-    share = np.round((jobs.num_layers + head) / jobs.pp, 9)
-    at = np.where(share >= 1, np.ceil(jobs.num_layers / share) - 1, jobs.num_layers)
-    return np.maximum(share, 1.0), np.clip(at, 0, jobs.pp - 1)
 
 
 def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
@@ -111,21 +100,23 @@ def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
     """Activations that one layer keeps of one micro-batch.
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
-    queries, and without dropout masks where the framework keeps none. Of ``hidden_size`` elements
+    queries, and without dropout masks where the framework keeps none or, as models with gated units
+    are trained without, there are none. Of ``hidden_size`` elements
     a token: the inputs of two norms and of two matrix products stay whole without sequence
     parallelism; queries, keys, values and the attention's output are split by ``tp``. Models with
     gated units rotate queries and keys and keep both forms.
     """
     h, e, f = jobs.hidden_size, jobs.element_bytes, jobs.ffn_size
     keys = h * jobs.kv_heads / jobs.num_heads
-    masks = 2.0 * h if profile.masked_dropout else 0.0
+    dropout = profile.masked_dropout & ~jobs.gated
+    masks = np.where(dropout, 2.0 * h, 0.0)
     whole = (4 * e * h + masks) / sequence_split(jobs, profile)
     rotated = np.where(jobs.gated, h + keys, 0.0)
     split = e * (2 * h + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
     if profile.flash_attention:
         split = split + 4 * jobs.num_heads  # logarithm of the softmax's denominator, float32
     else:
-        dropped = 1 + e if profile.masked_dropout else 0
+        dropped = np.where(dropout, 1 + e, 0.0)
         scores = jobs.num_heads * jobs.seq_length * (e + dropped)
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.tp
@@ -142,9 +133,8 @@ def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
 
 def embedding_bytes(jobs: Jobs, profile: Profile) -> Array:
     """What the embedding keeps of one micro-batch: its dropout mask (Korthikanti et al. 2022)."""
-    if not profile.masked_dropout:
-        return np.zeros(len(jobs))
-    return tokens(jobs) * jobs.hidden_size / sequence_split(jobs, profile)
+    masks = tokens(jobs) * jobs.hidden_size / sequence_split(jobs, profile)
+    return np.where(profile.masked_dropout & ~jobs.gated, masks, 0.0)
 
 
 def head_bytes(jobs: Jobs, profile: Profile) -> Array:

@@ -22,7 +22,7 @@ BOUND_LOG_SD = 0.04  # in what a job needs at least
 RAN_WEIGHT = 2.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
-TRANSFER = 3.0  # times narrower than the prior, once runs of other models were learnt from
+TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ class MemoryModel:
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 
-        spreads = MemoryConstants.spreads() / TRANSFER
-        learnt = None if self.covariance is None else np.diag(spreads**2)
+        learnt = None
+        if self.covariance is not None:
+            first = np.diag(MemoryConstants.spreads() ** -2.0)
+            learnt = np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance))
         found = fit(self.constants, residuals, noise, covariance=learnt)
         return replace(self, constants=found.constants, covariance=found.covariance)

@@ -32,7 +32,8 @@ class Profile:
             gives and every second product's output stay (torchtitan's ``selective op``).
         whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
             the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
-        masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022).
+        masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models
+            with gated units are trained without dropout.
         logits_bytes: per logit at the loss, all copies together.
         repeated_sums: of tensor parallelism that full recomputation repeats in a layer: both, or
             all but the last, whose result no gradient needs.
