@@ -242,3 +242,90 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -
     assert asked.returncode == 2
     assert "journal.jsonl" in asked.stderr
     assert "Traceback" not in asked.stderr
+
+
+def with_steps(place: Path) -> None:
+    """Trials that say their steps: those of tp 1 are hopeless, and would take an hour more."""
+    (place / "train.py").write_text(
+        TRAINER.replace(
+            "if mbs == 8:",
+            "speed = 10 * tp + mbs / 100\n"
+            "for step in range(1, 7):\n"
+            "    if os.environ['RANK'] == '0':\n"
+            '        line = \'MESHTUNE_STEP {"step": %d, "speed": %f}\'\n'
+            "        print(line % (step, speed), flush=True)\n"
+            "    if step == 5 and tp == 1 and os.path.exists(pids + '.best'):\n"
+            "        time.sleep(3600)\n"
+            "if tp == 2:\n"
+            "    open(pids + '.best', 'w').close()\n"
+            "if mbs == 8:",
+        ).replace("(10 * tp + mbs)", "speed")
+    )
+    text = (place / "space.yaml").read_text()
+    text = text.replace("finalists: false", "finalists: {max_repeats: 2}").replace(
+        "[1, 8]", "[1, 6]"
+    )
+    # One node: trials come one after the other, so that there is a best to compare with.
+    (place / "space.yaml").write_text(text.replace("[1, 2]\n  tp", "[1]\n  tp"))
+
+
+# Kills the driver when it has decided that a trial is hopeless, before it ends it.
+DECIDER = """
+import os, signal, sys
+from workflows import cli, early
+judge = early.EarlyStop.judge
+def deadly(self, config, steps):
+    found = judge(self, config, steps)
+    if found:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+early.EarlyStop.judge = deadly
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_driver_killed_between_an_early_stop_and_its_effect_stops_it_the_next_time(
+    place: Path,
+) -> None:
+    with_steps(place)
+    (place / "killer.py").write_text(DECIDER)
+    killed = subprocess.run(
+        search(place, program=(str(place / "killer.py"),)), capture_output=True, timeout=120
+    )
+    assert killed.returncode == -signal.SIGKILL
+    finish(place)
+    run = read_run(place / "run")
+    stopped = [t for t in run.trials.values() if t.early]
+    assert stopped and all(t.config["tp"] == 1 for t in stopped)
+    assert "preempted" in [a.kind for t in stopped for a in t.attempts]
+    assert run.best is not None and run.best.config["tp"] == 2
+    assert not living(place)
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "when"),
+    [
+        ("started", 7, "before"),
+        ("started", 7, "after"),
+        ("ended", 7, "torn"),
+        ("ended", 7, "after"),
+    ],
+)
+def test_a_driver_killed_among_its_finalists_goes_on(
+    place: Path, event: str, count: int, when: str
+) -> None:
+    text = (place / "space.yaml").read_text()
+    repeats = "finalists: {confidence: 0.99, max_repeats: 2}"
+    (place / "space.yaml").write_text(text.replace("finalists: false", repeats))
+    (place / "killer.py").write_text(KILLER)
+    program = (str(place / "killer.py"), event, when, str(count))
+    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    finish(place)
+    check_accounts(place)
+    trials = read_run(place / "run").trials.values()
+    answered = [a for t in trials for a in t.attempts if a.repeat and a.answered]
+    assert 1 <= len(answered) <= 2
+    finish(place)  # nothing is left to do
+    after = [a for t in read_run(place / "run").trials.values() for a in t.attempts]
+    assert sum(a.repeat and a.answered for a in after) == len(answered)
