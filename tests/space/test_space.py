@@ -239,6 +239,7 @@ def test_any_text_survives_freezing(load: Load, words: list[str]) -> None:
         ("vpp: pp > 1", "vpp: pp > 2", False),
         ("size <= 64", "size <= 65", False),
         ("maximize", "minimize", False),
+        ("maximize: tflops_per_gpu", "[maximize: tflops_per_gpu, minimize: a]", False),
         ("objective:", "trial: {timeout: 5m}\nobjective:", False),
         ("objective:", "failure_penalty: mean\nobjective:", False),
         ("objective:", "allow: [tp_across_nodes]\nobjective:", False),
@@ -249,6 +250,18 @@ def test_the_fingerprint_changes_with_the_search_and_not_with_the_prose(
 ) -> None:
     assert old in good
     assert (load(good).fingerprint == load(good.replace(old, new, 1)).fingerprint) == same
+
+
+def test_several_objectives_are_kept_in_order_when_frozen(load: Load, good: str) -> None:
+    sought = "[minimize: step_time_s.median, maximize: tflops_per_gpu, minimize: energy_joules]"
+    space = load(good.replace("maximize: tflops_per_gpu", sought))
+    keys = ["step_time_s.median", "tflops_per_gpu", "energy_joules"]
+    assert [objective.key for objective in space.objectives] == keys
+    assert [objective.maximize for objective in space.objectives] == [False, True, False]
+    again = load(space.frozen())
+    assert again.fingerprint == space.fingerprint and again.objectives == space.objectives
+    other = load(good.replace("maximize: tflops_per_gpu", sought.replace("median, ", "p95, ")))
+    assert other.fingerprint != space.fingerprint
 
 
 def test_the_name_of_a_space_is_its_files_unless_given(load: Load, good: str) -> None:
