@@ -36,6 +36,13 @@ if case == "gpu_oom":
     sys.exit(1)
 if case in ("hang", "node") and (case == "hang" or not os.path.exists("node_is_dead")):
     time.sleep(600)
+if case == "steps" and rank == 0:
+    first = not os.path.exists("../../first")  # all others are four times slower, and never end
+    open("../../first", "a").close()
+    for step in range(1, 6):
+        print('MESHTUNE_STEP {"step": %d, "speed": %d}' % (step, 400 if first else 100), flush=True)
+    if not first:
+        time.sleep(600)
 time.sleep(0.5)
 if rank == 0:
     print('MESHTUNE_RESULT {"speed": %d}' % (100 * int(os.environ["WORLD_SIZE"]) + mbs))
@@ -115,6 +122,30 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     best = run.best
     assert best is not None
     assert best.config["num_nodes"] == 2
+
+
+def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    parameters = "  num_nodes: [2]\n  case: [steps]\n  mbs: [1, 2, 3, 4]"
+    space, run_dir = write_space(tmp_path, parameters, trials=4), tmp_path / "run"
+    job = allocate(2)
+    try:
+        command = meshtune("search", space, "--run-dir", run_dir, "--policy", "random", "--seed", 1)
+        environ = {**os.environ, "SLURM_JOB_ID": job}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not minicluster.run("squeue", "-h", "-s", "-j", job, "-o", "%N").split()
+    finally:
+        minicluster.run("scancel", job)
+        until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    trials = read_run(run_dir).trials.values()
+    assert {t.kind for t in trials} == {"ok"}
+    first, *others = trials
+    assert first.objective is not None and not first.early
+    assert all(t.early and t.objective == 100.0 for t in others)
+    assert {a.nodes for t in trials for a in t.attempts} == {first.attempts[0].nodes}
+    assert max(t.elapsed_s for t in trials) < 600
 
 
 def test_every_failure_is_told_apart_and_the_search_goes_on(
