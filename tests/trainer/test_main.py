@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from slurm.steps import StepLog
 from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.distributed import EXIT_PEER_FAILED, RankEnvironment, rank_environment
@@ -244,7 +245,14 @@ def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> Non
     done = alone(str(path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("1 x cpu: tp 1")
-    assert json.loads((tmp_path / "result.json").read_text())["status"] == "ok"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["status"] == "ok"
+    log = StepLog(tmp_path / "said.log")
+    (tmp_path / "said.log").write_text(done.stdout)
+    assert log.grew()  # a search may read each step, the warm-up's first
+    times_s = [step["step_time_s"] for step in log.steps]
+    assert times_s[-len(result["step_time_s"]["all"]) :] == result["step_time_s"]["all"]
+    assert [step["step"] for step in log.steps] == list(range(1, len(times_s) + 1))
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 3}', '{"nonsense": 1}'])

@@ -11,7 +11,7 @@ import pytest
 
 from trainer.config import TrainConfig
 from trainer.flops import hardware_flops, model_flops
-from trainer.result import clear_result, completed, failure, write_result
+from trainer.result import clear_result, completed, failure, step_line, write_result
 
 CONFIG = TrainConfig.parse(
     {
@@ -42,6 +42,17 @@ def training(**changes: Any) -> dict[str, Any]:
         "communication": {"bytes": {"gradients": {"node": 64}}, "calls": {}},
         "peak_memory_bytes": 1,
     } | changes
+
+
+def test_a_steps_line_has_the_rates_that_the_result_would_have_of_that_step_alone() -> None:
+    word, text = step_line(CONFIG, 8, 2, 0.5).split(" ", 1)
+    assert word == "MESHTUNE_STEP"
+    step = json.loads(text)
+    assert (step.pop("step"), step.pop("step_time_s")) == (2, 0.5)
+    whole = completed(CONFIG, 8, training(step_times_s=[9.0, 0.5, 0.5, 0.5]), [1] * 8)
+    assert step == {key: whole[key] for key in step}
+    assert {"tokens_per_second", "tflops_per_gpu", "samples_per_second"} <= step.keys()
+    assert "peak_memory_bytes" not in step
 
 
 def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
