@@ -43,8 +43,11 @@ class Collective(_Record):
     All groups of the same kind on the node work at once, as they do in training.
     """
 
-    operation: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "any"] = Field(
-        description="any: stands for all of them that have no entry of their own"
+    operation: Literal[
+        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "any"
+    ] = Field(
+        description="any: stands for all collectives that have no entry of their own; send: from "
+        "one rank of a pair to the other"
     )
     gpus: int = Field(ge=2)
     nodes: int = Field(ge=1)

@@ -56,7 +56,7 @@ def points(measured: Sequence[dict[str, Any]]) -> list[Point]:
 
 
 def collectives(measured: Sequence[Point]) -> list[Collective]:
-    """As a cluster's facts state them; sends are not among them, ``links`` speaks for these."""
+    """As a cluster's facts state them."""
     return [
         Collective(
             operation=p.operation,
@@ -67,7 +67,6 @@ def collectives(measured: Sequence[Point]) -> list[Collective]:
             bus_gb_per_s=significant(p.bus_gb_per_s),
         )
         for p in measured
-        if p.operation != "send"
     ]
 
 

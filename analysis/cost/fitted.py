@@ -1,12 +1,15 @@
-"""Constants as published runs of a framework have them: where a search for it starts from.
+"""Constants as published runs have them: where a search starts from.
 
 ``fitted.yaml`` beside this file is written by ``python -m benchmarks.cost_model.fit`` and says
-which tables each framework's constants are from. A framework that is not in it starts from the
-priors.
+which tables its constants are from. On the machine that a framework was fitted on, it has all of
+its constants. Elsewhere it brings its own, those of the host and of its kernels' traffic; the
+machine brings those of its GPU, if any framework was seen on one of its kind; the rest, and the
+network's, are the priors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -15,46 +18,79 @@ from typing import Any
 import numpy as np
 import yaml
 
+from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Array, Constants
 from analysis.cost.memory import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel
 from analysis.cost.profiles import Profile
-from analysis.cost.step import TimeConstants
+from analysis.cost.step import OverlapConstants, TimeConstants
 from analysis.machine import Machine
 
 FILE = Path(__file__).with_name("fitted.yaml")
+OF_FRAMEWORK = ("score_bytes", "launch_s", *[f.name for f in fields(OverlapConstants)])
+OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAMEWORK)
 
 
 def cost_model(machine: Machine, profile: Profile) -> CostModel:
-    """The model of a framework on a machine, with its fitted constants where there are any."""
-    known = _known().get(profile.name)
-    start = CostModel(machine, profile)
-    if known is None:
-        return start
-    time, time_covariance = _read(TimeConstants, known["time"])
-    memory, memory_covariance = _read(MemoryConstants, known["memory"])
-    return replace(
-        start,
-        constants=time,
-        covariance=time_covariance,
-        log_sd=float(known["log_sd"]),
-        memory=MemoryModel(memory, memory_covariance),
-    )
+    """The model of a framework on a machine, with what other runs say of both."""
+    known = _known()
+    framework, gpu = known["frameworks"].get(profile.name, {}), known["gpus"].get(gpu_kind(machine))
+    model = CostModel(machine, profile, log_sd=spread_elsewhere())
+    if framework.get("machine") == machine.name:
+        time, covariance = _read(TimeConstants, framework["time"])
+        model = replace(
+            model, constants=time, covariance=covariance, log_sd=float(framework["log_sd"])
+        )
+    else:
+        model = replace(model, constants=composed(framework.get("elsewhere"), gpu))
+    if "memory" in framework:
+        memory, covariance = _read(MemoryConstants, framework["memory"])
+        model = replace(model, memory=MemoryModel(memory, covariance))
+    return model
+
+
+def composed(
+    framework: Mapping[str, float] | None, gpu: Mapping[str, float] | None
+) -> TimeConstants:
+    """The priors, but for what is known of the framework and of the GPU."""
+    return TimeConstants(**{**(gpu or {}), **(framework or {})})
+
+
+def gpu_kind(machine: Machine) -> float:
+    """What GPUs share constants by: those of one advertised peak are of one architecture."""
+    return float(machine.peak_bf16_tflops or machine.peak_fp32_tflops or 0.0)
+
+
+def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
+    """Some constants, as ``fitted.yaml`` has them."""
+    return {name: float(f"{getattr(constants, name):.4g}") for name in names}
 
 
 def written(model: CostModel, source: str) -> dict[str, Any]:
-    """What ``fitted.yaml`` says of one framework: each constant and the deviation of its log."""
+    """What the file says of a framework on one machine: constants, and deviations of their logs."""
     return {
         "source": source,
+        "machine": model.machine.name,
         "log_sd": round(model.log_sd, 3),
         "time": _written(model.constants, model.covariance),
         "memory": _written(model.memory.constants, model.memory.covariance),
     }
 
 
+def tables() -> dict[str, int]:
+    """The tables that the file is from, and their numbers of rows."""
+    return dict(_known()["tables"])
+
+
+def spread_elsewhere() -> float:
+    """Deviation of the logarithm of a step time on a machine where nothing was measured."""
+    return float(_known()["log_sd"])
+
+
 @cache
 def _known() -> dict[str, Any]:
-    return yaml.safe_load(FILE.read_text()) or {} if FILE.exists() else {}
+    found: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    return found
 
 
 def _written(constants: Constants, covariance: Array | None) -> dict[str, list[float]]:

@@ -186,7 +186,7 @@ def measured_rings(machine: Machine) -> dict[tuple[int, int, int], float]:
     """Measured bus bandwidth of the largest message by (gpus, nodes, stride); bytes/s."""
     found = {}
     for group, entries in measured_groups(machine).items():
-        if rings := [entry for entry in entries if entry.operation != "all_to_all"]:
+        if rings := [e for e in entries if e.operation not in ("all_to_all", "send")]:
             found[group] = max(rings, key=lambda entry: entry.size_mib).bus_gb_per_s * GB
     return found
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from analysis.machine import Collective, Machine
 
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 MIB = 2.0**20
-Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 
 
 def all_gather_s(
@@ -164,8 +164,35 @@ def send_s(
         between = adapters * nic.gb_per_s * GB * constants.inter_node_share
         bytes_per_s = np.where(crosses, between, bytes_per_s)
         hop_s = np.where(crosses, inter_node_hop_s(machine, constants), hop_s)
-    taken = constants.call_s + hop_s + num_bytes / bytes_per_s
+    start_s = constants.call_s + hop_s
+    taken = _or_measured_send(machine, chain, crosses, num_bytes, start_s, num_bytes / bytes_per_s)
     return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
+
+
+def _or_measured_send(
+    machine: Machine,
+    chain: Group,
+    crosses: NDArray[np.bool_],
+    num_bytes: Array,
+    start_s: Array,
+    transfer_s: Array,
+) -> Array:
+    """The formula's time, or the measured one where a pair sent under the same conditions.
+
+    Inside a node that is a pair at the same stride. Between nodes all pairs of two nodes were
+    measured at once, so that it holds where at least as many ranks send.
+    """
+    taken = start_s + transfer_s
+    for (_, nodes, stride), entries in measured_groups(machine).items():
+        own = [entry for entry in entries if entry.operation == "send"]
+        if not own:
+            continue
+        rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
+        rows = rows & (chain.stride >= stride)
+        # Start and transfer were measured together.
+        measured_s = _interpolated_s(own, "send", 0.0, np.broadcast_to(num_bytes, rows.shape))
+        taken = np.where(rows, measured_s, taken)
+    return np.asarray(taken)
 
 
 def bus_bytes_per_s(machine: Machine, constants: LinkConstants, group: Group) -> Array:
@@ -244,7 +271,7 @@ def _interpolated_s(
     bus = np.array([entry.bus_gb_per_s for entry in entries]) * GB
     volume = (
         (2 if operation == "all_reduce" else 1)
-        * _sent(np.array(entries[0].gpus, np.float64))
+        * (1.0 if operation == "send" else _sent(np.array(entries[0].gpus, np.float64)))
         * sizes
     )
     measured_s = volume / bus

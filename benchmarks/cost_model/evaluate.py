@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -11,13 +11,22 @@ from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.table import Table, keys
 
 from . import metrics
-from .folds import Fold, after_calibration, ask, choose, leave_one_out, zero_shot
+from .folds import (
+    Fold,
+    after_calibration,
+    ask,
+    choose,
+    from_others,
+    leave_one_out,
+    zero_shot,
+)
 from .metrics import Ranking
 from .peers import Fitted, Predicted, Predictor, predict
 
 CALIBRATION_ROWS = 8
 SEEDS = (0, 1, 2)  # of the choice of calibration rows
 LEFT_OUT, ZERO_SHOT, CALIBRATED = "left out", "zero-shot", f"after {CALIBRATION_ROWS}"
+FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # a search's start, without its table
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,7 @@ class Scores:
         rows: predicted.
         time_error, time_error_median: of step time, over the rows that ran.
         time_bias: median of predicted over measured, less 1.
+        time_covered: share of the rows within the interval that should have 95 % of them.
         rankings: of each landscape.
         memory_error: mean, of peak memory.
         fitting: of all rows, if some failed.
@@ -38,6 +48,7 @@ class Scores:
     time_error: float
     time_error_median: float
     time_bias: float
+    time_covered: float
     memory_error: float
     fitting: metrics.Fitting | None
     fitting_memory: metrics.Fitting | None
@@ -82,6 +93,9 @@ def score(table: Table, predicted: Predicted) -> Scores:
         time_error=metrics.mean(errors),
         time_error_median=metrics.median(errors),
         time_bias=metrics.median(predicted.step_time_s / table.step_time_s) - 1,
+        time_covered=metrics.covered(
+            predicted.step_time_s, predicted.time_log_sd, table.step_time_s
+        ),
         memory_error=metrics.mean(metrics.relative_errors(predicted.peak_bytes, table.peak_bytes)),
         fitting=fitting,
         fitting_memory=fitting_memory,
@@ -124,7 +138,7 @@ def evaluate(
     if scheme == CALIBRATED:
         answers = list(_after_calibration(table, others, predictor))
     else:
-        folds = zero_shot(table) if scheme == ZERO_SHOT else leave_one_out(table, others)
+        folds = _folds(table, others, scheme)
         answers = [Answer(f, predict(predictor.fit(f.train), f.asked)) for f in folds]
     if not answers:
         return None
@@ -145,6 +159,12 @@ def evaluate(
         if len(parts) > 1
         else {},
     )
+
+
+def _folds(table: Table, others: Sequence[Table], scheme: str) -> Iterator[Fold]:
+    if scheme == LEFT_OUT:
+        return leave_one_out(table, others)
+    return from_others(table, others) if scheme == FROM_OTHERS else zero_shot(table)
 
 
 def _after_calibration(
@@ -177,13 +197,10 @@ def _spread(values: Array, rows: Mask) -> Array:
 
 
 def _part(predicted: Predicted, rows: Mask) -> Predicted:
-    return Predicted(predicted.step_time_s[rows], predicted.peak_bytes[rows], predicted.fits[rows])
+    return Predicted(*(getattr(predicted, f.name)[rows] for f in fields(Predicted)))
 
 
 def _joined(parts: Sequence[Predicted]) -> Predicted:
     return Predicted(
-        *(
-            np.concatenate([getattr(p, name) for p in parts])
-            for name in ("step_time_s", "peak_bytes", "fits")
-        )
+        *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Predicted))
     )

@@ -1,25 +1,31 @@
-"""Fits each framework's constants to its tables of one machine; writes analysis/cost/fitted.yaml.
+"""Fits constants to published tables; writes analysis/cost/fitted.yaml.
 
     python -m benchmarks.cost_model.fit [--truth FOLDER]
 
-The accuracy benchmark never reads that file: its folds start from the priors.
+Each framework's to its rows on the one machine that has most of them; what of them holds elsewhere,
+and what holds for a kind of GPU, to all tables (``transfer``). The accuracy benchmark reads that
+file only for tables that it is not from.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
 
-from analysis.cost.fitted import FILE, written
+from analysis.cost.fitted import FILE, gpu_kind, written
 from analysis.cost.jobs import Jobs
 from analysis.cost.model import CostModel, Evidence
-from analysis.cost.profiles import PROFILES
+from analysis.cost.profiles import PROFILES, Profile
 from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
+
+from .transfer import left_out, log_sd, machine_of, of_framework, of_gpu, parts_of
 
 LEAST_ROWS = 50  # timed ones, from which on a fit says more than the priors
 MOST_ROWS = 400  # of one table, so that none drowns the others
@@ -29,31 +35,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", type=Path, default=Path("../shared/truth"))
     truth = parser.parse_args().truth
-    tables = [table for path in sorted(truth.glob("*.csv")) if (table := read(path))]
-    content = {}
+    tables = [t for path in sorted(truth.glob("*.csv")) if (t := read(path)) is not None and len(t)]
+    timed_parts = parts_of(tables)
+    frameworks = {}
     for name, profile in PROFILES.items():
-        by_machine: dict[str, list[Table]] = {}
-        for part in (part for table in tables for part in parts_of(table, name)):
-            by_machine.setdefault(str(part.machine[0]), []).append(thinned(part))
-        found = max(by_machine.items(), key=lambda item: sum(map(timed, item[1])), default=None)
-        if found is None or sum(map(timed, found[1])) < LEAST_ROWS:
-            continue
-        key, parts = found
-        machine = parts[0].machines[key]
-        model = CostModel(machine, profile).calibrated(evidence_of(parts))
-        rows = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
-        content[name] = written(model, f"{rows} on {machine.name}")
-        print(f"{name}: {content[name]['source']}, spread {content[name]['log_sd']}")
-    head = (
-        "# Written by python -m benchmarks.cost_model.fit: value, and deviation of its logarithm.\n"
-    )
-    FILE.write_text(head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None))
+        own: dict[str, Any] = {}
+        if found := _on_one_machine(tables, profile):
+            own = written(found[0], found[1])
+            print(f"{name}: {own['source']}, spread {own['log_sd']}")
+        if elsewhere := of_framework(timed_parts, name):
+            frameworks[name] = {**own, "elsewhere": elsewhere}
+    kinds = sorted({gpu_kind(machine_of(part)) for part in timed_parts})
+    content = {
+        "tables": {table.name: len(table) for table in tables},
+        "log_sd": round(log_sd(left_out(tables)), 3),
+        "gpus": {kind: of_gpu(timed_parts, kind) for kind in kinds},
+        "frameworks": frameworks,
+    }
+    print(f"elsewhere: spread {content['log_sd']}")
+    FILE.write_text(HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None))
 
 
-def parts_of(table: Table, profile: str) -> list[Table]:
-    """A framework's rows of a table, by machine."""
-    rows = table.profile == profile
-    return [table[rows & (table.machine == key)] for key in np.unique(table.machine[rows])]
+HEAD = """\
+# Written by python -m benchmarks.cost_model.fit from these tables, with their numbers of rows.
+# gpus: by advertised TFLOP/s. frameworks: time and memory are all constants on one machine, with
+# the deviation of their logarithms; elsewhere those of them that hold on other machines.
+"""
+
+
+def _on_one_machine(tables: Sequence[Table], profile: Profile) -> tuple[CostModel, str] | None:
+    """A framework's model on the machine that has most of its rows, and which they are."""
+    by_machine: dict[str, list[Table]] = {}
+    for table in tables:
+        for key in np.unique(table.machine[table.profile == profile.name]):
+            rows = (table.machine == key) & (table.profile == profile.name)
+            by_machine.setdefault(str(key), []).append(thinned(table[rows]))
+    if not by_machine:
+        return None
+    key, parts = max(by_machine.items(), key=lambda item: sum(map(timed, item[1])))
+    if sum(map(timed, parts)) < LEAST_ROWS:
+        return None
+    model = CostModel(parts[0].machines[key], profile).calibrated(evidence_of(parts))
+    rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
+    return model, f"{rows_of} on {key}"
 
 
 def thinned(table: Table) -> Table:

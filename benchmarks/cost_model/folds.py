@@ -57,6 +57,13 @@ def zero_shot(table: Table) -> Iterator[Fold]:
     yield Fold("zero-shot", (), ask(table), rows)
 
 
+def from_others(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
+    """All rows, from the other tables without any row of a model that this one has."""
+    models = np.unique(table.model)
+    train = [t[~np.isin(t.model, models)] for t in others if t.name != table.name]
+    yield _fold("from other tables", table, np.ones(len(table), dtype=bool), train)
+
+
 def leave_one_out(table: Table, others: Sequence[Table] = ()) -> Iterator[Fold]:
     """A fold for each model of the table, or for each number of nodes if it has one model.
 

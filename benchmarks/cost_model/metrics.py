@@ -25,6 +25,13 @@ def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Array:
     return np.asarray(np.abs(p[both] / m[both] - 1))
 
 
+def covered(predicted: ArrayLike, log_sd: ArrayLike, measured: ArrayLike) -> float:
+    """Share of the rows that are within 1.96 deviations of the logarithm; nan without any."""
+    p, sd, m = (np.asarray(values, float) for values in (predicted, log_sd, measured))
+    known = np.isfinite(p) & np.isfinite(sd) & np.isfinite(m) & (m > 0)
+    return mean(np.abs(np.log(p[known] / m[known])) <= 1.96 * sd[known])
+
+
 def mean(values: ArrayLike) -> float:
     """The mean of what is finite; nan of nothing."""
     v = np.asarray(values, float)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from analysis.cost.fitted import cost_model, spread_elsewhere
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Evidence, hardware_flops
 from analysis.cost.profiles import Profile, profile
@@ -18,17 +19,25 @@ from analysis.machine import Machine
 from analysis.sweeps.table import Table
 
 from .folds import Questions
+from .transfer import parts_of, transferred
 
 FEW_ROWS = 16  # of a calibration
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Columns of shape (n,); nan where nothing is predicted."""
+    """Columns of shape (n,); nan where nothing is predicted.
+
+    Attributes:
+        step_time_s, peak_bytes: of a job.
+        fits: probability that it runs.
+        time_log_sd: standard deviation of the step time's logarithm.
+    """
 
     step_time_s: Array
     peak_bytes: Array
     fits: Array
+    time_log_sd: Array
 
 
 Fitted = Callable[[Jobs, Machine, Profile], Predicted]
@@ -77,10 +86,7 @@ class Meshtune:
             key = (machine.name, habits.name)
             if key not in models:
                 models[key] = self._model(train, machine, habits)
-            found = models[key].predict(jobs)
-            # Tables state what the framework prints, which is not what a job needs at least.
-            peak_bytes = models[key].memory.peak_bytes(jobs, habits)
-            return Predicted(found.step_time_s, peak_bytes, found.fits)
+            return _answer(models[key], jobs)
 
         return fitted
 
@@ -96,6 +102,48 @@ class Meshtune:
         return model
 
 
+def _answer(model: CostModel, jobs: Jobs) -> Predicted:
+    found = model.predict(jobs)
+    # Tables state what the framework prints, which is not what a job needs at least.
+    peak_bytes = model.memory.peak_bytes(jobs, model.profile)
+    return Predicted(found.step_time_s, peak_bytes, found.fits, found.time_log_sd)
+
+
+class Transfer:
+    """The cost model on a machine where its framework was not seen: what other tables say of both.
+
+    So a search starts on a machine of its own.
+    """
+
+    name = Meshtune.name
+    learns = True
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        parts, known = parts_of(train), dict[tuple[str, str], CostModel]()
+
+        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            key = (machine.name, habits.name)
+            if key not in known:
+                constants = transferred(parts, machine, habits)
+                known[key] = CostModel(machine, habits, constants, log_sd=spread_elsewhere())
+            return _answer(known[key], jobs)
+
+        return fitted
+
+
+class Shipped:
+    """The cost model as a search starts with it."""
+
+    name = Meshtune.name
+    learns = True
+
+    def fit(self, train: Sequence[Table]) -> Fitted:
+        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+            return _answer(cost_model(machine, habits), jobs)
+
+        return fitted
+
+
 class FlopsAndBubble:
     """FLOPs at 45 % of the peak, and the pipeline's bubble; no memory."""
 
@@ -108,7 +156,7 @@ class FlopsAndBubble:
             bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
             time_s = hardware_flops(jobs) / (rate * jobs.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
-            return Predicted(time_s, nothing, nothing)
+            return Predicted(time_s, nothing, nothing, nothing)
 
         return fitted
 
@@ -144,7 +192,9 @@ class LlmAnalysis:
                 logging.disable(logging.NOTSET)
             time_s, peak_bytes = np.array(rows, dtype=float).reshape(-1, 2).T
             fits = np.where(peak_bytes <= machine.memory_bytes, 1.0, 0.0)
-            return Predicted(time_s, peak_bytes, np.where(np.isnan(peak_bytes), np.nan, fits))
+            nothing = np.full(len(jobs), np.nan)
+            fits = np.where(np.isnan(peak_bytes), np.nan, fits)
+            return Predicted(time_s, peak_bytes, fits, nothing)
 
         return fitted
 

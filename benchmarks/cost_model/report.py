@@ -19,9 +19,9 @@ from .metrics import median
 from .statements import Statement
 
 HEADER = (
-    "| predictor | scheme | rows of | n | time error, mean (median) | bias | Spearman "
+    "| predictor | scheme | rows of | n | time error, mean (median) | bias | in 95 % | Spearman "
     "| regret, top 1 | top 8 | top 8 within 5 % | of the ten ranked first, among the ten fastest: "
-    "median (least) | memory error | out of memory: right | wrongly pruned |\n" + "|---" * 14 + "|"
+    "median (least) | memory error | out of memory: right | wrongly pruned |\n" + "|---" * 15 + "|"
 )
 
 
@@ -45,7 +45,8 @@ def line(name: str, scheme: str, rows: str, s: Scores) -> str:
     correlation = "" if math.isnan(s.spearman) else f"{s.spearman:.3f}"
     cells = [
         *(name, scheme, rows, str(s.rows), error, percent(s.time_bias, signed=True)),
-        *(correlation, percent(s.regret_1), percent(s.regret_top), close, _ten(s)),
+        *(percent(s.time_covered), correlation, percent(s.regret_1), percent(s.regret_top)),
+        *(close, _ten(s)),
         *(percent(s.memory_error), right, pruned),
     ]
     return f"| {' | '.join(cells)} |"

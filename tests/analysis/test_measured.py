@@ -119,9 +119,9 @@ def test_hops_are_what_one_more_rank_costs() -> None:
     assert hop_us([gather(30e-6, 2), gather(29e-6, 8)], 8) is None
 
 
-def test_sends_are_no_collectives_of_a_cluster_file() -> None:
+def test_a_cluster_file_states_measured_sends_too() -> None:
     entries = collectives([point(2, 5, operation="send"), point(2, 5, operation="all_gather")])
-    assert [e.operation for e in entries] == ["all_gather"]
+    assert [entry.operation for entry in entries] == ["send", "all_gather"]
 
 
 def test_a_slow_gpu_is_named_by_its_host() -> None:

@@ -194,6 +194,26 @@ def test_a_message_to_the_next_stage_takes_the_slowest_neighbours_link() -> None
     assert links.send_s(machine, EXACT, 8, 0.0) == 0
 
 
+def test_a_measured_send_goes_before_the_formula_where_as_many_ranks_send() -> None:
+    machine = cluster("frontier")
+    facts = [
+        Collective(operation="send", gpus=2, nodes=2, stride=8, size_mib=1024, bus_gb_per_s=4),
+        Collective(operation="send", gpus=2, nodes=1, stride=1, size_mib=1024, bus_gb_per_s=60),
+    ]
+    known = machine.model_copy(update={"measured": [*machine.measured, *facts]})
+    stride, stages = np.array([8, 16, 1, 2, 4]), np.array([4, 2, 2, 2, 4])
+    before, taken = (
+        links.send_s(facts_of, EXACT, stride, np.full(5, 1e9), stages)
+        for facts_of in (machine, known)
+    )
+    assert taken[:3] == pytest.approx(1 / np.array([4, 4, 60]), rel=1e-6)
+    assert taken[3:] == pytest.approx(before[3:])
+    # It is no collective: all-gathers of the same pairs keep the formula's time.
+    pair = group_of([2, 2], [8, 1])
+    same = [links.all_gather_s(m, EXACT, pair, np.full(2, 1e9)) for m in (machine, known)]
+    assert same[0] == pytest.approx(same[1])
+
+
 def test_links_that_the_facts_do_not_state_are_asked_for() -> None:
     machine = without_measurements(cluster("dgx_a100"), nic=None)
     one = np.array([1.0])

@@ -1,0 +1,105 @@
+"""What tables say of a framework or of a kind of GPU that holds on other machines too.
+
+Every table has one vote: as many of its rows as the next one's, and a noise so wide that none
+decides alone. What a fit says beyond the constants that it is asked for is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from analysis.cost.constants import fit
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, composed, gpu_kind, part
+from analysis.cost.jobs import Array
+from analysis.cost.profiles import Profile, profile
+from analysis.cost.step import TimeConstants, step
+from analysis.machine import Machine
+from analysis.sweeps.table import Table
+
+from .folds import from_others
+
+ROWS = 40  # of each table, machine and framework
+NOISE_LOG_SD = 0.2
+
+
+def parts_of(tables: Iterable[Table]) -> list[Table]:
+    """The timed rows of one machine and framework each."""
+    found = []
+    for table in tables:
+        rows = np.isfinite(table.step_time_s) & (table.step_time_s > 0)
+        for key in sorted({*zip(table.machine[rows], table.profile[rows], strict=True)}):
+            found.append(table[rows & (table.machine == key[0]) & (table.profile == key[1])])
+    return found
+
+
+def machine_of(part: Table) -> Machine:
+    """That all rows of the part are from."""
+    return part.machines[str(part.machine[0])]
+
+
+def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
+    """What is a framework's own, from its runs on any machine; nothing without any."""
+    found = [p for p in parts if p.profile[0] == name]
+    return part(shared(found), OF_FRAMEWORK) if found else {}
+
+
+def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
+    """What is a GPU's own, from runs of any framework; nothing without any."""
+    found = [p for p in parts if gpu_kind(machine_of(p)) == kind]
+    return part(shared(found), OF_GPU) if found else {}
+
+
+def transferred(parts: Sequence[Table], machine: Machine, habits: Profile) -> TimeConstants:
+    """For a framework on a machine on which it was not seen."""
+    return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(machine)))
+
+
+def shared(parts: Sequence[Table]) -> TimeConstants:
+    """The constants that explain several parts best, all at once."""
+    predictions = [_prediction(p[:: -(-len(p) // ROWS)]) for p in parts]
+
+    def residuals(constants: TimeConstants) -> Array:
+        return np.concatenate([predict(constants) for predict in predictions], axis=-1)
+
+    return fit(TimeConstants(), residuals, NOISE_LOG_SD).constants
+
+
+def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
+    machine, habits = machine_of(rows), profile(str(rows.profile[0]))
+
+    def residuals(constants: TimeConstants) -> Array:
+        times = step(rows.jobs, machine, habits, constants).total
+        return np.asarray(np.log(times / rows.step_time_s))
+
+    return residuals
+
+
+def left_out(tables: Sequence[Table]) -> dict[str, Array]:
+    """Logarithms of predicted over measured of each table, from the others."""
+    found = {}
+    for table in tables:
+        (fold,) = from_others(table, tables)
+        train, known = parts_of(fold.train), {}
+        residuals = []
+        for rows in parts_of([table]):
+            machine, habits = machine_of(rows), profile(str(rows.profile[0]))
+            key = gpu_kind(machine), habits.name
+            if key not in known:
+                known[key] = transferred(train, machine, habits)
+            residuals.append(_prediction(rows)(known[key]))
+        found[table.name] = np.concatenate(residuals)
+    return found
+
+
+def log_sd(residuals: Mapping[str, Array]) -> float:
+    """Of a table that was not seen, from what each of several leaves when it is left out.
+
+    What all rows of a table have in common, the median of its residuals, and what they differ by.
+    Medians over tables, so that no network that was disturbed speaks for the others.
+    """
+    middles = {name: float(np.median(r)) for name, r in residuals.items()}
+    common = np.median([abs(middle) for middle in middles.values()])
+    apart = np.median([np.median(np.abs(r - middles[name])) for name, r in residuals.items()])
+    return float(1.4826 * np.hypot(common, apart))

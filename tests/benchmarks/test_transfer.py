@@ -1,0 +1,86 @@
+"""What tables teach of frameworks and GPUs that they are not about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
+from analysis.cost.jobs import jobs
+from analysis.cost.profiles import profile
+from analysis.cost.step import TimeConstants, step
+from analysis.sweeps.machines import shipped
+from analysis.sweeps.published import table as published
+from analysis.sweeps.table import Table
+from benchmarks.cost_model.folds import from_others
+from benchmarks.cost_model.metrics import covered
+from benchmarks.cost_model.transfer import left_out, log_sd, parts_of, transferred
+
+PRIOR = TimeConstants()
+TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)
+
+
+def made(name: str, framework: str, cluster: str, hidden: float) -> Table:
+    """Times as the model has them with other constants: large layers, and ones that wait."""
+    mbs = np.array([1, 1, 2, 4, 8, 16, 32, 64])
+    asked = jobs(
+        {
+            "num_layers": 24, "hidden_size": np.where(mbs > 4, hidden, hidden / 8),
+            "num_heads": 16, "kv_heads": 16, "ffn_size": 4 * hidden, "gated": False,
+            "tied_embeddings": True, "vocab_size": 32000, "seq_length": 2048, "tp": 1, "pp": 1,
+            "dp": 8, "gas": 4, "mbs": mbs, "zero_stage": 0,
+        }
+    )  # fmt: skip
+    times = step(asked, shipped(cluster), profile(framework), TRUE).total
+    return published(Path(name), asked, shipped(cluster), framework, step_time_s=times)
+
+
+def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_together() -> None:
+    parts = parts_of([made("a", "fsdp", "dgx_a100", 8192), made("b", "axonn", "dgx_h100", 6144)])
+    found = transferred(parts, shipped("alps"), profile("fsdp"))
+    assert 0.55 < found.gemm_share < 0.75 < PRIOR.gemm_share  # of the H100, by the other framework
+    assert found.launch_s > 2 * PRIOR.launch_s  # of the framework, on the other GPU
+    assert found.inter_node_share == PRIOR.inter_node_share  # a network's, and it is not known
+    nowhere = transferred(parts, shipped("frontier"), profile("nanotron"))
+    assert nowhere == PRIOR
+
+
+def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:
+    assert not set(OF_FRAMEWORK) & set(OF_GPU)
+    assert gpu_kind(shipped("alps")) == gpu_kind(shipped("dgx_h200")) == 989
+
+
+def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None:
+    own, other = made("a", "fsdp", "dgx_a100", 8192), made("b", "fsdp", "dgx_h100", 8192)
+    (fold,) = from_others(own, [own, other, made("c", "fsdp", "dgx_h100", 5120)])
+    assert [t.name for t in fold.train] == ["c"]
+    assert len(fold.asked) == len(own)
+
+
+def test_the_spread_is_what_held_out_tables_leave() -> None:
+    rows = {"a": np.array([0.1, 0.1, 0.1]), "b": np.array([-0.1, -0.1, -0.1]), "c": np.zeros(3)}
+    assert log_sd(rows) == pytest.approx(1.4826 * 0.1)
+    several = [made(n, "fsdp", "dgx_a100", h) for n, h in (("a", 8192), ("b", 4096), ("c", 5120))]
+    assert log_sd(left_out(several)) < 0.1  # all are of one truth
+
+
+def test_an_interval_covers_the_rows_within_it() -> None:
+    nan = float("nan")
+    assert covered([1, 2, 1, nan], [0.1, 0.1, nan, 0.1], [1.1, 1, 1, 1]) == 0.5
+
+
+def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:
+    at_home = cost_model(shipped("dgx_h100"), profile("nanotron"))
+    abroad = cost_model(shipped("perlmutter"), profile("nanotron"))
+    assert at_home.covariance is not None and at_home.log_sd != abroad.log_sd
+    assert abroad.covariance is None
+    assert abroad.constants.inter_node_share == PRIOR.inter_node_share
+    assert abroad.memory.constants == at_home.memory.constants
+    other = cost_model(shipped("perlmutter"), profile("fsdp"))
+    assert abroad.constants.gemm_share == other.constants.gemm_share != PRIOR.gemm_share
+    unknown = cost_model(shipped("tiny_cpu"), profile("meshtune"))
+    assert unknown.constants == PRIOR and unknown.log_sd == abroad.log_sd
+    assert tables()["h100_nanotron_sweep"] > 0
