@@ -3,8 +3,8 @@
 ``fitted.yaml`` beside this file is written by ``python -m benchmarks.cost_model.fit`` and says
 which tables its constants are from. On the machine that a framework was fitted on, it has all of
 its constants. Elsewhere it brings its own, those of the host and of its kernels' traffic; the
-machine brings those of its GPU, if any framework was seen on one of its kind; the rest, and the
-network's, are the priors.
+machine brings those of its GPU, from whatever ran on its kind, or the medians over kinds; the rest,
+such as the network's, are the priors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAM
 def cost_model(machine: Machine, profile: Profile) -> CostModel:
     """The model of a framework on a machine, with what other runs say of both."""
     known = _known()
-    framework, gpu = known["frameworks"].get(profile.name, {}), known["gpus"].get(gpu_kind(machine))
+    framework = known["frameworks"].get(profile.name, {})
+    gpu = known["gpus"].get(gpu_kind(machine)) or any_gpu(known["gpus"])
     model = CostModel(machine, profile, log_sd=spread_elsewhere())
     if framework.get("machine") == machine.name:
         time, covariance = _read(TimeConstants, framework["time"])
@@ -54,6 +55,13 @@ def composed(
 ) -> TimeConstants:
     """The priors, but for what is known of the framework and of the GPU."""
     return TimeConstants(**{**(gpu or {}), **(framework or {})})
+
+
+def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
+    """For a GPU of no known kind: the medians over the known ones; nothing without any."""
+    if not gpus:
+        return {}
+    return {name: float(np.median([gpu[name] for gpu in gpus.values()])) for name in OF_GPU}
 
 
 def gpu_kind(machine: Machine) -> float:

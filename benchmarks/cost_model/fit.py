@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.cost.fitted import FILE, gpu_kind, written
+from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import Jobs
 from analysis.cost.model import CostModel, Evidence
 from analysis.cost.profiles import PROFILES, Profile
 from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
 
-from .transfer import left_out, log_sd, machine_of, of_framework, of_gpu, parts_of
+from .transfer import left_out, log_sd, of_framework, of_gpus, parts_of
 
 LEAST_ROWS = 50  # timed ones, from which on a fit says more than the priors
 MOST_ROWS = 400  # of one table, so that none drowns the others
@@ -45,11 +45,10 @@ def main() -> None:
             print(f"{name}: {own['source']}, spread {own['log_sd']}")
         if elsewhere := of_framework(timed_parts, name):
             frameworks[name] = {**own, "elsewhere": elsewhere}
-    kinds = sorted({gpu_kind(machine_of(part)) for part in timed_parts})
     content = {
         "tables": {table.name: len(table) for table in tables},
         "log_sd": round(log_sd(left_out(tables)), 3),
-        "gpus": {kind: of_gpu(timed_parts, kind) for kind in kinds},
+        "gpus": of_gpus(timed_parts),
         "frameworks": frameworks,
     }
     print(f"elsewhere: spread {content['log_sd']}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from analysis.cost.constants import fit
-from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, composed, gpu_kind, part
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
 from analysis.cost.jobs import Array
 from analysis.cost.profiles import Profile, profile
 from analysis.cost.step import TimeConstants, step
@@ -46,9 +46,14 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
-    """What is a GPU's own, from runs of any framework; nothing without any."""
+    """What is a GPU's own, from runs of any framework; of a kind that was not seen, ``any_gpu``."""
     found = [p for p in parts if gpu_kind(machine_of(p)) == kind]
-    return part(shared(found), OF_GPU) if found else {}
+    return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
+
+
+def of_gpus(parts: Sequence[Table]) -> dict[float, dict[str, float]]:
+    """By the kinds that were seen."""
+    return {kind: of_gpu(parts, kind) for kind in sorted({gpu_kind(machine_of(p)) for p in parts})}
 
 
 def transferred(parts: Sequence[Table], machine: Machine, habits: Profile) -> TimeConstants:

@@ -68,7 +68,7 @@ def test_this_machine_is_measured_and_a_space_can_be_priced_with_it(
     machine = written(out.read_text())
     assert (machine.gpus_per_node, machine.nic) == (2, None)
     assert {c.operation for c in machine.measured} == {
-        "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
+        "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"
     }  # fmt: skip
     assert machine.peak_tflops("fp32") > 0 and machine.peak_tflops("bf16") > 0
     space = tmp_path / "space.yaml"
