@@ -101,10 +101,9 @@ def left_out(tables: Sequence[Table]) -> dict[str, Array]:
 def log_sd(residuals: Mapping[str, Array]) -> float:
     """Of a table that was not seen, from what each of several leaves when it is left out.
 
-    What all rows of a table have in common, the median of its residuals, and what they differ by.
-    Medians over tables, so that no network that was disturbed speaks for the others.
+    The 95 % interval that it gives has 95 % of the rows in three quarters of the tables: what the
+    rows of one have in common, and what they differ by. The last quarter are disturbed networks,
+    which no interval worth the name would have.
     """
-    middles = {name: float(np.median(r)) for name, r in residuals.items()}
-    common = np.median([abs(middle) for middle in middles.values()])
-    apart = np.median([np.median(np.abs(r - middles[name])) for name, r in residuals.items()])
-    return float(1.4826 * np.hypot(common, apart))
+    needed = [float(np.quantile(np.abs(r), 0.95)) / 1.96 for r in residuals.values()]
+    return float(np.quantile(needed, 0.75))
