@@ -25,6 +25,7 @@ def test_an_example_loads_and_has_valid_configurations(
     if "version" not in content:  # a part: put into a small space
         content = {**yaml.safe_load(good), **content}
         content["parameters"] |= {"gas": [32, 64, 128], "recompute": ["none", "full"]}
+        content["parameters"]["num_nodes"] = [1, 2]
         known = content["parameters"]
         content["conditions"] = {n: e for n, e in content["conditions"].items() if n in known}
         if "constraints" not in yaml.safe_load(example):
