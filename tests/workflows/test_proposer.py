@@ -164,3 +164,18 @@ def test_the_search_beats_random_choice_on_a_landscape_of_failures() -> None:
         ours.append(best.objective if best and best.objective else 0.0)
         random.append(max(frontier(c) or 0.0 for c in draws))
     assert statistics.mean(ours) > 1.05 * statistics.mean(random)
+
+
+def test_few_successes_among_many_failures_are_enough_to_learn_from() -> None:
+    space = load_space("gpt_175b_frontier_table4")
+    draws = Candidates(space).draw(200, np.random.default_rng(0), [], max_nodes=64)
+    known = [c for c in draws if c["tp"] * c["pp"] < 64][:57]
+    known += [c for c in draws if c["tp"] * c["pp"] >= 64][:3]
+    run = Run(Path())
+    for config in known:
+        runs = config["tp"] * config["pp"] >= 64
+        add(run, config, "ok" if runs else "oom", 20.0 + len(run.trials) if runs else None)
+    proposals = [Proposer(space, seed, "deephyper").propose(run, 64) for seed in range(8)]
+    split = [p.config["tp"] * p.config["pp"] >= 64 for p in proposals if p]
+    assert all(p and p.by == "bayesian" for p in proposals)
+    assert sum(split) >= 5  # one in ten of all configurations
