@@ -29,8 +29,9 @@ def test_with_deephyper_failures_fall_and_the_best_rises_as_in_figure_9() -> Non
         assert found["failed_first_third"] > 0.8
         falls += found["failed_last_third"] < 0.7
         rises += found["best"] > 1.1 * found["first_successes"]
-    assert falls >= 2
-    assert rises >= 2
+        if min(falls, rises) >= 2:
+            return
+    pytest.fail(f"of three searches failures fell in {falls}, and the best rose in {rises}")
 
 
 def test_in_the_wide_space_the_search_ends_in_the_hand_recipes_neighbourhood() -> None:
