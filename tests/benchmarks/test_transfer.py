@@ -65,7 +65,10 @@ def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None
 
 
 def test_the_spread_is_what_held_out_tables_leave() -> None:
-    rows = {name: np.full(40, left) for name, left in zip("abcde", [0, -0.1, 0.2, 0.1, 9.0])}
+    rows = {
+        name: np.full(40, left)
+        for name, left in zip("abcde", [0, -0.1, 0.2, 0.1, 9.0], strict=True)
+    }
     assert log_sd(rows) == pytest.approx(0.2 / 1.96)
     several = [made(n, "fsdp", "dgx_a100", h) for n, h in (("a", 8192), ("b", 4096), ("c", 5120))]
     assert log_sd(left_out(several)) < 0.1  # all are of one truth
