@@ -3,6 +3,9 @@
 Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
 batches of eight. The cost model's constants are fitted without the landscape's model; what the
 search loses to a cost model that is wrong is measured on the same landscapes.
+
+Playing all peers takes an hour of CPU. ``--keep`` takes policies that have not changed since from
+the file that ``--json`` wrote.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import statistics
 import time
@@ -63,6 +67,27 @@ class LeftOut:
         return self.fitted[held]
 
 
+Game = Callable[[Landscape, int], Played]
+_GAMES: list[Callable[[], list[Played]]] = []  # inherited: a space's rules cannot be sent
+
+
+def _play(index: int) -> list[Played]:
+    return _GAMES[index]()
+
+
+def every_game(recorded: Sequence[Landscape], game: Game, seeds: int) -> dict[str, Any]:
+    """Figures of a game on every landscape with every seed, on all cores."""
+    _GAMES[:] = [partial(_all_seeds, game, landscape, seeds) for landscape in recorded]
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        played = pool.map(_play, range(len(recorded)), chunksize=1)
+    keys = [landscape.key for landscape in recorded]
+    return summary(dict(zip(keys, played, strict=True)), {x.key: len(x.configs) for x in recorded})
+
+
+def _all_seeds(game: Game, landscape: Landscape, seeds: int) -> list[Played]:
+    return [game(landscape, seed) for seed in range(seeds)]
+
+
 def replayed(
     recorded: Sequence[Landscape],
     models: LeftOut,
@@ -71,19 +96,19 @@ def replayed(
     parallel: int = 1,
 ) -> dict[str, Any]:
     """Figures of a policy; see ``workflows.replay.summary``."""
-    played: dict[str, list[Played]] = {}
-    for landscape in recorded:
+
+    def game(landscape: Landscape, seed: int) -> Played:
         guided = policy in ("meshtune", "cost-model")
         model = models.without(landscape.model) if guided else None
-        played[landscape.key] = [
-            play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
-            for seed in range(seeds)
-        ]
-    return summary(played, {x.key: len(x.configs) for x in recorded})
+        return play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
+
+    return every_game(recorded, game, seeds)
 
 
-def table_figures(path: Path, seeds: int, quick: bool) -> dict[str, Any] | None:
-    """All policies on one table; None if its configurations do not compete."""
+def table_figures(
+    path: Path, seeds: int, quick: bool, kept: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """All policies on one table, but for those kept; None if its configurations do not compete."""
     table = read(path)
     if table is None or table.kind not in REPLAYED:
         return None
@@ -91,10 +116,12 @@ def table_figures(path: Path, seeds: int, quick: bool) -> dict[str, Any] | None:
     if quick:
         recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
     models = LeftOut(table)
+    for landscape in recorded:
+        models.without(landscape.model)  # once, not in every process
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
         "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
-        **{policy: replayed(recorded, models, policy, seeds) for policy in PEERS},
+        **{p: kept.get(p) or replayed(recorded, models, p, seeds) for p in PEERS},
     }
     if table.failed.any():  # a table of failures is the harder one to be wrong on
         figures |= {
@@ -112,19 +139,12 @@ def against_wrong(
     plain: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The search with a cost model that is wrong; with its ratio to plain DeepHyper."""
-    played = {
-        x.key: [
-            play(
-                x,
-                chooser(x, "meshtune", s, wrong(x, permutation, s, models.without(x.model))),
-                s,
-                until=NEAR,
-            )
-            for s in range(seeds)
-        ]
-        for x in recorded
-    }
-    figures = summary(played, {x.key: len(x.configs) for x in recorded})
+
+    def game(landscape: Landscape, seed: int) -> Played:
+        model = wrong(landscape, permutation, seed, models.without(landscape.model))
+        return play(landscape, chooser(landscape, "meshtune", seed, model), seed, until=NEAR)
+
+    figures = every_game(recorded, game, seeds)
     figures["overall"]["ratio_to_deephyper"] = statistics.median(
         own["trials_to_5pct"] / other["trials_to_5pct"]
         for own, other in zip(figures["landscapes"], plain["landscapes"], strict=True)
@@ -251,20 +271,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--keep", nargs="+", choices=PEERS, default=[], metavar="POLICY")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     seeds = 1 if arguments.quick else arguments.seeds
     print(machine([f"{seeds} seed(s)"]), flush=True)
-    everything: dict[str, Any] = {"tables": {}}
+    earlier: dict[str, Any] = {}
+    if arguments.keep:
+        if not arguments.json or not arguments.json.is_file():
+            parser.error("--keep takes figures from the file of --json; name one that exists")
+        earlier = json.loads(arguments.json.read_text())
+        if (earlier["seeds"], earlier["quick"]) != (seeds, arguments.quick):
+            parser.error(f"{arguments.json} has figures of other seeds or landscapes")
+        print(f"kept from {arguments.json}: {', '.join(arguments.keep)}", flush=True)
+    everything: dict[str, Any] = {"seeds": seeds, "quick": arguments.quick, "tables": {}}
     goals = []
     for path in sorted(arguments.truth.glob("*.csv")):
-        figures = table_figures(path, seeds, arguments.quick)
+        known = earlier.get("tables", {}).get(path.stem, {})
+        kept = {name: known[name] for name in arguments.keep if name in known}
+        figures = table_figures(path, seeds, arguments.quick, kept)
         if figures is None:
             continue
         everything["tables"][path.stem] = figures
         count = figures["meshtune"]["overall"]["landscapes"]
         print("\n".join([f"\n{path.stem}: {count} landscapes", *policy_lines(figures)]), flush=True)
         goals += goal_lines(path.stem, figures)
+        if arguments.json:  # so far, should it be interrupted
+            arguments.json.write_text(json.dumps(everything, indent=2))
     if not everything["tables"]:
         parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
     for name in SIMULATED:
