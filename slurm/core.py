@@ -49,7 +49,9 @@ class Kind(enum.StrEnum):
         return self in _RETRIED
 
 
-_RETRIED = {Kind.NODE_FAILURE, Kind.LAUNCH_FAILURE, Kind.PREEMPTED, Kind.CANCELLED}
+# Nobody asked for these ends, and they say nothing about the configuration.
+BLAMELESS = frozenset({Kind.NODE_FAILURE, Kind.LAUNCH_FAILURE, Kind.PREEMPTED})
+_RETRIED = BLAMELESS | {Kind.CANCELLED}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from analysis.run import Run
+from slurm.core import BLAMELESS
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Budget:
         about its configuration (its nodes failed to the end) does not count.
         """
         if self.trials is not None:
-            counted = sum(1 for t in run.trials.values() if t.kind not in _NO_ANSWER)
+            counted = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
             if counted >= self.trials:
                 return f"budget: {self.trials} trials"
         return self.resources_spent(run, now)
@@ -55,9 +56,6 @@ class Budget:
             f"another batch is expected to gain {gain:.2%}, less than budget.expected_gain "
             f"({self.expected_gain:.3g}); about {expected['left']:.2%} is left on the table"
         )
-
-
-_NO_ANSWER = {"node_failure", "launch_failure", "preempted"}
 
 
 def wall_time_s(run: Run, now: float) -> float:

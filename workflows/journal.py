@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import socket
 import time
@@ -65,6 +66,17 @@ class Journal:
         """Give up the lock."""
         self._file.close()
         self._lock.close()
+
+
+def finite(value: Any) -> Any:
+    """The value with None in place of what JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
 
 
 def driver_of(directory: Path) -> str | None:

@@ -20,7 +20,8 @@ from analysis.settled import saved_rows, verdict_rows
 from slurm.core import Launcher, Lease
 from slurm.pool import NodePool
 from workflows.budget import Budget
-from workflows.driver import CONTINUE, INTERRUPTED, Driver, Ending
+from workflows.driver import Driver
+from workflows.ending import CONTINUE, INTERRUPTED, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.pricing import Pricing

@@ -14,8 +14,10 @@ import pytest
 from analysis.run import read_run
 from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.steps import Hopeless
+from workflows.agenda import MAX_RETRIES
 from workflows.budget import Budget
-from workflows.driver import CONTINUE, DONE, FAILED, MAX_RETRIES, Driver, Ending
+from workflows.driver import Driver
+from workflows.ending import CONTINUE, DONE, FAILED, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.proposer import Proposer

@@ -6,6 +6,7 @@ Trials end as a script says; the statistics are in tests/analysis/test_finalists
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import pytest
 from analysis.run import read_events, read_run
 from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.steps import Hopeless
+from workflows.agenda import MAX_RETRIES
 from workflows.budget import Budget, node_hours
-from workflows.driver import CONTINUE, DONE, MAX_RETRIES, Driver, Ending
+from workflows.driver import Driver
+from workflows.ending import CONTINUE, DONE, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.proposer import Proposer
@@ -181,9 +184,10 @@ def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -
 def test_no_time_is_left_for_finalists_when_it_is_spent(make_driver: MakeDriver) -> None:
     def spend(event: str, driver: Driver, number: int | None) -> None:
         if event == "ended" and all(t.ended for t in driver.state.trials.values()):
-            driver.budget = Budget(trials=4, wall_time_s=1e-6)
+            driver.journal.clock = lambda: time.time() + 3600
 
-    driver = make_driver(Scripted(lucky, num_nodes=1), listen=spend)
+    budget = Budget(trials=4, wall_time_s=1800)
+    driver = make_driver(Scripted(lucky, num_nodes=1), budget=budget, listen=spend)
     assert "of wall time" in driver.run().reason
     assert not repeats(driver)
 

@@ -17,7 +17,8 @@ from slurm.simulate import EPOCH
 from workflows.budget import Budget
 from workflows.cli import main
 from workflows.commands import UsageError
-from workflows.driver import DONE, Driver, Ending
+from workflows.driver import Driver
+from workflows.ending import DONE, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.pricing import Pricing
