@@ -1,5 +1,6 @@
 """Before a run: the cost model. After it: trajectory, SHAP and the report page."""
 
-from analysis.run import RunError, load  # cheap: load itself imports pandas
+from analysis.run import RunError
+from analysis.table import load  # cheap: it imports pandas when it is called
 
 __all__ = ["RunError", "load"]

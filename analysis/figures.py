@@ -13,7 +13,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from analysis.sensitivity import Sensitivity
-from analysis.trajectory import TOLD, failure_window
+from analysis.trajectory import failure_window
+from analysis.trial import TOLD
 
 DPI = 150
 MAX_PARAMETERS = 15

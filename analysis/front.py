@@ -16,7 +16,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from analysis import quantities
 from analysis.figures import BLUE, DARK, PALE, plain
 from analysis.pareto import comparable, front
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 
 WIDE = 8.0  # ratio of the largest to the smallest figure, from which an axis is logarithmic
 NAMED = 12  # points of the front that carry their trial's number

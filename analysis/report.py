@@ -18,15 +18,15 @@ from matplotlib.figure import Figure
 
 from analysis import figures, front, pareto, quantities, settled, stacks
 from analysis.forecast import Forecast, Forecaster
-from analysis.run import Run, Trial, load, read_run
+from analysis.run import Run, read_run
 from analysis.sensitivity import (
     NotEnough,
     Sensitivity,
     failure_sensitivity,
     objective_sensitivity,
 )
+from analysis.table import load
 from analysis.trajectory import (
-    TOLD,
     ended_t,
     failures,
     idle_spans,
@@ -35,6 +35,7 @@ from analysis.trajectory import (
     succeeded,
     trajectory,
 )
+from analysis.trial import TOLD, Trial
 
 TOP = 10
 DRAWN = 5  # best trials whose predicted parts are drawn

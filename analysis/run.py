@@ -28,113 +28,15 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from slurm.core import Kind
-
-if TYPE_CHECKING:
-    import pandas as pd
+from analysis.trial import Attempt, Trial
 
 JOURNAL_VERSION = 1
-
-_COLUMNS = (
-    "trial", "objective", "kind", "attempts", "proposed_s", "started_s", "ended_s",
-    "elapsed_s", "node_hours", "nodes", "by", "message", "measurements", "early",
-)  # fmt: skip
 
 
 class RunError(Exception):
     """A run folder that cannot be read; the message names the file, the line and the remedy."""
-
-
-@dataclass
-class Attempt:
-    """One start of a trial's processes."""
-
-    number: int
-    name: str
-    nodes: tuple[str, ...]
-    started_t: float
-    ended_t: float | None = None
-    kind: str | None = None
-    message: str = ""
-    repeat: bool = False  # of a trial that had its result
-    objective: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)
-    result: Mapping[str, Any] = field(default_factory=dict)
-    early: bool = False  # stopped before its last step: the figures are of the steps until then
-    saved_node_s: float = 0.0  # what that cost less, as far as it is known
-
-    @property
-    def answered(self) -> bool:
-        """Whether its end says something about the configuration."""
-        return self.kind == "ok" or self.kind in _FAILURES
-
-
-@dataclass
-class Trial:
-    """One configuration and all that happened to it."""
-
-    number: int
-    config: dict[str, Any]
-    proposed_t: float
-    by: str = ""
-    why: str = ""
-    expected: Mapping[str, float] = field(default_factory=dict)  # by the cost model
-    attempts: list[Attempt] = field(default_factory=list)
-    kind: str | None = None  # None: not ended for good
-    objective: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, where there are several
-    result: Mapping[str, Any] = field(default_factory=dict)
-    message: str = ""
-    stderr_tail: str = ""
-    ended_t: float | None = None  # of the final end, also of a trial that was never started
-
-    @property
-    def ended(self) -> bool:
-        return self.kind is not None
-
-    @property
-    def ok(self) -> bool:
-        return self.kind == "ok"
-
-    @property
-    def running(self) -> Attempt | None:
-        """The attempt that was started and of which no end is known."""
-        last = self.attempts[-1] if self.attempts else None
-        return last if last and last.ended_t is None else None
-
-    @property
-    def early(self) -> bool:
-        """Whether it was stopped for being too slow, and never measured to its end."""
-        measured = [a for a in self.attempts if a.kind == "ok"]
-        return self.ok and bool(measured) and all(a.early for a in measured)
-
-    @property
-    def measurements(self) -> list[float]:
-        """The objective, once for every time that it was measured to the end; at least once."""
-        if self.objective is None:
-            return []
-        complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.early]
-        return [x for x in complete if x is not None] or [self.objective]
-
-    @property
-    def failed_repeats(self) -> int:
-        """Repeats that failed, and not because of their nodes."""
-        return sum(a.repeat and a.kind in _FAILURES for a in self.attempts)
-
-    @property
-    def saved_node_s(self) -> float:
-        """Node-seconds that an early stop has saved, as far as they are known."""
-        return sum(a.saved_node_s for a in self.attempts)
-
-    @property
-    def elapsed_s(self) -> float:
-        return sum((a.ended_t or a.started_t) - a.started_t for a in self.attempts)
-
-    @property
-    def node_seconds(self) -> float:
-        return sum(((a.ended_t or a.started_t) - a.started_t) * len(a.nodes) for a in self.attempts)
 
 
 @dataclass
@@ -296,7 +198,7 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
     than it was measured has failed.
     """
     complete = [a for a in trial.attempts if a.objective is not None and not a.early]
-    if repeat.kind in _FAILURES and trial.failed_repeats > len(complete):
+    if repeat.failed and trial.failed_repeats > len(complete):
         trial.kind, trial.objective, trial.result = repeat.kind, None, repeat.result
         trial.message = f"failed when it was measured again: {repeat.message}"
         trial.stderr_tail = stderr_tail
@@ -309,61 +211,7 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
             trial.objectives = {**nearest.objectives, first: middle}
 
 
-_FAILURES = {kind.value for kind in Kind if kind.told and kind is not Kind.OK}
-
-
 def read_run(directory: Path | str) -> Run:
     """Read ``runs/NAME``; raises RunError if it is not a run folder."""
     directory = Path(directory)
     return fold(directory, read_events(directory / "journal.jsonl"))
-
-
-def load(directory: Path | str) -> pd.DataFrame:
-    """One row per ended trial, in the order of their numbers.
-
-    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
-    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
-    ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
-    ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the median),
-    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
-    """
-    import pandas as pd
-
-    run = read_run(directory)
-    origin = run.opened_t[0] if run.opened_t else 0.0
-    rows = []
-    for trial in sorted(run.trials.values(), key=lambda t: t.number):
-        if not trial.ended:
-            continue
-        started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
-        rows.append(
-            {
-                "trial": trial.number,
-                **{f"p:{name}": value for name, value in trial.config.items()},
-                "objective": float("nan") if trial.objective is None else trial.objective,
-                "kind": trial.kind,
-                "attempts": len(trial.attempts),
-                "proposed_s": trial.proposed_t - origin,
-                "started_s": started_t - origin,
-                "ended_s": (trial.ended_t or trial.proposed_t) - origin,
-                "elapsed_s": trial.elapsed_s,
-                "node_hours": trial.node_seconds / 3600,
-                "nodes": ",".join(trial.attempts[-1].nodes) if trial.attempts else "",
-                "by": trial.by,
-                "message": trial.message,
-                "measurements": len(trial.measurements),
-                "early": trial.early,
-                **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
-            }
-        )
-    return pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
-
-
-def _numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            flat.update(_numbers(value, f"{prefix}{key}."))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.encoding import Encoded, encode
-from analysis.trajectory import TOLD
+from analysis.trial import TOLD
 from slurm.core import Kind
 
 MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
-from analysis.run import Attempt, Run, Trial
+from analysis.run import Run
+from analysis.trial import Attempt, Trial
 
 
 def verdict_rows(run: Run, asked: float | None = None) -> list[tuple[str, str]]:

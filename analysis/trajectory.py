@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import TOLD, Trial
 from slurm.core import Kind
-
-TOLD = frozenset(kind.value for kind in Kind if kind.told)
-"""Kinds of end that say something about the configuration, ``ok`` among them."""
 
 
 def succeeded(trial: Trial) -> bool:

@@ -43,7 +43,7 @@ from rich.console import Console
 from scipy.optimize import linprog
 
 from analysis.run import Run, read_run
-from analysis.trajectory import TOLD
+from analysis.trial import TOLD
 from benchmarks.cost_model.report import machine
 from benchmarks.search import TOLD as TRIALS_TOLD
 from benchmarks.search import at_scale

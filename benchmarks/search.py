@@ -28,9 +28,10 @@ import numpy as np
 
 from analysis.cost.model import CostModel, Evidence
 from analysis.cost.profiles import PROFILES
-from analysis.run import Run, Trial
+from analysis.run import Run
 from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
+from analysis.trial import Trial
 from benchmarks.cost_model.report import machine
 from benchmarks.wrong_models import inverted, shuffled, wrong
 from workflows.candidates import Candidates

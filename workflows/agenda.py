@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from analysis.finalists import next_repeat
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from slurm.core import BLAMELESS
 from slurm.pool import NodePool
 from workflows.budget import Budget

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.constants import Array
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from slurm.core import Kind
 from workflows.pareto import Aim, measured, points
 from workflows.space import SearchSpace

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from slurm.core import BLAMELESS, Kind, Launcher, Lease, Outcome
 from slurm.outcome import read_result
 from slurm.pool import NodePool

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from analysis.finalists import noise_of
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from slurm.steps import Early, Step
 from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace

@@ -11,7 +11,8 @@ import numpy as np
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
 from analysis.forecast import Forecast
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.pricing import RATES, Pricing, price
 from workflows.space import SpaceError, load_space
 

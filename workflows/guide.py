@@ -18,7 +18,8 @@ import numpy as np
 from analysis.cost.constants import Array
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.candidates import Candidates
 from workflows.gain import Gain, expected_gain, leaders
 from workflows.pareto import Aim, measured, points, spread_ranks

@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.budget import node_hours
 from workflows.pricing import Pricing, price
 from workflows.space import SearchSpace

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
-from analysis.run import Trial
+from analysis.trial import Trial
 from workflows.space import Objective
 
 AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins

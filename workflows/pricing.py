@@ -13,7 +13,8 @@ from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Evidence, Prediction
 from analysis.cost.profiles import MEGATRON_DEEPSPEED, MESHTUNE, profile
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from trainer.formats import Format
 from workflows.space import SearchSpace
 from workflows.space.rules import Facts

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from analysis import quantities
 from analysis.pareto import comparable, front
-from analysis.run import Run, Trial
+from analysis.run import Run
 from analysis.settled import ended_words, saved_rows, verdict_rows
+from analysis.trial import Trial
 from workflows.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:

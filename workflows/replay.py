@@ -16,7 +16,8 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from analysis.cost.model import CostModel
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.landscapes import Landscape
 from workflows.pricing import price
 from workflows.proposer import Policy, Proposer

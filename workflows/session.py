@@ -15,8 +15,9 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from analysis.run import Run, Trial, read_run
+from analysis.run import Run, read_run
 from analysis.settled import saved_rows, verdict_rows
+from analysis.trial import Trial
 from slurm.core import Launcher, Lease
 from slurm.pool import NodePool
 from workflows.budget import Budget

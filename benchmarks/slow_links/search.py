@@ -18,7 +18,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-from analysis.run import Trial, read_run
+from analysis.run import read_run
+from analysis.trial import Trial
 from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
 from slurm.core import Lease, Outcome, TrialSpec

@@ -19,8 +19,9 @@ from analysis.finalists import (
     repeats_since_proposal,
     verdict,
 )
-from analysis.run import Run, load, read_run
+from analysis.run import Run, read_run
 from analysis.settled import saved_rows, shares, verdict_rows
+from analysis.table import load
 
 FOLDER = Path("run")
 Write = Callable[..., Run]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run import Attempt, Run, Trial
+from analysis.run import Run
+from analysis.trial import Attempt, Trial
 from benchmarks.scale import allowed, node_time
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Attempt, Run, Trial
+from analysis.run import Run
+from analysis.trial import Attempt, Trial
 from slurm.steps import Early
 from workflows.early import EarlyStop
 from workflows.space import SearchSpace

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.candidates import Candidates
 from workflows.cli import main
 from workflows.forecast import forecast_of

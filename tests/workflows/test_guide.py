@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.candidates import Candidates
 from workflows.gain import expected_gain
 from workflows.guide import DOUBT_FAILURES, PROBES, Guide

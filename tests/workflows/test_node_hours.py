@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis.run import Attempt, Run, Trial, read_run
+from analysis.run import Run, read_run
+from analysis.trial import Attempt, Trial
 from workflows.budget import node_hours
 from workflows.cli import main
 from workflows.node_hours import NodeHours

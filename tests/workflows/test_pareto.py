@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from analysis.pareto import front, non_dominated
-from analysis.run import Run, Trial, read_run
+from analysis.run import Run, read_run
+from analysis.trial import Trial
 from slurm.core import Kind, Outcome
 from workflows.cli import main
 from workflows.folder import RunFolder

@@ -11,7 +11,8 @@ import yaml
 
 from analysis.cost.memory import state_bytes
 from analysis.cost.profiles import MESHTUNE
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from trainer.config import TrainConfig
 from workflows.candidates import Candidates
 from workflows.cli import main

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.run import Run, Trial
+from analysis.run import Run
+from analysis.trial import Trial
 from workflows.candidates import Candidates
 from workflows.proposer import Proposer
 from workflows.space import SearchSpace, load_space

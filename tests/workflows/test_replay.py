@@ -15,8 +15,9 @@ import pytest
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.cost.profiles import PROFILES
-from analysis.run import Run, Trial
+from analysis.run import Run
 from analysis.sweeps.machines import machine_of
+from analysis.trial import Trial
 from workflows.cli import main
 from workflows.folder import RunFolder
 from workflows.landscapes import Landscape, landscapes_of

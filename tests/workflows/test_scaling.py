@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from analysis.figures import png
-from analysis.run import Run, Trial
+from analysis.run import Run
 from analysis.scaling import scaling_figure
+from analysis.trial import Trial
 from workflows.cli import main
 from workflows.pricing import Pricing
 from workflows.scaling import scale, text
