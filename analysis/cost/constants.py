@@ -55,6 +55,7 @@ class Constants:
 
 
 C = TypeVar("C", bound=Constants)
+EDGE = 1.96  # standard deviations: of an interval that has 95 %
 FAR = 4.0  # standard deviations of a prior that no evidence may leave
 
 
@@ -147,18 +148,21 @@ def fit(
 
 
 def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
-    """What the constants leave open of a logarithm: its standard deviation, to first order.
+    """What the constants leave open of a logarithm: its standard deviation.
+
+    Each of the independent directions of their uncertainty moves the logarithm as far as the edge
+    of its own 95 % does, to the side where that is further: a constant that nothing was fitted to
+    may count for nothing at its median and for most of a step at its edge, which no derivative
+    shows. Of narrow ones it is the first order.
 
     Args:
-        constants: where the derivatives are taken.
+        constants: their medians.
         covariance: of their logarithms.
         logarithm: of n rows, for one record of constants or for c at once; see ``from_logs``.
     """
     logs = constants.logs()
-    step = 1e-3
-    beside = logarithm(
-        type(constants).from_logs(np.vstack([logs, logs + step * np.eye(len(logs))]))
-    )
-    slopes = (beside[1:] - beside[0]) / step
-    variance = np.einsum("in,ij,jn->n", slopes, covariance, slopes)
-    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
+    variances, directions = np.linalg.eigh(covariance)
+    edges = EDGE * (np.sqrt(np.maximum(variances, 0.0)) * directions).T
+    beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
+    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(logs), -1)
+    return np.asarray(np.sqrt((np.maximum(up, down) ** 2).sum(axis=0)) / EDGE)

@@ -36,7 +36,7 @@ def cost_model(machine: Machine, profile: Profile) -> CostModel:
     known = _known()
     framework = known["frameworks"].get(profile.name, {})
     gpu = known["gpus"].get(gpu_kind(machine)) or any_gpu(known["gpus"])
-    model = CostModel(machine, profile, log_sd=spread_elsewhere())
+    model = CostModel(machine, profile)
     if framework.get("machine") == machine.name:
         time, covariance = _read(TimeConstants, framework["time"])
         model = replace(
@@ -88,11 +88,6 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
 def tables() -> dict[str, int]:
     """The tables that the file is from, and their numbers of rows."""
     return dict(_known()["tables"])
-
-
-def spread_elsewhere() -> float:
-    """Deviation of the logarithm of a step time on a machine where nothing was measured."""
-    return float(_known()["log_sd"])
 
 
 @cache

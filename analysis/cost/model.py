@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.constants import fit, log_sd
+from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.links import LinkConstants
 from analysis.cost.memory import MemoryModel, MemoryParts
 from analysis.cost.profiles import Profile
 from analysis.cost.step import StepParts, TimeConstants, step
@@ -16,6 +17,9 @@ from analysis.machine import Machine
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
+# Times as wide as the priors of links: what published tables say of them, each fitted alone, is so
+# scattered. Fits start from the narrower ones, which disturbed trials do not carry away.
+NETWORKS = 2.0
 # Times wider than what runs of other models left open of the constants: a formula that is a little
 # wrong is wrong otherwise for this model, and no number of rows of the others tells.
 TRANSFER = 3.0
@@ -69,7 +73,7 @@ class Prediction:
         """Standard deviation of the logarithm of the step time: constants and noise together."""
         return self.model.time_log_sd(self.jobs)
 
-    def interval_s(self, deviations: float = 1.96) -> tuple[Array, Array]:
+    def interval_s(self, deviations: float = EDGE) -> tuple[Array, Array]:
         """Step times between which the true one is expected; by default with 95 %."""
         factor = np.exp(deviations * self.time_log_sd)
         return self.step_time_s / factor, self.step_time_s * factor
@@ -112,7 +116,8 @@ class CostModel:
         profile: habits.
         constants: of time.
         memory: of memory.
-        covariance: of the logarithms of time's constants, from calibration; None before it.
+        covariance: of the logarithms of time's constants; None before any evidence, when it is
+            ``between_machines``.
         log_sd: of step times around the prediction, beyond what the covariance explains.
     """
 
@@ -176,13 +181,20 @@ class CostModel:
 
     def time_log_sd(self, jobs: Jobs) -> Array:
         """See :meth:`Prediction.time_log_sd`."""
-        if self.covariance is None:
-            return np.full(len(jobs), self.log_sd)
+        known = self.covariance
+        covariance = between_machines() if known is None else known
 
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.machine, self.profile, constants).total)
 
-        return np.hypot(self.log_sd, log_sd(self.constants, self.covariance, logarithm))
+        return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
+
+
+def between_machines() -> Array:
+    """Covariance of the logarithms of time's constants where nothing was measured."""
+    links = {f.name for f in fields(LinkConstants)}
+    factors = [NETWORKS if f.name in links else 1.0 for f in fields(TimeConstants)]
+    return np.diag((TimeConstants.spreads() * factors) ** 2)
 
 
 def model_flops(jobs: Jobs) -> Array:

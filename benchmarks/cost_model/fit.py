@@ -25,7 +25,7 @@ from analysis.cost.profiles import PROFILES, Profile
 from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
 
-from .transfer import left_out, log_sd, of_framework, of_gpus, parts_of
+from .transfer import of_framework, of_gpus, parts_of
 
 LEAST_ROWS = 50  # timed ones, from which on a fit says more than the priors
 MOST_ROWS = 400  # of one table, so that none drowns the others
@@ -47,11 +47,9 @@ def main() -> None:
             frameworks[name] = {**own, "elsewhere": elsewhere}
     content = {
         "tables": {table.name: len(table) for table in tables},
-        "log_sd": round(log_sd(left_out(tables)), 3),
         "gpus": of_gpus(timed_parts),
         "frameworks": frameworks,
     }
-    print(f"elsewhere: spread {content['log_sd']}")
     FILE.write_text(HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None))
 
 

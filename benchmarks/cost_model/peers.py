@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from analysis.cost.fitted import cost_model, spread_elsewhere
+from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Evidence, hardware_flops
 from analysis.cost.profiles import Profile, profile
@@ -125,7 +125,7 @@ class Transfer:
             key = (machine.name, habits.name)
             if key not in known:
                 constants = transferred(parts, machine, habits)
-                known[key] = CostModel(machine, habits, constants, log_sd=spread_elsewhere())
+                known[key] = CostModel(machine, habits, constants)
             return _answer(known[key], jobs)
 
         return fitted

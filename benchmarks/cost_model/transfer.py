@@ -6,7 +6,7 @@ decides alone. What a fit says beyond the constants that it is asked for is drop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from analysis.cost.profiles import Profile, profile
 from analysis.cost.step import TimeConstants, step
 from analysis.machine import Machine
 from analysis.sweeps.table import Table
-
-from .folds import from_others
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2
@@ -79,31 +77,3 @@ def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
         return np.asarray(np.log(times / rows.step_time_s))
 
     return residuals
-
-
-def left_out(tables: Sequence[Table]) -> dict[str, Array]:
-    """Logarithms of predicted over measured of each table, from the others."""
-    found = {}
-    for table in tables:
-        (fold,) = from_others(table, tables)
-        train, known = parts_of(fold.train), {}
-        residuals = []
-        for rows in parts_of([table]):
-            machine, habits = machine_of(rows), profile(str(rows.profile[0]))
-            key = gpu_kind(machine), habits.name
-            if key not in known:
-                known[key] = transferred(train, machine, habits)
-            residuals.append(_prediction(rows)(known[key]))
-        found[table.name] = np.concatenate(residuals)
-    return found
-
-
-def log_sd(residuals: Mapping[str, Array]) -> float:
-    """Of a table that was not seen, from what each of several leaves when it is left out.
-
-    The 95 % interval that it gives has 95 % of the rows in three quarters of the tables: what the
-    rows of one have in common, and what they differ by. The last quarter are disturbed networks,
-    which no interval worth the name would have.
-    """
-    needed = [float(np.quantile(np.abs(r), 0.95)) / 1.96 for r in residuals.values()]
-    return float(np.quantile(needed, 0.75))

@@ -17,7 +17,7 @@ from analysis.sweeps.published import table as published
 from analysis.sweeps.table import Table
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
-from benchmarks.cost_model.transfer import left_out, log_sd, parts_of, transferred
+from benchmarks.cost_model.transfer import parts_of, transferred
 
 PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)
@@ -62,16 +62,6 @@ def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None
     (fold,) = from_others(own, [own, other, made("c", "fsdp", "dgx_h100", 5120)])
     assert [t.name for t in fold.train] == ["c"]
     assert len(fold.asked) == len(own)
-
-
-def test_the_spread_is_what_held_out_tables_leave() -> None:
-    rows = {
-        name: np.full(40, left)
-        for name, left in zip("abcde", [0, -0.1, 0.2, 0.1, 9.0], strict=True)
-    }
-    assert log_sd(rows) == pytest.approx(0.2 / 1.96)
-    several = [made(n, "fsdp", "dgx_a100", h) for n, h in (("a", 8192), ("b", 4096), ("c", 5120))]
-    assert log_sd(left_out(several)) < 0.1  # all are of one truth
 
 
 def test_an_interval_covers_the_rows_within_it() -> None:

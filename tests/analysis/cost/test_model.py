@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
+from analysis.cost.constants import log_sd
 from analysis.cost.jobs import FULL, Jobs, jobs
-from analysis.cost.model import CostModel, Evidence, hardware_flops, model_flops
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Evidence, hardware_flops, model_flops
 from analysis.cost.profiles import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON
 from analysis.cost.step import TimeConstants, step
 from analysis.machine import Machine
@@ -143,6 +145,31 @@ def test_eight_trials_remove_most_of_a_bias() -> None:
     assert np.median(after.time_log_sd) < np.median(before.time_log_sd)
     low, high = after.interval_s()
     assert np.mean((true[rest] > low[rest]) & (true[rest] < high[rest])) > 0.85
+
+
+def test_what_counts_for_little_at_its_median_widens_the_interval_by_its_edge() -> None:
+    """A network's latency: nothing beside a long step, most of a short one when it is at its worst.
+
+    Derivatives at the median would say a tenth of it.
+    """
+    constants = TimeConstants()
+    names = [f.name for f in fields(TimeConstants)]
+    at = names.index("crowded_send_s")
+    covariance = np.zeros((len(names), len(names)))
+    covariance[at, at] = 3.0**2
+
+    def logarithm(c: TimeConstants) -> np.ndarray:
+        return np.log(1e-3 + c.crowded_send_s * np.ones(1))
+
+    edge = np.log((1e-3 + 1e-4 * np.exp(3.0 * 1.96)) / 1.1e-3)
+    assert log_sd(constants, covariance, logarithm)[0] == pytest.approx(edge / 1.96)
+    assert edge / 1.96 > 5 * 3.0 * 1e-4 / 1.1e-3
+
+
+def test_before_any_evidence_a_job_that_leaves_its_node_is_less_sure() -> None:
+    of = jobs({"tp": 1, "pp": 1, "dp": [8, 512], "mbs": 1, "gas": 1, "zero_stage": 3}, shape("22b"))
+    inside, outside = CostModel(machine("dgx_h100"), MEGATRON_LM).predict(of).time_log_sd
+    assert outside > 1.2 * inside > 1.2 * PRIOR_LOG_SD
 
 
 def test_one_absurd_trial_does_not_carry_the_model_away() -> None:
