@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
+from analysis.atomic import write_atomically
 from slurm.core import Kind, Launcher, Lease, TrialSpec
 from trainer.config import ConfigError, TrainConfig
-from workflows.folder import write_atomically
 
 NO_LIMIT_S = 10 * 365 * 86400.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.atomic import write_atomically
 from analysis.pareto import front
 from analysis.run import Run
 from workflows.space import SearchSpace, load_space
@@ -99,10 +99,3 @@ class RunFolder:
 
 def _scalar(value: Any) -> bool:
     return isinstance(value, (int, float, str))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace ``path`` in one step, so that a reader or a crash never sees half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    part.replace(path)

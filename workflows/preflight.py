@@ -16,6 +16,7 @@ from shlex import join
 from statistics import median
 from typing import Any
 
+from analysis.atomic import write_atomically
 from analysis.measured import (
     best_ring,
     link_warnings,
@@ -27,7 +28,6 @@ from slurm.evidence import clear
 from slurm.local import visible_gpus
 from slurm.srun import SrunLauncher
 from workflows.cluster_file import NotMeasuredError, cluster_file
-from workflows.folder import write_atomically
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to
