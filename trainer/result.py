@@ -23,6 +23,14 @@ from trainer.files import sync_folder
 from trainer.flops import hardware_flops, model_flops
 
 RESULT_NAME = "result.json"
+# What an ``ok`` result holds, and what a search may seek. Keys that begin with ``communication_``
+# are tables by purpose and link.
+FIGURES = (
+    *("tflops_per_gpu", "hardware_tflops_per_gpu", "tokens_per_second"),
+    *("tokens_per_second_per_gpu", "samples_per_second", "step_time_s", "dp", "global_batch_size"),
+    *("parameters", "loss", "skipped_steps", "grad_norm", "peak_memory_bytes", "peak_memory_rank"),
+    *("world_size",),
+)
 
 
 def completed(

@@ -193,6 +193,8 @@ def test_parameters_that_the_trainer_lacks_are_named(load: Load, good: str) -> N
     space = load(good.replace("  tp:", "  gx: [1, 2]\n  tp:"))
     assert space.unsupported() == ["gx"]
     assert load(good).unsupported() == []
+    energy = load(good.replace("maximize: tflops_per_gpu", "minimize: joules_per_token"))
+    assert energy.unsupported() == ["joules_per_token"]
 
 
 def test_a_frozen_space_has_the_same_fingerprint(load: Load, good: str, own_trainer: str) -> None:
@@ -239,7 +241,7 @@ def test_any_text_survives_freezing(load: Load, words: list[str]) -> None:
         ("vpp: pp > 1", "vpp: pp > 2", False),
         ("size <= 64", "size <= 65", False),
         ("maximize", "minimize", False),
-        ("maximize: tflops_per_gpu", "[maximize: tflops_per_gpu, minimize: a]", False),
+        ("maximize: tflops_per_gpu", "[maximize: tflops_per_gpu, minimize: dp]", False),
         ("objective:", "trial: {timeout: 5m}\nobjective:", False),
         ("objective:", "failure_penalty: mean\nobjective:", False),
         ("objective:", "allow: [tp_across_nodes]\nobjective:", False),

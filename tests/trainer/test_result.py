@@ -11,7 +11,7 @@ import pytest
 
 from trainer.config import TrainConfig
 from trainer.flops import hardware_flops, model_flops
-from trainer.result import clear_result, completed, failure, step_line, write_result
+from trainer.result import FIGURES, clear_result, completed, failure, step_line, write_result
 
 CONFIG = TrainConfig.parse(
     {
@@ -73,6 +73,11 @@ def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
     assert result["loss"] == [5.0, 4.0, 3.0, 2.0]
     assert result["parameters"] == CONFIG.model.num_parameters
     assert result["communication_bytes"] == {"gradients": {"node": 64}}
+
+
+def test_every_key_of_a_result_can_be_sought() -> None:
+    found = completed(CONFIG, 8, training(), [1] * 8).keys() - {"status", "versions"}
+    assert {key for key in found if not key.startswith("communication_")} == {*FIGURES}
 
 
 def test_the_peak_names_the_first_rank_that_reached_it() -> None:

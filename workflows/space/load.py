@@ -14,14 +14,21 @@ from pydantic import BaseModel
 
 import search_spaces
 from analysis.machine import Machine
+from trainer.result import FIGURES
 
 from . import deepspeed, facts, parameters, placements, rules
 from .expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
 from .mistakes import validate
 from .parameters import Parameter
 from .schema import ModelFile, ObjectiveSpec, SpaceFile
-from .source import Document, SpaceError, nearest, read, shown
-from .space import PLACEHOLDER, TRIAL_PLACEHOLDERS, Objective, SearchSpace
+from .source import Document, SpaceError, Where, nearest, read, shown
+from .space import (
+    ENERGY_FIGURES,
+    PLACEHOLDER,
+    TRIAL_PLACEHOLDERS,
+    Objective,
+    SearchSpace,
+)
 
 SHIPPED = Path(search_spaces.__file__).parent
 Record = TypeVar("Record", bound=BaseModel)
@@ -263,6 +270,7 @@ class _Builder:
     def _objectives(self, own: Mapping[str, Parameter]) -> tuple[Objective, ...]:
         given = self.file.objective
         if isinstance(given, ObjectiveSpec):
+            self._known_figure(given, ("objective",))
             return (Objective.of(given),)
         found: list[Objective] = []
         for index, spec in enumerate(given):
@@ -277,8 +285,25 @@ class _Builder:
                     "num_nodes is the same in every configuration: remove it here, or give it "
                     "several values under parameters",
                 )
+            self._known_figure(spec, ("objective", index))
             found.append(Objective.of(spec))
         return tuple(found)
+
+    def _known_figure(self, spec: ObjectiveSpec, path: Where) -> None:
+        """A trainer of the user's may report anything; what the built-in one reports is known."""
+        key, root = spec.key, spec.key.split(".")[0]
+        if self.own_trainer or root.startswith("communication_"):
+            return
+        known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
+        if root not in known or key == "step_time_s":
+            often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
+            names = [*often, *(name for name in known if name != "step_time_s")]
+            raise self.document.error(
+                (*path, "maximize" if spec.is_maximized else "minimize"),
+                f"found {shown(key)}, accepted a figure of the built-in trainer, such as "
+                f"{', '.join(often)}{nearest(key, names)}",
+                at_value=True,
+            )
 
     def _timeouts(self) -> None:
         trial = self.file.trial

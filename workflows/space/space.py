@@ -27,6 +27,7 @@ from .source import scalar
 
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
+ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 
 
 @dataclass(frozen=True)
@@ -250,10 +251,14 @@ class SearchSpace:
         return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.trainer.command)
 
     def unsupported(self) -> list[str]:
-        """Parameters that the built-in trainer does not have (yet); the search refuses them."""
+        """Parameters and objectives that the built-in trainer does not have (yet).
+
+        The search refuses them; a simulated trial has its energy from the cluster's facts.
+        """
         if self.trainer.builtin is None:
             return []
-        return _parameters.unsupported(self.parameters)
+        energy = [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
+        return [*_parameters.unsupported(self.parameters), *energy]
 
     @cached_property
     def fingerprint(self) -> str:
