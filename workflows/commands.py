@@ -341,7 +341,7 @@ def _simulated(arguments: Namespace) -> bool:
 
 
 def _simulated_launcher(space: SearchSpace, folder: RunFolder, options: str) -> Launcher:
-    from slurm.simulate import EPOCH
+    from slurm.simulated_cluster import EPOCH
     from workflows.simulate import simulated_launcher
 
     start = EPOCH

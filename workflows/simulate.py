@@ -13,7 +13,9 @@ import numpy as np
 
 from analysis.cost.activations import refused
 from analysis.cost.constants import Constants
-from slurm.simulate import EPOCH, Cluster, Price, SimulatedLauncher
+from slurm.simulate import SimulatedLauncher
+from slurm.simulated_cluster import EPOCH, Cluster
+from slurm.simulated_trial import Price
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
 from workflows.commands import UsageError

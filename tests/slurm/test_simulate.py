@@ -15,7 +15,9 @@ import pytest
 
 from slurm.clock import VirtualClock
 from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
-from slurm.simulate import EPOCH, NODE_LOSS_S, Cluster, Price, SimulatedLauncher
+from slurm.simulate import NODE_LOSS_S, SimulatedLauncher
+from slurm.simulated_cluster import EPOCH, Cluster
+from slurm.simulated_trial import Price
 from slurm.steps import Early, Hopeless, Step
 
 GIB = 2**30

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from analysis.run import Run, read_run
-from slurm.simulate import EPOCH
+from slurm.simulated_cluster import EPOCH
 from workflows.budget import Budget
 from workflows.cli import main
 from workflows.commands import UsageError
