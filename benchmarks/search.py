@@ -51,15 +51,16 @@ QUICK_LANDSCAPES = 7  # of a table
 
 @dataclass
 class LeftOut:
-    """Cost models of a table, each fitted without one of its models."""
+    """Cost models of a table, each fitted without some of its models."""
 
     table: Table
-    fitted: dict[str, CostModel] = field(default_factory=dict)
+    fitted: dict[frozenset[str], CostModel] = field(default_factory=dict)
 
-    def without(self, held: str) -> CostModel:
+    def without(self, *models: str) -> CostModel:
         """Fitted to the rows of all other models; with none, the constants' defaults."""
+        held = frozenset(models)
         if held not in self.fitted:
-            table, rest = self.table, self.table[self.table.model != held]
+            table, rest = self.table, self.table[~np.isin(self.table.model, models)]
             model = CostModel(
                 table.machines[str(table.machine[0])], PROFILES[str(table.profile[0])]
             )

@@ -375,7 +375,6 @@ def _warm(space: SearchSpace, runs: list[Path]) -> Pricing | None:
         for run in runs:
             where = str(run / "space.yaml")
             other = Pricing(load_space(where))
-            other.learn_from(pricing.model)
             pricing.learn(read_run(run), other)
     except NotPricedError as error:
         raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error

@@ -13,6 +13,7 @@ from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Evidence, Prediction
 from analysis.cost.profiles import MEGATRON_DEEPSPEED, MESHTUNE, profile
+from analysis.cost.transfer import discounted, taken_over
 from analysis.run import Run
 from analysis.trial import Trial
 from trainer.formats import Format
@@ -155,9 +156,15 @@ class Pricing:
 
         Args:
             run: its trials count as far as they ran or were out of memory.
-            of: prices of that run's own space; default this one.
+            of: fresh prices of that run's own space; default this one. They start from what is
+                known here already.
         """
-        self.learn_from((of or self).calibrated(run.trials.values()))
+        if of is None:
+            self.model = self.calibrated(run.trials.values())
+            return
+        of.model = taken_over(of.model, self.model)
+        learnt = discounted(of.calibrated(run.trials.values()), of.model)
+        self.model = taken_over(self.model, learnt)
 
     def learn_from(self, model: CostModel) -> None:
         """Take over what another model has learnt; machine and framework stay this space's."""

@@ -19,8 +19,9 @@ from analysis.cost.model import CostModel
 from analysis.run import Run
 from analysis.trial import Trial
 from workflows.landscapes import Landscape
-from workflows.pricing import price
+from workflows.pricing import Pricing, price
 from workflows.proposer import Policy, Proposer
+from workflows.space import SearchSpace
 
 NEAR, NEARER = 0.05, 0.01  # of the best
 ReplayPolicy = Literal[Policy, "optuna"]
@@ -40,10 +41,12 @@ class Played:
     Attributes:
         shares: each trial's objective in order, over the landscape's best; 0 failed.
         seconds: that the proposer took in all.
+        run: what the proposer was told.
     """
 
     shares: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    run: Run = field(default_factory=lambda: Run(Path()))
 
     def trials_to(self, share: float) -> int | None:
         """Trials up to the first within a share of the best; None if none was."""
@@ -59,7 +62,11 @@ class Played:
 
 
 def chooser(
-    landscape: Landscape, policy: ReplayPolicy, seed: int, model: CostModel | None = None
+    landscape: Landscape,
+    policy: ReplayPolicy,
+    seed: int,
+    model: CostModel | None = None,
+    earlier: Sequence[tuple[Run, SearchSpace]] = (),
 ) -> Chooser:
     """The proposer of ``meshtune search`` on a landscape.
 
@@ -69,6 +76,7 @@ def chooser(
         seed: of the proposer.
         model: in place of the cost model's own constants, such as one that was fitted without
             the landscape's model; its machine and framework are replaced.
+        earlier: runs, and their spaces, that the cost model learns from first.
     """
     if policy == "optuna":
         from workflows.optuna_peer import OptunaPeer
@@ -77,6 +85,9 @@ def chooser(
     pricing = price(landscape.space)
     if pricing is not None and model is not None:
         pricing.learn_from(model)
+    if pricing is not None:
+        for run, space in earlier:
+            pricing.learn(run, Pricing(space))
     return Proposer(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 
@@ -99,7 +110,8 @@ def play(
         until: end once a trial is within this share of the best, and 16 were tried.
     """
     rng = np.random.default_rng(seed)
-    run, played = Run(Path()), Played()
+    played = Played()
+    run = played.run
     size = len(landscape.configs)
     while len(run.trials) < min(size, max_trials or size):
         batch = []

@@ -1,0 +1,68 @@
+"""``--warm-start``: a search that begins with what earlier runs taught the cost model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.run import read_run
+from workflows.cli import main
+from workflows.pricing import Pricing
+from workflows.space import load_space
+
+OTHER, OWN = "gpt_22b_frontier", "gpt_175b_frontier"
+# A cluster that is not as the cost model has it, in the same way for both models.
+SIMULATED = ["--launcher", "simulate", "--simulate", "nodes=128,model_error=1,misfit=0,noise=0"]
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("earlier") / "run"
+    assert main(["search", OTHER, *SIMULATED, "--trials", "12", "--run-dir", str(run)]) == 0
+    return run
+
+
+def first_error(run: Path) -> float:
+    """How far the first trial is off its prediction, as a logarithm."""
+    trial = read_run(run).trials[1]
+    assert trial.objective is not None
+    return abs(float(np.log(trial.objective / trial.expected["objective"])))
+
+
+def test_a_run_of_another_model_makes_the_first_prediction_better(
+    earlier: Path, tmp_path: Path
+) -> None:
+    search = ["search", OWN, *SIMULATED, "--trials", "1"]
+    assert main([*search, "--run-dir", str(tmp_path / "cold")]) == 0
+    warm = ["--run-dir", str(tmp_path / "warm"), "--warm-start", str(earlier)]
+    assert main([*search, *warm]) == 0
+    assert first_error(tmp_path / "warm") < 0.5 * first_error(tmp_path / "cold")
+
+
+def test_what_a_run_taught_of_a_machine_stays_there(earlier: Path) -> None:
+    elsewhere = Pricing(load_space("llama_8b_dgx_h100"))
+    before = elsewhere.model.constants
+    elsewhere.learn(read_run(earlier), Pricing(load_space(str(earlier / "space.yaml"))))
+    after = elsewhere.model.constants
+    assert (after.gemm_share, after.inter_node_share) == (
+        before.gemm_share,
+        before.inter_node_share,
+    )
+
+
+def test_a_run_that_no_price_can_be_given_for_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "space.yaml").write_text(
+        "version: 1\ncluster: frontier\ntrainer: {command: [train]}\nparameters: {a: [1, 2]}\n"
+        "objective: {maximize: speed}\n"
+    )
+    arguments = ["search", OWN, *SIMULATED, "--run-dir", str(tmp_path / "run")]
+    assert main([*arguments, "--warm-start", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert str(folder / "space.yaml") in said and "--warm-start" in said
+    assert not (tmp_path / "run").exists()
