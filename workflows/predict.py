@@ -13,9 +13,10 @@ from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
 from analysis.quantities import duration
 from workflows.candidates import Candidates
+from workflows.deadline import in_time
 from workflows.pricing import NotPricedError, Pricing
 from workflows.progress import config_text
-from workflows.space import CheckReport
+from workflows.space import CheckReport, check
 from workflows.trials import start_up_s
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
@@ -36,6 +37,7 @@ class Ranking:
         prediction: theirs, in the same order.
         num_priced: configurations that were compared.
         num_likely: those of them that are expected to fit.
+        ranked_by: what the order follows; empty for a single configuration.
         warnings: lines of text on the space's trials.
     """
 
@@ -44,28 +46,41 @@ class Ranking:
     prediction: Prediction
     num_priced: int
     num_likely: int
+    ranked_by: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def rank(pricing: Pricing, top: int) -> Ranking:
     """Price the valid configurations of a space and keep the best.
 
-    Ranked by what they promise (see ``Pricing.promise``) times the probability to fit.
+    Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
+    end in time; by memory where none is expected to fit.
 
     Args:
         pricing: of the space.
         top: how many to keep.
+
+    Raises:
+        SpaceError: if no configuration is valid; it names the rules that remove the most.
     """
     space = pricing.space
     candidates = Candidates(space)
     indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
+    if not len(indices):
+        check(space)
     prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-    promise = pricing.promise(prediction) * prediction.fits
-    order = np.argsort(-promise, kind="stable")[:top]
-    configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
     likely = int(np.count_nonzero(prediction.fits >= LIKELY))
-    warnings = too_long(pricing, prediction)
-    return Ranking(pricing, configs, pricing.predict(configs), len(indices), likely, warnings)
+    value, ranked_by = -prediction.peak_bytes, "memory"
+    if likely:
+        value = pricing.promise(prediction) * prediction.fits * in_time(space, prediction)
+        first = ", the first objective," if space.more_objectives else ""
+        ranked_by = f"{space.objective.key}{first} and the probability to fit and to end in time"
+    order = np.argsort(-value, kind="stable")[:top]
+    configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
+    warnings = too_large(pricing, prediction) + too_long(pricing, prediction)
+    return Ranking(
+        pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
+    )
 
 
 def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
@@ -86,14 +101,28 @@ def likely_to_fit(report: CheckReport) -> str:
     jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
     fits = model.memory.fits(jobs, model.profile, model.memory_limit_bytes)
     likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
+    about = "about " if len(indices) < report.valid else ""
     lines = [
-        f"about {likely:,} of {report.valid:,} valid configurations are "
+        f"{about}{likely:,} of {report.valid:,} valid configurations are "
         f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
         "(cost model, uncalibrated)"
     ]
     with suppress(MissingFactError):  # such as the network: it can be counted, not timed
-        lines += too_long(pricing, model.predict(jobs))
+        prediction = model.predict(jobs)
+        lines += too_large(pricing, prediction) + too_long(pricing, prediction)
     return "\n".join(lines)
+
+
+def too_large(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+    """A warning where nothing is expected to fit."""
+    if np.any(prediction.fits >= LIKELY):
+        return ()
+    least, limit = prediction.peak_bytes.min() / GIB, pricing.model.memory_limit_bytes / GIB
+    return (
+        f"warning: none is expected to fit: the least that one needs is {least:,.4g} GiB on its "
+        f"fullest GPU, of {limit:.4g} GiB; split the model more (tp, pp, zero_stage, num_nodes), "
+        "or recompute",
+    )
 
 
 def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
@@ -154,6 +183,8 @@ def table(ranking: Ranking) -> str:
         f"{space.name}: {ranking.num_likely:,} of {ranking.num_priced:,} configurations are "
         f"expected to fit ({share:.3g} %)"
     )
+    if ranking.ranked_by:
+        lines.append(f"ranked by {ranking.ranked_by}")
     return "\n".join([*lines, *ranking.warnings])
 
 

@@ -121,7 +121,7 @@ def test_check_says_how_many_configurations_are_expected_to_fit(
     assert 0 < likely < len(configs)
     assert main(["check", "gpt_175b_frontier_table4"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        f"about {likely:,} of {len(configs):,} valid configurations are predicted to fit in "
+        f"{likely:,} of {len(configs):,} valid configurations are predicted to fit in "
         "64 GiB (cost model, uncalibrated)"
     )
 

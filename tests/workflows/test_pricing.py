@@ -145,3 +145,44 @@ def test_time_limits_that_end_many_trials_are_said(
     assert warning.startswith(
         f"warning: {over:.2g} % of those that fit need longer than trial.timeout"
     )
+
+
+def test_what_would_not_end_in_time_ranks_below_what_would(tmp_path: Path) -> None:
+    text = (SHIPPED / "llama_8b_dgx_h100.yaml").read_text()
+    path = tmp_path / "short.yaml"
+    path.write_text(text.replace("timeout: 15m", "timeout: 90s").replace("  no_progress", "#"))
+    free, short = (rank(Pricing(load_space(name)), top=5) for name in ("llama_8b_dgx_h100", path))
+    needed_s = 60 + 7 * free.pricing.predict(free.configs).step_time_s
+    assert needed_s.max() > 90  # the best ones have the largest batches
+    needed_s = 60 + 7 * short.pricing.predict(short.configs).step_time_s
+    assert needed_s.max() < 90
+
+
+def test_where_nothing_fits_the_least_that_is_needed_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (SHIPPED / "llama_8b_dgx_h100.yaml").read_text()
+    path = tmp_path / "large.yaml"
+    path.write_text(text.replace("model: llama_8b", "model: gpt_1t"))
+    assert main(["check", str(path)]) == 0
+    warning = capsys.readouterr().out.splitlines()[-1]
+    ranking = rank(Pricing(load_space(path)), top=10)
+    memory_bytes = ranking.prediction.memory.total
+    assert ranking.num_likely == 0 and list(memory_bytes) == sorted(memory_bytes)
+    assert (
+        f"none is expected to fit: the least that one needs is {memory_bytes[0] / 2**30:,.4g} GiB"
+        in warning
+    )
+    assert ranking.warnings == (warning,)
+
+
+def test_a_space_without_valid_configurations_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none.yaml"
+    text = (SHIPPED / "llama_8b_dgx_h100.yaml").read_text()
+    path.write_text(text.replace("constraints:\n", "constraints:\n  - tp > 8\n"))
+    assert main(["predict", str(path)]) == 2
+    said = capsys.readouterr()
+    assert "no configuration is valid" in said.err and "tp > 8" in said.err
+    assert said.out == ""
