@@ -19,7 +19,6 @@ PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
-RAN_WEIGHT = 2.0  # a run that trained is certain, a failure may have had another cause
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
@@ -98,9 +97,9 @@ class MemoryModel:
 
         def residuals(constants: MemoryConstants) -> Array:
             over = np.log(memory(bounded, profile, constants).total / limit_bytes)
-            bounds = np.where(failed, np.minimum(over, 0.0), RAN_WEIGHT * np.maximum(over, 0.0))
+            bounds = np.where(failed, np.minimum(over, 0.0), np.maximum(over, 0.0))
             predicted, held = reported(known, profile, constants)
-            beyond = RAN_WEIGHT * np.maximum(np.log(held) - peaks, 0.0)
+            beyond = np.maximum(np.log(held) - peaks, 0.0)
             sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
             return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
 

@@ -39,7 +39,7 @@ class MemoryConstants(Constants):
         1.5 * GIB, 0.3, "outside the allocator: driver's context, kernels, what is not usable"
     )
     communicator_bytes: float = constant(
-        0.4 * GIB, 0.3, "of each kind of group that a rank is in, outside the allocator"
+        0.4 * GIB, 0.8, "of each kind of group that a rank is in, outside the allocator"
     )
     workspace_bytes: float = constant(
         0.3 * GIB, 0.4, "matrix products' and the optimizer's scratch space, in the allocator"

@@ -142,6 +142,8 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     offloaded = place.str.contains("offload", case=False) & ~frame["note"].str.contains(
         "Opt Offl=N; Par Offl=N"
     )
+    # The DeepSpeed scripts of that branch keep layers' inputs in the host's memory.
+    in_host = place.str.contains("ZeRO (old branch)", regex=False)
     unknown = np.isnan(numbers(frame, "layers")) | np.isnan(numbers(frame, "mbs"))
     stage = numbers(frame, "zero_stage")
     whole = frame[~unknown]
@@ -168,7 +170,9 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     )
     checked = whole["tflops_check"].isin(["ok", ""])
     reasons = {
-        "states are offloaded to the host": offloaded[~unknown].to_numpy(),
+        "states or activations are offloaded to the host": (offloaded | in_host)[
+            ~unknown
+        ].to_numpy(),
         "time and TFLOPS contradict": ~checked.to_numpy(),
         **contradictory(made, numbers(whole, "gbs"), numbers(whole, "n_gpu")),
     }

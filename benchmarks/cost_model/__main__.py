@@ -124,6 +124,8 @@ def _print(table: Table, results: Sequence[Result], details: bool) -> None:
             print(text)
     print()
     for result in results:
+        if result.scheme == LEFT_OUT and (text := report.reliability(result)):
+            print(text, "\n")
         if details and result.scheme == LEFT_OUT and result.pooled.rankings:
             print(report.landscapes(result), "\n")
 

@@ -15,6 +15,7 @@ TOP = 8
 LEAST_ROWS = 4  # fewer runs have no ranking worth the name
 TEN = 10  # Singh et al. 2024, V-B: how many ranked first are among as many fastest
 CLOSE = 0.05  # of the true best
+BINS = (0.0, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0)  # of the probability to fit
 SHUFFLES = 50  # of rows that a prediction does not tell apart
 
 
@@ -173,15 +174,23 @@ class Fitting:
         accuracy: share of rows whose fate is foretold.
         caught: of those that failed.
         wrongly_pruned: of those that ran, the share that was foretold to fail.
+        reliability: for each of ``BINS``: rows, their mean probability, and the share that ran.
     """
 
     accuracy: float
     caught: float
     wrongly_pruned: float
+    reliability: tuple[tuple[int, float, float], ...]
 
 
 def fitting(fits: Array, failed: Mask) -> Fitting:
     """Of rows whose probability to fit is predicted."""
     known = np.isfinite(fits)
-    pruned, lost = fits[known] < 0.5, failed[known]
-    return Fitting(mean(pruned == lost), mean(pruned[lost]), mean(pruned[~lost]))
+    stated, lost = fits[known], failed[known]
+    pruned = stated < 0.5
+    found = np.digitize(stated, BINS[1:-1])
+    reliability = tuple(
+        (int((found == i).sum()), mean(stated[found == i]), mean(~lost[found == i]))
+        for i in range(len(BINS) - 1)
+    )
+    return Fitting(mean(pruned == lost), mean(pruned[lost]), mean(pruned[~lost]), reliability)

@@ -15,7 +15,7 @@ from typing import Any
 from analysis.sweeps.table import Table
 
 from .evaluate import Result, Scores
-from .metrics import median
+from .metrics import BINS, median
 from .statements import Statement
 
 HEADER = (
@@ -92,6 +92,21 @@ def landscapes(result: Result) -> str:
         f"| {percent(r.regret_top)} | {'' if math.isnan(r.ten) else f'{r.ten:.3g}'} |"
         for r in result.pooled.rankings
     ]
+    return "\n".join(rows)
+
+
+def reliability(result: Result) -> str:
+    """How often rows ran, by the probability that was stated; what cannot be for memory left out.
+
+    Nothing where no row failed.
+    """
+    fitting = result.pooled.fitting_memory
+    if fitting is None:
+        return ""
+    heads = (f"{result.predictor}, {result.scheme}: probability to fit", "n", "mean", "ran")
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for low, high, (count, stated, ran) in zip(BINS, BINS[1:], fitting.reliability, strict=False):
+        rows.append(f"| {low:g} to {high:g} | {count} | {percent(stated)} | {percent(ran)} |")
     return "\n".join(rows)
 
 
