@@ -15,7 +15,7 @@ import yaml
 from analysis.cost.jobs import RECOMPUTE
 from analysis.sweeps.machines import resized
 from analysis.sweeps.table import Table, TableError, frame_of, numbers
-from analysis.sweeps.tables import FORMATS, read, read_by
+from analysis.sweeps.tables import FORMATS, missing, read, read_by
 from workflows.space import SearchSpace, load_space
 
 _VARIED = ("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
@@ -74,21 +74,30 @@ class Landscape:
         return max(medians) if self.space.objective.maximize else min(medians)
 
     def share(self, objective: float) -> float:
-        """An objective over the best's, so that 1 is as good and less is worse."""
-        return objective / self.best if self.space.objective.maximize else self.best / objective
+        """An objective over the best's, so that 1 is as good and less is worse.
+
+        Where the best is not positive: 1 less the distance from it, over its size.
+        """
+        best, maximize = self.best, self.space.objective.maximize
+        if best > 0 and objective > 0:
+            return objective / best if maximize else best / objective
+        behind = best - objective if maximize else objective - best
+        return 1 - behind / abs(best) if best else float(behind <= 0)
 
 
 def landscapes_of(path: Path, columns: Sequence[str] = ()) -> list[Landscape]:
     """The landscapes of a sweep's table, or of a run's ``results.csv``.
 
     Args:
-        path: of the file.
+        path: of the file, or of the run's folder.
         columns: of the table, rows with equal values in which are one landscape; default what the
             table's form says.
 
     Raises:
         TableError: if there is nothing to replay; the message says why.
     """
+    if path.is_dir():
+        path /= "results.csv"
     if not path.is_file():
         raise TableError(f"{path}: no such file")
     frame = frame_of(path)
@@ -98,15 +107,16 @@ def landscapes_of(path: Path, columns: Sequence[str] = ()) -> list[Landscape]:
             raise TableError(f"{path}: a run is one landscape; leave --landscape out")
         found = [_of_run(path, frame)]
     else:
-        if missing := [name for name in columns if name not in frame]:
+        if unknown := [name for name in columns if name not in frame]:
             raise TableError(
-                f"{path}: no column {', '.join(missing)}; it has {', '.join(frame.columns)}"
+                f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
             )
         tables = read_by(path, columns) if columns else [t for t in [read(path)] if t is not None]
         if not tables:
             raise TableError(
-                f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); "
-                f"it has the columns {', '.join(frame.columns) or 'none'}"
+                f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); it has "
+                f"the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+                f"{', '.join(missing(frame))}"
             )
         found = [landscape for table in tables for landscape in landscapes(table)]
     if not found:
@@ -172,6 +182,7 @@ def _value(path: Path, space: SearchSpace, name: str, text: str) -> Any:
 
 
 def _landscape(key: str, table: Table) -> Landscape:
+    table = table[table.failed | np.isfinite(table.step_time_s)]  # others cannot answer
     jobs = table.jobs
     _check_same(key, table)
     machine = table.machines[str(table.machine[0])]
@@ -248,6 +259,7 @@ def _space(
         "trainer": {"command": ["recorded"], "framework": str(table.profile[0])},
         "parameters": {name: sorted({row[name] for row in rows}) for name in rows[0]},
         "objective": {"maximize": "tokens_per_second"},
+        "trial": {"timeout": "365d"},  # what was recorded has ended
         "allow": ["tp_across_nodes"],
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -133,7 +133,8 @@ def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
     """A column as numbers; blanks are nan."""
     text = frame[name].str.strip()
     values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)
-    wrong = np.flatnonzero(np.isnan(values) & ~text.str.lower().isin(["", "nan", "none", "n/a"]))
+    blank = text.str.lower().isin(["", "nan", "none", "n/a"])
+    wrong = np.flatnonzero(~np.isfinite(values) & ~blank)
     if wrong.size:
         raise TableError(f"{path}: {name} is {text.iloc[wrong[0]]!r}, accepted a number or nothing")
     return np.asarray(values, dtype=float)

@@ -78,7 +78,10 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     )
     machines, machine = machines_of(path, frame["gpu"], n("n_gpu"), n("n_nodes"))
     failed = n("crashed_or_oom") == 1
-    time_s = n("gbs") * n("seq") / n("tok_s")
+    tokens_per_second = np.where(failed, np.nan, n("tok_s"))
+    if np.any(tokens_per_second <= 0):
+        found = frame["tok_s"][tokens_per_second <= 0].iloc[0]
+        raise TableError(f"{path}: tok_s is {found!r} in a row that ran, accepted a number above 0")
     profile = _profiles(path, frame)
     landscape = keys(frame["model"], frame["gpu"], n("n_nodes"), n("seq"), profile)
     table = Table(
@@ -87,7 +90,7 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
         machines=machines,
         machine=machine,
         profile=profile,
-        step_time_s=np.where(failed, np.nan, time_s),
+        step_time_s=n("gbs") * n("seq") / tokens_per_second,
         peak_bytes=np.where(failed, np.nan, n("peak_mem_GB") * GIB),
         failed=failed,
         model=shape_keys(j),
@@ -147,8 +150,22 @@ def read(path: Path) -> Table | None:
     frame = frame_of(path)
     for kind, (needed, reader) in FORMATS.items():
         if needed <= set(frame.columns):
-            return replace(reader(path, frame), kind=kind)
+            return replace(_read(reader, path, frame), kind=kind)
     return None
+
+
+def missing(frame: pd.DataFrame) -> list[str]:
+    """Columns that a table of no known form lacks for the general form of a sweep."""
+    return sorted(SWEEP - set(frame.columns))
+
+
+def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.DataFrame) -> Table:
+    try:
+        return reader(path, frame)
+    except TableError:
+        raise
+    except ValueError as error:  # values that no job can have
+        raise TableError(f"{path}: {error}") from error
 
 
 def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
@@ -158,7 +175,7 @@ def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
     for kind, (needed, reader) in FORMATS.items():
         if needed <= set(frame.columns):
             for values, part in frame.groupby([frame[name] for name in columns], sort=True):
-                table = reader(path, part.reset_index(drop=True))
+                table = _read(reader, path, part.reset_index(drop=True))
                 key = " ".join(map(str, values))
                 tables.append(replace(table, kind=kind, landscape=np.full(len(table), key)))
             break

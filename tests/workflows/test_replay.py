@@ -64,6 +64,11 @@ def write(path: Path, rows: Sequence[str]) -> Path:
     return path
 
 
+def edited(row: str, **values: str) -> str:
+    """A row with other values."""
+    return ",".join((dict(zip(COLUMNS.split(","), row.split(","), strict=True)) | values).values())
+
+
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
     return write(tmp_path / "any.csv", [*sweep_rows(32), *sweep_rows(16)])
@@ -195,6 +200,10 @@ def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
         (None, [], "no such file"),
         ("a,b\n1,2\n", [], "it has the columns a, b"),
         ("", [], "it has the columns none"),
+        (f"{COLUMNS.replace(',tp,', ',tensor,')}\n", [], "for the form 'sweep' lacks tp\n"),
+        (("inf",), [], "tok_s is 'inf', accepted a number or nothing"),
+        (("0",), [], "tok_s is '0' in a row that ran, accepted a number above 0"),
+        (("1", "mbs"), [], "mbs must be 1 or more in every job"),
         ("p:tp,objective\n1,2.0\n", [], "space.yaml"),
         ("SWEEP", ["--landscape", "modell"], "no column modell; it has model, layers"),
         ("SWEEP", ["--landscape", "zero_stage"], "differ in num_layers"),
@@ -205,12 +214,16 @@ def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
 def test_what_cannot_be_replayed_is_a_clear_error(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    content: str | None,
+    content: str | tuple[str, ...] | None,
     flags: list[str],
     complaint: str,
 ) -> None:
     path = tmp_path / "table.csv"
-    if content == "SWEEP":
+    if isinstance(content, tuple):  # the speed of one row, and a column that is -1 in it
+        speed, *negative = content
+        first, *ran = [row for row in sweep_rows() if row.endswith(",0")]
+        write(path, [edited(first, tok_s=speed, **dict.fromkeys(negative, "-1")), *ran])
+    elif content == "SWEEP":
         write(path, [*sweep_rows(32)[:8], *sweep_rows(16)[:8]])
     elif content == "FAILED":
         write(path, [r for r in sweep_rows(32) if r.endswith(",1")])
@@ -218,6 +231,17 @@ def test_what_cannot_be_replayed_is_a_clear_error(
         path.write_text(content)
     assert main(["replay", str(path), *flags]) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer(
+    tmp_path: Path,
+) -> None:
+    rows = [row for row in sweep_rows() if row.endswith(",0")]
+    (whole,) = landscapes_of(write(tmp_path / "whole.csv", rows))
+    rows[3] = edited(rows[3], tok_s="")
+    (landscape,) = landscapes_of(write(tmp_path / "blank.csv", rows))
+    assert len(landscape.configs) == len(whole.configs) - 1
+    assert all(a.ok for every in landscape.answers.values() for a in every)
 
 
 def test_without_optuna_the_error_names_the_remedy(
@@ -255,7 +279,8 @@ def recorded_run(tmp_path: Path) -> RunFolder:
 
 
 def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder) -> None:
-    (landscape,) = landscapes_of(recorded_run.path / "results.csv")
+    (landscape,) = landscapes_of(recorded_run.path)
+    assert landscapes_of(recorded_run.path / "results.csv")[0].configs == landscape.configs
     assert landscape.best == 2.0
     assert landscape.share(4.0) == 0.5
     answers = [a for every in landscape.answers.values() for a in every]
@@ -263,6 +288,14 @@ def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder
     assert answers[0].result == {"peak_memory_bytes": 1e9}
     played = play(landscape, chooser(landscape, "meshtune", 0), 0)
     assert sorted(played.shares) == [0.0, 0.5, 1.0]
+
+
+def test_an_objective_below_zero_is_near_the_best_only_where_it_is(recorded_run: RunFolder) -> None:
+    path = recorded_run.path / "results.csv"
+    path.write_text(path.read_text().replace(",4.0,", ",-4.0,").replace(",2.0,", ",-3.9,"))
+    (landscape,) = landscapes_of(path)  # minimized
+    assert landscape.best == -4.0 and landscape.share(-4.0) == 1.0
+    assert landscape.share(-3.9) == pytest.approx(0.975) and landscape.share(2.0) < 0
 
 
 def test_a_run_with_a_value_that_its_space_lacks_is_refused(
