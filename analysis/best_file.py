@@ -10,6 +10,7 @@ import yaml
 
 from analysis import front
 from analysis.atomic import write_atomically
+from analysis.quantities import counted
 from analysis.run import Run
 
 
@@ -48,7 +49,9 @@ def write_best(run: Run, path: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"the files of trial {run.best.number} in {folder} cannot be read: {error}"
     space = json.dumps(run.space)  # on one line, whatever it is
-    head = f"# The best of {len(run.trials)} trials of {space}: trial {run.best.number}.\n"
+    head = (
+        f"# The best of {counted(len(run.trials), 'trial')} of {space}: trial {run.best.number}.\n"
+    )
     text = head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     write_atomically(path, text)
     return ""

@@ -74,6 +74,13 @@ def number(value: float) -> str:
     return f"{value:.3e}"
 
 
+def counted(count: float, noun: str) -> str:
+    """``1 trial``, ``2 trials``, ``0.5 node-hours``, ``2 successes``."""
+    text = f"{count:g}" if isinstance(count, float) else str(count)
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{text} {noun if count == 1 else plural}"
+
+
 def percent(share: float) -> str:
     """``12 %``, or ``1.2 %`` below ten; a dash for what is unknown."""
     if not math.isfinite(share):

@@ -78,6 +78,7 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
         "duration": quantities.duration,
         "value": _value,
         "percent": quantities.percent,
+        "counted": quantities.counted,
     }
     varied, fixed = rows.parameters(run)
     forecast = forecaster(run) if forecaster else None

@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.encoding import Encoded, encode
+from analysis.quantities import counted
 from analysis.trial import TOLD
 from slurm.core import Kind
 
@@ -172,7 +173,7 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
 def _enough(frame: pd.DataFrame, what: str) -> Encoded:
     if len(frame) < MIN_TRIALS:
         raise NotEnough(
-            f"{len(frame) or 'No'} {what}{'' if len(frame) == 1 else 's'} so far; "
+            f"{counted(len(frame), what) if len(frame) else f'No {what}s'} so far; "
             f"a sensitivity analysis needs at least {MIN_TRIALS}."
         )
     encoded = encode(frame)
@@ -186,7 +187,7 @@ def _few(n: int, encoded: Encoded, what: str) -> list[str]:
     if n >= FEW_PER_PARAMETER * parameters:
         return []
     return [
-        f"Only {n} {what} for {parameters} parameters (rule of thumb: at least "
+        f"Only {n} {what} for {counted(parameters, 'parameter')} (rule of thumb: at least "
         f"{FEW_PER_PARAMETER * parameters}): take the order as a hint."
     ]
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from analysis.finalists import next_repeat
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
 from slurm.core import BLAMELESS
@@ -96,13 +97,13 @@ class Agenda:
             proposal = self._narrower(proposal, started)
             if proposal is None:
                 left = max(0.0, self._node_hours.left(self._run, self._journal.clock()))
-                limit = f"budget: {self._budget.node_hours:g} node-hours"
+                limit = f"budget: {counted(self._budget.node_hours or 0.0, 'node-hour')}"
                 return Ending(f"{limit}, {left:.3g} left are too few for a further trial", DONE)
         if proposal is None:
             if self._proposer.propose(self._run, sys.maxsize) is None:
                 return Ending("every valid configuration has been tried", DONE)
-            size = self._pool.size
-            return Ending(f"the configurations left need more than {size} nodes", CONTINUE)
+            size = counted(self._pool.size, "node")
+            return Ending(f"the configurations left need more than {size}", CONTINUE)
         number = max(self._run.trials, default=0) + 1
         self._journal.write(
             "proposed",

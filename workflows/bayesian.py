@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.constants import Array
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
 from slurm.core import Kind
@@ -72,7 +73,8 @@ class Bayesian:
         history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
         asked = self._ask(candidates, history, int(rng.integers(2**31)))
         failures = len(results) - len(successes)
-        return asked, "bayesian", f"forest on {len(successes)} successes and {failures} failures"
+        learnt = f"{counted(len(successes), 'success')} and {counted(failures, 'failure')}"
+        return asked, "bayesian", f"forest on {learnt}"
 
     @staticmethod
     def _told(trial: Trial) -> bool:

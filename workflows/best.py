@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from analysis.atomic import write_atomically
+from analysis.quantities import counted
 from slurm.core import Kind, Launcher, Lease, TrialSpec
 from trainer.config import ConfigError, TrainConfig
 
@@ -110,7 +111,8 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     )
     nodes = tuple(launcher.nodes()[: best.num_nodes])
     if len(nodes) < best.num_nodes:
-        raise ConfigError(f"{best.path} needs {best.num_nodes} nodes; there are {len(nodes)}")
+        needed = counted(best.num_nodes, "node")
+        raise ConfigError(f"{best.path} needs {needed}; found {len(nodes)}")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())

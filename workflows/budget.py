@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from analysis.quantities import counted
 from analysis.run import Run
 from slurm.core import BLAMELESS
 
@@ -30,9 +31,9 @@ class Budget:
         about its configuration (its nodes failed to the end) does not count.
         """
         if self.trials is not None:
-            counted = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
-            if counted >= self.trials:
-                return f"budget: {self.trials} trials"
+            used = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
+            if used >= self.trials:
+                return f"budget: {counted(self.trials, 'trial')}"
         return self.resources_spent(run, now)
 
     def resources_spent(self, run: Run, now: float) -> str | None:
@@ -40,7 +41,7 @@ class Budget:
         if self.wall_time_s is not None and wall_time_s(run, now) >= self.wall_time_s:
             return f"budget: {self.wall_time_s:.0f} s of wall time"
         if self.node_hours is not None and node_hours(run, now) >= self.node_hours:
-            return f"budget: {self.node_hours:g} node-hours"
+            return f"budget: {counted(self.node_hours, 'node-hour')}"
         return None
 
     def not_worth_it(self, expected: Mapping[str, float]) -> str | None:

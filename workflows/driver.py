@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
 from slurm.core import BLAMELESS, Kind, Launcher, Lease, Outcome
@@ -132,7 +133,8 @@ class Driver:
     def _final_ending(self, no_more: Ending | None) -> Ending:
         ending = self._ending or no_more or Ending("", DONE)
         if ending.code == DONE and (wide := self._agenda.too_wide):
-            ending = Ending(f"{len(wide)} trials need more nodes than are left", CONTINUE)
+            reason = f"too few nodes are left for {counted(len(wide), 'trial')}"
+            ending = Ending(reason, CONTINUE)
         if ending.code == CONTINUE and all(t.ended for t in self.state.trials.values()):
             # The last trial may have ended while the search was being stopped.
             # Unless finalists are left: they may settle the winner in the next allocation.

@@ -18,6 +18,7 @@ import numpy as np
 from analysis.cost.constants import Array
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
 from workflows.candidates import Candidates
@@ -154,7 +155,7 @@ class Guide:
         if aim is None and foreseen and figure is not None:
             gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
-        after = f"{len(successes)} successes" if told else "no trial yet"
+        after = counted(len(successes), "success") if told else "no trial yet"
         return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected)
 
     # ---- what the model says ----

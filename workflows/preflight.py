@@ -23,6 +23,7 @@ from analysis.measured import (
     points,
     slow_gpu_warnings,
 )
+from analysis.quantities import counted
 from slurm.core import Kind, Launcher, LauncherError, Lease, TrialSpec
 from slurm.evidence import clear
 from slurm.local import visible_gpus
@@ -152,7 +153,7 @@ def summary(result: Mapping[str, Any]) -> list[str]:
             lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
     measured = points(result.get("collectives", []))
     for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in measured):
-        label = f"{gpus} ranks on {nodes} node{'s' if nodes > 1 else ''}, stride {stride}"
+        label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
         ring = best_ring(measured, gpus, nodes, stride)
         if ring:
             lines.append(

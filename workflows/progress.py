@@ -14,6 +14,7 @@ from rich.text import Text
 
 from analysis import quantities
 from analysis.pareto import comparable, front
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.settled import ended_words, saved_rows, verdict_rows
 from analysis.trial import Trial
@@ -70,7 +71,8 @@ def front_rows(run: Run) -> list[tuple[str, str]]:
     trials = front(run)
     if not trials:
         return []
-    rows = [("front", f"{len(trials)} of {len(comparable(run))} successes, beaten by none in all")]
+    successes = counted(len(comparable(run)), "success")
+    rows = [("front", f"{len(trials)} of {successes}, beaten by none in all")]
     rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
         rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
@@ -124,7 +126,7 @@ class Progress:
         if self._live:
             self._live.update(_panel(driver))
         elif event == "opened":
-            self.say(f"searching {driver.space.name} on {driver.pool.size} nodes")
+            self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
     def say(self, text: str) -> None:
         """Print one line above the panel, as it is."""

@@ -15,6 +15,7 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
+from analysis.quantities import counted
 from analysis.run import Run, read_run
 from analysis.settled import saved_rows, verdict_rows
 from analysis.trial import Trial
@@ -104,7 +105,8 @@ def dry_run(
     factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
     proposer = Proposer(space, run.seed if seed is None else seed, policy, pricing=pricing)
     pool = NodePool(launcher.nodes())
-    yield f"# {space.name}: the first trials on {pool.size} nodes ({launcher.name})"
+    nodes = counted(pool.size, "node")
+    yield f"# {space.name}: the first trials on {nodes} ({launcher.name})"
     for _ in range(DRY_RUN_TRIALS):
         proposal = proposer.propose(run, pool.size)
         if proposal is None:

@@ -22,6 +22,22 @@ def test_a_key_becomes_a_name_with_its_unit(key, label):
     assert quantities.label(key) == label
 
 
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (0, "trial", "0 trials"),
+        (1, "trial", "1 trial"),
+        (2, "success", "2 successes"),
+        (1, "success", "1 success"),
+        (1.0, "node-hour", "1 node-hour"),
+        (0.25, "node-hour", "0.25 node-hours"),
+        (9408, "node", "9408 nodes"),
+    ],
+)
+def test_one_is_singular(count, noun, text):
+    assert quantities.counted(count, noun) == text
+
+
 def test_bytes_are_shown_in_gib():
     assert quantities.scaled("peak_memory_bytes", 3 * 2**30) == 3
     assert quantities.scaled("tokens_per_second", 3.0) == 3

@@ -259,7 +259,7 @@ def test_the_page_shows_predictions_beside_what_was_measured(priced):
     page = Page(write_report(priced, lambda run: forecast(1.25)))
     text = " ".join(page.text.split())
     assert "Median error of the step time 20 % (before this run taught it: 20 %)" in text
-    assert "Of 1 trials that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
+    assert "Of 1 trial that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
     rows = page.source.split('id="forecast"')[1].split("</table>")[0].count("<tr>")
     assert rows == 1 + 3
     image = (priced / "report" / "forecast.png").read_bytes()

@@ -366,7 +366,7 @@ def test_configurations_that_fit_no_node_left_wait_for_another_allocation(
 ) -> None:
     space = make_space(parameters="{num_nodes: [1, 2], mbs: [1, 2]}", trainer="{command: [t]}")
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok(), num_nodes=1), 9, space=space)
-    assert driver.run() == Ending("the configurations left need more than 1 nodes", CONTINUE)
+    assert driver.run() == Ending("the configurations left need more than 1 node", CONTINUE)
     assert kinds(driver) == ["ok", "ok"]
 
 
@@ -394,7 +394,7 @@ def test_a_search_that_is_done_when_the_allocation_ends_is_done(make_driver: Mak
             launcher.left_s = 1.0
 
     driver = make_driver(launcher, trials=1, listen=end_allocation)
-    assert driver.run() == Ending("budget: 1 trials", DONE)
+    assert driver.run() == Ending("budget: 1 trial", DONE)
 
 
 def test_a_draining_driver_waits_without_turning(make_driver: MakeDriver) -> None:
