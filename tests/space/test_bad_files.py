@@ -348,3 +348,9 @@ def test_an_alias_may_repeat_a_value(tmp_path: Path, good: str) -> None:
     path = tmp_path / "space.yaml"
     path.write_text(good.replace("tp: [1, 2, 4]", "tp: &sizes [1, 2]\n  zero_stage: *sizes"))
     assert load_space(path).parameters["zero_stage"].values == (1, 2)
+
+
+def test_a_run_in_place_of_a_space_names_the_space_in_it(tmp_path: Path, good: str) -> None:
+    assert message(tmp_path) == f"{tmp_path}: found a directory, accepted a YAML file"
+    (tmp_path / "space.yaml").write_text(good)
+    assert message(tmp_path).endswith(f"this run's space is {tmp_path / 'space.yaml'}")

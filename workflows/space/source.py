@@ -167,7 +167,9 @@ def _text(path: Path) -> str:
     try:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
-            raise SpaceError(f"{path}: found a directory, accepted a YAML file")
+            frozen = path / "space.yaml"
+            hint = f"; this run's space is {frozen}" if frozen.is_file() else ""
+            raise SpaceError(f"{path}: found a directory, accepted a YAML file{hint}")
         if not stat.S_ISREG(status.st_mode):
             raise SpaceError(f"{path}: found a device or pipe, accepted a YAML file")
         if status.st_size > MAX_BYTES:
