@@ -13,7 +13,7 @@ from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Evidence, Prediction
 from analysis.cost.profiles import MEGATRON_DEEPSPEED, MESHTUNE, profile
-from analysis.cost.transfer import discounted, taken_over
+from analysis.cost.transfer import discounted, shared, taken_over
 from analysis.run import Run
 from analysis.trial import Trial
 from trainer.formats import Format
@@ -158,10 +158,15 @@ class Pricing:
             run: its trials count as far as they ran or were out of memory.
             of: fresh prices of that run's own space; default this one. They start from what is
                 known here already.
+
+        Raises:
+            NotPricedError: if that run has nothing in common with this space.
         """
         if of is None:
             self.model = self.calibrated(run.trials.values())
             return
+        if not shared(self.model, of.model):
+            raise NotPricedError("the run is of another framework, GPU and cluster")
         of.model = taken_over(of.model, self.model)
         learnt = discounted(of.calibrated(run.trials.values()), of.model)
         self.model = taken_over(self.model, learnt)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from analysis.run import read_run
 from workflows.cli import main
@@ -50,6 +51,19 @@ def test_what_a_run_taught_of_a_machine_stays_there(earlier: Path) -> None:
         before.gemm_share,
         before.inter_node_share,
     )
+
+
+def test_a_run_with_nothing_in_common_is_refused(
+    earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = yaml.safe_load(Path(load_space("llama_8b_dgx_h100").file).read_text())
+    space["trainer"] = {"command": ["train", "{tp}"], "framework": "nanotron"}
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(space))
+    arguments = ["search", str(path), "--launcher", "simulate", "--run-dir", str(tmp_path / "run")]
+    assert main([*arguments, "--warm-start", str(earlier)]) == 2
+    said = capsys.readouterr().err
+    assert str(earlier / "space.yaml") in said and "another framework, GPU and cluster" in said
 
 
 def test_a_run_that_no_price_can_be_given_for_is_refused(
