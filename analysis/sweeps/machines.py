@@ -64,18 +64,24 @@ def machine_of(gpu: str, gpus_per_node: int | None = None) -> Machine:
     """Facts of the cluster that a GPU's published name stands for.
 
     Args:
-        gpu: as the table spells it; what stands in brackets or after SXM is left out.
+        gpu: as the table spells it; what stands in brackets or after SXM is left out. Or a
+            cluster's file, as ``meshtune preflight`` writes it.
         gpus_per_node: of the table's nodes, where it says so; a node of another size keeps its
             GPUs' share of the network.
 
     Raises:
         UnknownGpuError: that lists the known spellings.
     """
-    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?", "", gpu.lower()))
+    if gpu.endswith(".yaml") and Path(gpu).is_file():
+        return Machine.model_validate(yaml.safe_load(Path(gpu).read_text()))
+    plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
     plain = _SPELLINGS.get(plain, plain)
     if plain not in _GPUS:
         names = ", ".join(sorted({*_GPUS, *_SPELLINGS}))
-        raise UnknownGpuError(f"found gpu {gpu!r}, accepted (any case and signs): {names}")
+        raise UnknownGpuError(
+            f"found gpu {gpu!r}, accepted (any case and signs): {names}, "
+            "or the path of a cluster's file *.yaml"
+        )
     found = [shipped(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
     if gpus_per_node is None:
         return found[0]

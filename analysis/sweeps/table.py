@@ -118,15 +118,30 @@ def _numbers(keys: Keys) -> Array:
 
 
 def frame_of(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file; its lines with ``#`` in front are comments."""
-    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    rows = list(csv.reader(lines))
+    """The rows of a CSV file, by their lines' numbers; lines with ``#`` in front are comments."""
+    text = path.read_text().splitlines()
+    numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
+    reader = csv.reader(text[i] for i in numbers)
+    rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
     if not rows:
         return pd.DataFrame()
-    header = [name.strip() for name in rows[0]]
-    if wrong := next((r for r in rows[1:] if len(r) != len(header)), None):
-        raise TableError(f"{path}: a row has {len(wrong)} values, not {len(header)}: {wrong}")
-    return pd.DataFrame(rows[1:], columns=header)
+    header = [name.strip() for name in rows.pop(min(rows))]
+    for line, row in rows.items():
+        if len(row) != len(header):
+            raise TableError(
+                f"{path}:{line}: a row has {len(row)} values, not {len(header)}: {row}"
+            )
+    return pd.DataFrame(list(rows.values()), columns=header, index=list(rows))
+
+
+def check(
+    frame: pd.DataFrame, name: str, right: Iterable[bool], accepted: str, path: Path | None
+) -> None:
+    """Raises TableError at the first value of a column that is not right, and names it."""
+    wrong = np.flatnonzero(~np.asarray(list(right), dtype=bool))
+    if wrong.size:
+        line, value = frame.index[wrong[0]], frame[name].iloc[wrong[0]]
+        raise TableError(f"{path}:{line}: {name} is {value!r}, accepted {accepted}")
 
 
 def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
@@ -134,9 +149,7 @@ def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
     text = frame[name].str.strip()
     values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)
     blank = text.str.lower().isin(["", "nan", "none", "n/a"])
-    wrong = np.flatnonzero(~np.isfinite(values) & ~blank)
-    if wrong.size:
-        raise TableError(f"{path}: {name} is {text.iloc[wrong[0]]!r}, accepted a number or nothing")
+    check(frame, name, np.isfinite(values) | blank, "a number or nothing", path)
     return np.asarray(values, dtype=float)
 
 
@@ -177,7 +190,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
 
 
 def machines_of(
-    path: Path, gpus: Iterable[str], num_gpus: Array, num_nodes: Array
+    path: Path, gpus: pd.Series[str], num_gpus: Array, num_nodes: Array
 ) -> tuple[dict[str, Machine], Keys]:
     """Machines by key, and each row's key; a part of one node is that node."""
     names = np.array([str(gpu) for gpu in gpus], dtype=str)
@@ -190,7 +203,7 @@ def machines_of(
         try:
             found = machine_of(str(name), per_node)
         except UnknownGpuError as error:
-            raise TableError(f"{path}: {error}") from None
+            raise TableError(f"{path}:{gpus.index[rows][0]}: {error}") from None
         machines[found.name] = found
         machine[rows] = found.name
     return machines, machine

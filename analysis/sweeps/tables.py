@@ -23,6 +23,7 @@ from .table import (
     Keys,
     Table,
     TableError,
+    check,
     contradictory,
     drop,
     frame_of,
@@ -47,41 +48,48 @@ def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
     def n(name: str) -> Array:
         return numbers(frame, name, path)
 
+    def flag(name: str) -> Array:
+        return _choices(path, frame, name, _FLAGS, 0.0)
+
+    def whole(name: str) -> Array:
+        values = n(name)
+        right = (values >= 1) & (values == np.floor(values))
+        check(frame, name, right, "a whole number from 1 on", path)
+        return values
+
     sequence_parallel = (
         _choices(path, frame, "sequence_parallel", _FLAGS, 1.0)
         if "sequence_parallel" in frame
         else np.ones(len(frame))
     )
-    zero = n("zero_stage")
+    stages = {str(stage): float(stage) for stage in range(4)}
     j = jobs(
         {
-            "num_layers": n("layers"),
-            "hidden_size": n("hidden"),
-            "num_heads": n("heads"),
-            "kv_heads": n("kv_heads"),
-            "ffn_size": n("ffn"),
-            "gated": n("gated") == 1,
-            "vocab_size": n("vocab"),
-            "seq_length": n("seq"),
-            "tied_embeddings": n("tied_emb") == 1,
-            "tp": n("tp"),
-            "pp": n("pp"),
-            "dp": n("dp"),
-            "mbs": n("mbs"),
-            "gas": n("gas"),
-            "zero_stage": np.where(np.isnan(zero), 0, zero),
+            "num_layers": whole("layers"),
+            "hidden_size": whole("hidden"),
+            "num_heads": whole("heads"),
+            "kv_heads": whole("kv_heads"),
+            "ffn_size": whole("ffn"),
+            "gated": flag("gated") == 1,
+            "vocab_size": whole("vocab"),
+            "seq_length": whole("seq"),
+            "tied_embeddings": flag("tied_emb") == 1,
+            "tp": whole("tp"),
+            "pp": whole("pp"),
+            "dp": whole("dp"),
+            "mbs": whole("mbs"),
+            "gas": whole("gas"),
+            "zero_stage": _choices(path, frame, "zero_stage", stages, 0.0),
             "sequence_parallel": (sequence_parallel == 1) & (n("tp") > 1),
             "recompute": _choices(path, frame, "recompute", _RECOMPUTE, 0.0)
             if "recompute" in frame
             else 0.0,
         }
     )
-    machines, machine = machines_of(path, frame["gpu"], n("n_gpu"), n("n_nodes"))
-    failed = n("crashed_or_oom") == 1
+    machines, machine = machines_of(path, frame["gpu"], whole("n_gpu"), whole("n_nodes"))
+    failed = flag("crashed_or_oom") == 1
     tokens_per_second = np.where(failed, np.nan, n("tok_s"))
-    if np.any(tokens_per_second <= 0):
-        found = frame["tok_s"][tokens_per_second <= 0].iloc[0]
-        raise TableError(f"{path}: tok_s is {found!r} in a row that ran, accepted a number above 0")
+    check(frame, "tok_s", ~(tokens_per_second <= 0), "a number above 0 in a row that ran", path)
     profile = _profiles(path, frame)
     landscape = keys(frame["model"], frame["gpu"], n("n_nodes"), n("seq"), profile)
     table = Table(
@@ -113,8 +121,7 @@ def _choices(
     path: Path, frame: pd.DataFrame, name: str, accepted: Mapping[str, float], default: float
 ) -> Array:
     plain = frame[name].str.strip().str.lower().str.removesuffix(".0")
-    if wrong := set(plain) - accepted.keys() - {""}:
-        raise TableError(f"{path}: {name} is {min(wrong)!r}, accepted {', '.join(accepted)}")
+    check(frame, name, plain.isin([*accepted, "", "nan", "n/a"]), ", ".join(accepted), path)
     return np.array([accepted.get(value, default) for value in plain])
 
 
@@ -122,8 +129,7 @@ def _profiles(path: Path, frame: pd.DataFrame) -> Keys:
     if "framework" not in frame:
         return np.full(len(frame), "nanotron")
     names = [re.sub(r"[\s_]+", "-", v.strip().lower()) or "nanotron" for v in frame["framework"]]
-    if wrong := set(names) - PROFILES.keys():
-        raise TableError(f"{path}: framework is {min(wrong)!r}, accepted {', '.join(PROFILES)}")
+    check(frame, "framework", [name in PROFILES for name in names], ", ".join(PROFILES), path)
     return np.array(names, dtype=str)
 
 
@@ -175,7 +181,7 @@ def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
     for kind, (needed, reader) in FORMATS.items():
         if needed <= set(frame.columns):
             for values, part in frame.groupby([frame[name] for name in columns], sort=True):
-                table = _read(reader, path, part.reset_index(drop=True))
+                table = _read(reader, path, part)
                 key = " ".join(map(str, values))
                 tables.append(replace(table, kind=kind, landscape=np.full(len(table), key)))
             break

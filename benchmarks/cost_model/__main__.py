@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.table import Table
-from analysis.sweeps.tables import TableError, read
+from analysis.sweeps.table import Table, frame_of
+from analysis.sweeps.tables import TableError, missing, read
 
 from . import goals, report
 from .evaluate import (
@@ -34,11 +34,12 @@ from .evaluate import (
 from .peers import Meshtune, Predictor, Shipped, Transfer, predictors
 from .statements import Statement, read_statements
 
+FEW = 6  # columns short of a sweep, which a table may have been meant to be
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate and print; 2 if a table cannot be read."""
+    """Evaluate and print; 2 if a table cannot be read, after all others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of measured tables")
     parser.add_argument("--json", type=Path, help="file for all figures")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tables", nargs="*", help="names of tables in the folder, or files")
     args = parser.parse_args(arguments)
     try:
-        tables, statements, unknown = _read(args.truth, args.tables)
+        tables, statements, unknown, wrong = _read(args.truth, args.tables)
     except (TableError, OSError) as error:
         print(error)
         return 2
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(report.machine(said), "\n")
     if unknown:
         print(f"Not recognised, and left alone: {', '.join(unknown)}\n")
+    if wrong:
+        print("\n".join(["Left out, since it cannot be read:", *wrong]), "\n")
     rows, written = [], []
     for table in tables:
         results = _results(table, tables, known)
@@ -73,25 +76,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(goals.PUBLISHED)
     if args.json:
         args.json.write_text(json.dumps(written, indent=1) + "\n")
-    return 0
+    return 2 if wrong else 0
 
 
-def _read(truth: Path, names: Sequence[str]) -> tuple[list[Table], list[Statement], list[str]]:
-    """Tables, statements, and the names of files that are neither."""
+def _read(
+    truth: Path, names: Sequence[str]
+) -> tuple[list[Table], list[Statement], list[str], list[str]]:
+    """Tables, statements, what is said of files that are neither, and what is wrong in others."""
     if not names and not truth.is_dir():
         raise TableError(f"{truth}: no such folder; name another with --truth, or tables")
     paths = [_path(truth, name) for name in names] or sorted(truth.glob("*.csv"))
-    tables, statements, unknown = [], [], []
+    tables, statements, unknown, wrong = [], [], [], []
     for path in paths:
-        table = read(path)
+        try:
+            table = read(path)
+        except TableError as error:
+            wrong.append(str(error))
+            continue
         stated = [] if table is not None else read_statements(path)
         if table is not None:
             tables.append(table)
         elif stated:
             statements += stated
         else:
-            unknown.append(path.name)
-    return tables, statements, unknown
+            lacks = missing(frame_of(path))
+            why = f" (no column {', '.join(lacks)})" if len(lacks) < FEW else ""
+            unknown.append(f"{path.name}{why}")
+    return tables, statements, unknown, wrong
 
 
 def _path(truth: Path, name: str) -> Path:

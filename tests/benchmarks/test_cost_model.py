@@ -53,6 +53,12 @@ def row(
     return f"{shape},{mbs},{gas},{mbs * gas * dp},1,{tok_s},{gb},{failed}"
 
 
+def changed(**values: str) -> str:
+    """A row with other values in these columns."""
+    columns = dict(zip(SWEEP.split(","), row().split(","), strict=True))
+    return ",".join({**columns, **values}.values())
+
+
 def failed_row(dp: int = 8, mbs: int = 1, gas: int = 4) -> str:
     return row(dp, 1, mbs, gas, tok_s="", gb="", failed=1)
 
@@ -172,7 +178,10 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "words"),
     [
-        ([row(gpu="TPU v4")], SWEEP, ["a.csv", "TPU v4", "h10080gb"]),
+        ([row(gpu="TPU v4")], SWEEP, ["a.csv:3:", "TPU v4", "h10080gb", "*.yaml"]),
+        ([row(), changed(heads="0")], SWEEP, ["a.csv:4:", "heads", "'0'", "whole number"]),
+        ([changed(kv_heads="")], SWEEP, ["a.csv:3:", "kv_heads", "''", "whole number"]),
+        ([changed(zero_stage="5")], SWEEP, ["a.csv:3:", "zero_stage", "'5'", "0, 1, 2, 3"]),
         ([row() + ",half"], SWEEP + ",recompute", ["a.csv", "'half'", "selective"]),
         ([row() + ",jax"], SWEEP + ",framework", ["a.csv", "'jax'", "nanotron"]),
         ([row(tok_s="fast")], SWEEP, ["a.csv", "tok_s", "'fast'"]),
@@ -187,6 +196,32 @@ def test_a_value_that_is_not_understood_is_named(
         read(path)
     assert all(word in str(error.value) for word in words)
     assert main([str(path)]) == 2
+
+
+def test_a_table_that_cannot_be_read_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path / "right.csv", [row()])
+    sweep(tmp_path / "wrong.csv", [changed(tp="two")])
+    sweep(tmp_path / "short.csv", [row()], SWEEP.replace("kv_heads", "groups"))
+    assert main(["--truth", str(tmp_path)]) == 2
+    printed = capsys.readouterr().out
+    assert "## right" in printed
+    assert f"{tmp_path}/wrong.csv:3: tp is 'two'" in printed
+    assert "short.csv (no column kv_heads)" in printed
+
+
+def test_flags_are_words_or_digits(tmp_path: Path) -> None:
+    path = sweep(tmp_path / "a.csv", [changed(gated="true", crashed_or_oom="False")])
+    table = read(path)
+    assert table is not None and table.jobs.gated.all() and not table.failed.any()
+
+
+def test_a_gpu_may_be_a_clusters_file(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("{name: own, gpus_per_node: 4, memory_gib: 192, peak_bf16_tflops: 1307}\n")
+    assert machine_of(str(own), 4).memory_gib == 192
+    assert machine_of("NVIDIA A100-SXM4-80GB").name == "dgx_a100"
 
 
 def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
