@@ -9,7 +9,7 @@ the favourites of differently wrong models and not eight neighbours of one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,11 +21,12 @@ from analysis.cost.step import TimeConstants
 from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
+from workflows.belief import believed, odds
 from workflows.candidates import Candidates
 from workflows.gain import Gain, expected_gain, leaders
 from workflows.pareto import Aim, measured, points, spread_ranks
 from workflows.pricing import Pricing
-from workflows.residual import DISTURBED, NOISE_LOG_SD, SLOWED, Residual, features, kernel
+from workflows.residual import NOISE_LOG_SD, Residual, features, kernel
 from workflows.space.valid import Indices
 
 PRICED = 300_000  # configurations of a space that are priced at the start
@@ -34,12 +35,7 @@ CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 _UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
-FAITH = 5.0  # logarithm of the odds that the model is right, before any trial
-IGNORANCE = 5.0  # width in logarithms over which figures lie if it is not
 GAIN_TRIALS = 5  # successes, before what is left to gain can be said
-PROBES = 3  # successes that others chose, before a model in doubt is heard again
-RANKED = 0.5  # rank correlation from which it is
-DOUBT_FAILURES = 5  # in a row, of trials expected to fit
 
 
 @dataclass(frozen=True)
@@ -79,29 +75,8 @@ class Guide:
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def believed(self, run: Run) -> bool:
-        """Whether the model may go on choosing.
-
-        It is judged by the predictions that stood in the journal before the trials ran. Where they
-        are far off, others choose for a while: a machine that disturbs most trials is told from a
-        model that is wrong by whether it ranks theirs, too.
-        """
-        failures = 0
-        for trial in run.trials.values():
-            if trial.ok:
-                failures = 0
-            elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
-                failures += 1
-                if failures >= DOUBT_FAILURES:
-                    return False
-        if FAITH + _odds(run) > 0:
-            return True
-        successes = [t for t in run.trials.values() if t.ok and t.objective]
-        if sum(not t.expected for t in successes) < PROBES:
-            return False
-        jobs = self._pricing.jobs_of([t.config for t in successes])
-        promise = self._log_promise(self._pricing.model.predict(jobs))
-        measured = np.array([self._log_objective(t) for t in successes])
-        return _rank_correlation(promise, measured) > RANKED
+        """Whether the model may go on choosing."""
+        return believed(run, self._pricing)
 
     def guess(
         self,
@@ -151,7 +126,7 @@ class Guide:
             expected = {}
         expected["fits"] = float(runs[at])
         # A model that does not foresee its trials cannot say what is left either.
-        foreseen = len(successes) >= GAIN_TRIALS and _odds(run) > 0
+        foreseen = len(successes) >= GAIN_TRIALS and odds(run) > 0
         if aim is None and foreseen and figure is not None:
             gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
@@ -285,31 +260,3 @@ class Guide:
 def _positive(trial: Trial) -> bool:
     """Whether all of several objectives have a logarithm."""
     return all(figure > 0 for figure in trial.objectives.values())
-
-
-def _odds(run: Run) -> float:
-    """Logarithm of how much more probable the model has become by all that it foretold."""
-    return sum(
-        _speaks_for_model(t.objective, t.expected)
-        for t in run.trials.values()
-        if t.ok and t.objective and t.expected.get("objective")
-    )
-
-
-def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:
-    """Logarithm of how much more probable a figure is if the model is right than if it is not.
-
-    If it is right, the figure is within the interval, or the run was disturbed: far off either way
-    (a trial that is faster than anything expected says no less that the model is not right).
-    """
-    log_sd = np.log(expected["high"] / expected["low"]) / (2 * 1.96) + NOISE_LOG_SD
-    off = abs(np.log(objective / expected["objective"])) / log_sd
-    within = (1 - DISTURBED) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
-    disturbed = DISTURBED / SLOWED * np.exp(-off / SLOWED)
-    return float(np.log((within + disturbed) / log_sd * IGNORANCE))
-
-
-def _rank_correlation(a: Array, b: Array) -> float:
-    """Spearman's; ties are broken by the order of the trials."""
-    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])

@@ -12,9 +12,10 @@ import pytest
 
 from analysis.run import Run
 from analysis.trial import Trial
+from workflows.belief import DOUBT_FAILURES, PROBES
 from workflows.candidates import Candidates
 from workflows.gain import expected_gain
-from workflows.guide import DOUBT_FAILURES, PROBES, Guide
+from workflows.guide import Guide
 from workflows.pricing import Pricing
 from workflows.proposer import Proposal, Proposer
 from workflows.residual import Residual
