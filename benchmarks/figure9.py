@@ -8,7 +8,6 @@ random, and guided by the cost model, whose constants are not the simulated mach
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from analysis.figures import BLUE, DARK, DPI, RED, plain
 from analysis.run import Run
 from analysis.trajectory import trajectory
 from benchmarks.cost_model.report import machine
+from benchmarks.scale import spread
 from workflows.budget import Budget
 from workflows.driver import Driver
 from workflows.folder import RunFolder
@@ -135,19 +135,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         runs = [simulate(TABLE_4, policy, seed, budget) for seed in range(arguments.seeds)]
         drawn[policy] = runs[0]
         courses = [course(run) for run in runs]
-        cells = [_spread([c[key] for c in courses], scale) for key, scale in _COLUMNS.items()]
+        cells = [spread([c[key] for c in courses], *how) for key, how in _COLUMNS.items()]
         print(f"| {title} | {' | '.join(cells)} |", flush=True)
     picture(drawn).savefig(arguments.picture, dpi=DPI * 2 // 3)
     return 0
 
 
-_COLUMNS = {"trials": 1.0, "failed_first_third": 100.0, "failed_last_third": 100.0, "best": 1.0}
-
-
-def _spread(values: Sequence[float], scale: float) -> str:
-    low, high = min(values) * scale, max(values) * scale
-    unit = " %" if scale == 100 else ""
-    return f"{statistics.median(values) * scale:.3g}{unit} ({low:.3g}-{high:.3g})"
+_COLUMNS: dict[str, tuple[str, float]] = {  # unit and scale
+    "trials": ("", 1.0),
+    "failed_first_third": (" %", 100.0),
+    "failed_last_third": (" %", 100.0),
+    "best": ("", 1.0),
+}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.run import Run
 from analysis.trial import Attempt, Trial
-from benchmarks.scale import allowed, node_time
+from benchmarks.node_time import allowed, node_time
 
 
 @pytest.mark.parametrize(
