@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from analysis.quantities import counted
 from analysis.run import Run
 from slurm.core import BLAMELESS
+from workflows.space import SearchSpace
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class Budget:
     wall_time_s: float | None = None
     node_hours: float | None = None
     expected_gain: float = 0.0
+
+    @classmethod
+    def of(cls, space: SearchSpace) -> Budget:
+        """What a space allows."""
+        budget = space.budget
+        return cls(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)
 
     def spent(self, run: Run, now: float) -> str | None:
         """Why no further trial may start, or None while one may.

@@ -17,19 +17,19 @@ from pathlib import Path
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    from workflows import commands  # imports what is needed by all commands, and it is little
+    from workflows import commands, errors  # what all commands need, and it is little
 
     try:
         code: int = getattr(commands, arguments.handler)(arguments)
         sys.stdout.flush()
-    except commands.input_errors() as error:
+    except errors.input_errors() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read us has enough; the interpreter's own last flush must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except commands.run_errors() as error:
+    except errors.run_errors() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

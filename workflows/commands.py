@@ -11,15 +11,26 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from analysis.run import RunError, read_run
-from slurm.batch import SCRIPT_NAME, BatchError
-from slurm.core import Launcher, LauncherError
-from slurm.site import SiteError
-from trainer.config import ConfigError
+from analysis.quantities import counted
+from analysis.run import read_run
+from slurm.batch import SCRIPT_NAME
 from workflows.budget import Budget
-from workflows.folder import FingerprintError, RunFolder
-from workflows.journal import RunBusyError, driver_of
-from workflows.space import SearchSpace, SpaceError, load_space
+from workflows.errors import UsageError
+from workflows.folder import RunFolder
+from workflows.journal import driver_of
+from workflows.launchers import (
+    launcher_for,
+    launcher_name,
+    make_launcher,
+)
+from workflows.search_arguments import (
+    flags_again,
+    is_simulated,
+    run_directory,
+    searchable,
+    warm_prices,
+)
+from workflows.space import load_space
 
 if TYPE_CHECKING:
     from workflows.pricing import Pricing  # scipy: half a second
@@ -28,39 +39,17 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = 1e12  # to train on
 
 
-class UsageError(Exception):
-    """Arguments that do not fit together; the message names the remedy."""
-
-
-def input_errors() -> tuple[type[Exception], ...]:
-    """Mistakes of the caller's: exit code 2."""
-    return (
-        *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
-        *(FingerprintError, RunError, RunBusyError),
-    )
-
-
-def run_errors() -> tuple[type[Exception], ...]:
-    """What can go wrong outside: exit code 1."""
-    return (LauncherError, OSError)
-
-
 def search(arguments: Namespace) -> int:
     """Start a search or go on with it, then write its report."""
     from workflows.session import run_session
 
-    simulated = _simulated(arguments)
-    space = load_space(arguments.space) if simulated else _searchable(arguments.space)
+    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
     if arguments.trials:  # frozen with the run, so that status and a continuation know of it
         budget = space.budget.model_copy(update={"trials": arguments.trials})
         space = replace(space, budget=budget)
-    folder = RunFolder(_run_directory(arguments, space))
-    pricing = _warm(space, arguments.warm_start)
-    if simulated:
-        launcher: Launcher = _simulated_launcher(space, folder, arguments.simulate)
-    else:
-        _refuse_simulated_run(folder)
-        launcher = _launcher(arguments, space)
+    folder = RunFolder(run_directory(arguments, space))
+    pricing = warm_prices(space, arguments.warm_start)
+    launcher = launcher_for(arguments, space, folder)
     if arguments.dry_run:
         from workflows.session import dry_run
 
@@ -72,8 +61,8 @@ def search(arguments: Namespace) -> int:
         folder,
         launcher,
         arguments.seed,
-        _budget(space),
-        _flags(arguments),
+        Budget.of(space),
+        flags_again(arguments),
         arguments.policy,
         pricing,
     )
@@ -83,8 +72,8 @@ def submit(arguments: Namespace) -> int:
     """Write the batch script of a search and hand it to sbatch."""
     from slurm import batch, site
 
-    space = _searchable(arguments.space)
-    folder = RunFolder(_run_directory(arguments, space))
+    space = searchable(arguments.space)
+    folder = RunFolder(run_directory(arguments, space))
     script = batch.batch_script(
         space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
@@ -190,7 +179,7 @@ def preflight(arguments: Namespace) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     launcher = make_launcher(
-        _launcher_name(arguments.launcher), arguments.nodes or 1, arguments.site
+        launcher_name(arguments.launcher), arguments.nodes or 1, arguments.site
     )
     nodes = arguments.nodes or len(launcher.nodes())
     if nodes > len(launcher.nodes()):
@@ -253,7 +242,7 @@ def status(arguments: Namespace) -> int:
     driver = driver_of(arguments.run)
     state = f"running ({driver})" if driver else run.closed or "stopped without a word (killed?)"
     now = time.time() if driver and run.launcher != "simulate" else run.last_t
-    for label, text in [("run", run.space), ("state", state), *summary(run, _budget(space), now)]:
+    for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
         print(f"{label:12s}{text}")
     return 0
 
@@ -273,7 +262,7 @@ def train(arguments: Namespace) -> int:
     from workflows.best import load_best, train_best
 
     best = load_best(arguments.best)
-    launcher = make_launcher(_launcher_name(arguments.launcher), best.num_nodes, arguments.site)
+    launcher = make_launcher(launcher_name(arguments.launcher), best.num_nodes, arguments.site)
     return train_best(best, launcher, arguments.out, arguments.steps)
 
 
@@ -294,7 +283,8 @@ def minicluster(arguments: Namespace) -> int:
         cluster = mini.up(
             arguments.dir, arguments.nodes, arguments.gpus_per_node, arguments.mem_per_node
         )
-        print(f"{len(cluster.nodes)} nodes {'started' if cluster.started else 'were up already'}")
+        nodes = counted(len(cluster.nodes), "node")
+        print(f"{nodes} {'started' if cluster.started else 'up already'}")
         if cluster.notice:
             print(cluster.notice)
         print(cluster.export_line)
@@ -305,124 +295,3 @@ def minicluster(arguments: Namespace) -> int:
     stopped = arguments.action == "down" and mini.down(arguments.dir)
     print("stopped" if stopped else "no minicluster is up; `meshtune minicluster up` starts one")
     return 0
-
-
-def make_launcher(name: str, num_nodes: int, site_name: str) -> Launcher:
-    """The launcher of that name; ``num_nodes`` is what ``local`` pretends to have."""
-    if name == "srun":
-        from slurm.site import load_site
-        from slurm.srun import SrunLauncher
-
-        return SrunLauncher(load_site(site_name))
-    from slurm.local import LocalLauncher
-
-    return LocalLauncher(num_nodes)
-
-
-def _launcher_name(asked: str | None) -> str:
-    return asked or ("srun" if "SLURM_JOB_ID" in os.environ else "local")
-
-
-def _launcher(arguments: Namespace, space: SearchSpace) -> Launcher:
-    name = _launcher_name(arguments.launcher)
-    ranks, cores = _widest(space) * space.cluster.gpus_per_node, os.cpu_count() or 1
-    if name == "local" and arguments.launcher is None and ranks > max(8, 4 * cores):
-        raise UsageError(
-            f"{arguments.space}: a trial has up to {ranks} ranks, and this machine {cores} cores; "
-            "`meshtune submit` searches on a cluster, --launcher local insists on this machine"
-        )
-    return make_launcher(name, _widest(space), arguments.site)
-
-
-def _simulated(arguments: Namespace) -> bool:
-    if arguments.simulate and arguments.launcher != "simulate":
-        raise UsageError("--simulate goes with --launcher simulate")
-    return bool(arguments.launcher == "simulate")
-
-
-def _simulated_launcher(space: SearchSpace, folder: RunFolder, options: str) -> Launcher:
-    from slurm.simulated_cluster import EPOCH
-    from workflows.simulate import simulated_launcher
-
-    start = EPOCH
-    if folder.started:
-        run = read_run(folder.path)
-        if run.launcher not in ("", "simulate"):
-            raise UsageError(
-                f"{folder.path} holds a real run ({run.launcher}): choose another --run-dir"
-            )
-        start = max(start, run.last_t)
-    return simulated_launcher(space, options, start)
-
-
-def _refuse_simulated_run(folder: RunFolder) -> None:
-    if folder.started and read_run(folder.path).launcher == "simulate":
-        raise UsageError(
-            f"{folder.path} holds a simulated run: go on with --launcher simulate, or choose "
-            "another --run-dir"
-        )
-
-
-def _warm(space: SearchSpace, runs: list[Path]) -> Pricing | None:
-    """Prices of the space by a model that has learnt from earlier runs; None without any."""
-    from workflows.pricing import NotPricedError, Pricing
-
-    if not runs:
-        return None
-    where = str(space.file)
-    try:
-        pricing = Pricing(space)
-        for run in runs:
-            where = str(run / "space.yaml")
-            other = Pricing(load_space(where))
-            pricing.learn(read_run(run), other)
-    except NotPricedError as error:
-        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
-    return pricing
-
-
-def _flags(arguments: Namespace) -> str:
-    """What the command that goes on with a run needs beside the space."""
-    flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
-    if arguments.warm_start:
-        flags += " --warm-start " + " ".join(quote(str(run)) for run in arguments.warm_start)
-    if arguments.launcher != "simulate":
-        return flags
-    options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""
-    return f" --launcher simulate{options}{flags}"
-
-
-def _widest(space: SearchSpace) -> int:
-    """Nodes of the widest trial: what the local launcher pretends to have."""
-    nodes = space.parameters.get("num_nodes")
-    return max(int(value) for value in nodes.values) if nodes else 1
-
-
-def _searchable(reference: str) -> SearchSpace:
-    space = load_space(reference)
-    unknown = space.unsupported()
-    if unknown:
-        raise UsageError(
-            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
-            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
-        )
-    return space
-
-
-def _run_directory(arguments: Namespace, space: SearchSpace) -> Path:
-    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
-
-    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
-    """
-    if arguments.run_dir:
-        return Path(arguments.run_dir)
-    here = Path(arguments.space).parent
-    if Path(arguments.space).is_file() and (here / "journal.jsonl").exists():
-        return here
-    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
-    return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
-
-
-def _budget(space: SearchSpace) -> Budget:
-    budget = space.budget
-    return Budget(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)

@@ -18,7 +18,7 @@ from slurm.simulated_cluster import EPOCH, Cluster
 from slurm.simulated_trial import Price
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
-from workflows.commands import UsageError
+from workflows.errors import UsageError
 from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds

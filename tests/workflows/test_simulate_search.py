@@ -16,9 +16,9 @@ from analysis.run import Run, read_run
 from slurm.simulated_cluster import EPOCH
 from workflows.budget import Budget
 from workflows.cli import main
-from workflows.commands import UsageError
 from workflows.driver import Driver
 from workflows.ending import DONE, Ending
+from workflows.errors import UsageError
 from workflows.folder import RunFolder
 from workflows.journal import Journal
 from workflows.pricing import Pricing

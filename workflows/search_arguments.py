@@ -1,0 +1,75 @@
+"""What the arguments of a search come to: its space, its folder, what it starts from."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from analysis.run import read_run
+from workflows.errors import UsageError
+from workflows.space import SearchSpace, load_space
+
+if TYPE_CHECKING:
+    from workflows.pricing import Pricing  # scipy: half a second
+
+
+def searchable(reference: str) -> SearchSpace:
+    space = load_space(reference)
+    unknown = space.unsupported()
+    if unknown:
+        raise UsageError(
+            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
+            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
+        )
+    return space
+
+
+def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
+    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
+
+    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
+    """
+    if arguments.run_dir:
+        return Path(arguments.run_dir)
+    here = Path(arguments.space).parent
+    if Path(arguments.space).is_file() and (here / "journal.jsonl").exists():
+        return here
+    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
+    return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+
+
+def is_simulated(arguments: Namespace) -> bool:
+    if arguments.simulate and arguments.launcher != "simulate":
+        raise UsageError("--simulate goes with --launcher simulate")
+    return bool(arguments.launcher == "simulate")
+
+
+def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
+    """Prices of the space by a model that has learnt from earlier runs; None without any."""
+    from workflows.pricing import NotPricedError, Pricing
+
+    if not runs:
+        return None
+    where = str(space.file)
+    try:
+        pricing = Pricing(space)
+        for run in runs:
+            where = str(run / "space.yaml")
+            other = Pricing(load_space(where))
+            pricing.learn(read_run(run), other)
+    except NotPricedError as error:
+        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
+    return pricing
+
+
+def flags_again(arguments: Namespace) -> str:
+    """What the command that goes on with a run needs beside the space."""
+    flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
+    if arguments.warm_start:
+        flags += " --warm-start " + " ".join(quote(str(run)) for run in arguments.warm_start)
+    if arguments.launcher != "simulate":
+        return flags
+    options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""
+    return f" --launcher simulate{options}{flags}"
