@@ -63,6 +63,8 @@ def row(run: Run, trial: Trial) -> dict[str, Any]:
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
         "nodes": last.nodes if last else (),
+        "by": trial.by,
+        "why": _why(trial, key),
         "message": trial.message,
         "tail": _tail(trial.stderr_tail),
         "links": [
@@ -71,6 +73,22 @@ def row(run: Run, trial: Trial) -> dict[str, Any]:
             if (folder / file).exists()
         ],
     }
+
+
+def _why(trial: Trial, key: str) -> str:
+    """Which rule chose a trial, and what was expected of it before it ran."""
+    expected = trial.expected
+    said = [trial.why] if trial.why else []
+    if {"objective", "low", "high"} <= expected.keys():
+        figures = (quantities.scaled(key, expected[name]) for name in ("objective", "low", "high"))
+        what, low, high = (quantities.number(figure) for figure in figures)
+        said.append(f"expected {what} ({low} to {high})")
+    if "fits" in expected:
+        said.append(f"to run with {expected['fits']:.0%}")
+    if "gain" in expected and "left" in expected:
+        gain, left = expected["gain"], expected["left"]
+        said.append(f"another batch to gain {gain:.2%}, all that is left {left:.2%}")
+    return "; ".join(said)
 
 
 def _metric(trial: Trial, key: str) -> float | None:

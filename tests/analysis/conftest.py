@@ -74,8 +74,11 @@ class Journal:
             nodes=[f"n{i:03d}" for i in range(16)], objective=self.objective,
         )  # fmt: skip
 
-    def propose(self, trial: int, config: Mapping[str, Any]) -> None:
-        self.write("proposed", trial=trial, config=config, by="forest", why="")
+    def propose(self, trial: int, config: Mapping[str, Any], why: str = "",
+                expected: Mapping[str, float] | None = None) -> None:  # fmt: skip
+        self.write(
+            "proposed", trial=trial, config=config, by="forest", why=why, expected=expected or {}
+        )
 
     def start(self, trial: int, attempt: int = 1, nodes: Iterable[str] = ("n000",)) -> None:
         self.write(

@@ -203,6 +203,20 @@ def test_trials_that_have_not_ended_are_in_the_table(journal):
     assert "running" in page.text and "waiting" in page.text and "2 not ended" in page.text
 
 
+def test_every_trial_says_who_chose_it_why_and_what_was_expected(journal):
+    book = journal(objective={"minimize": "peak_memory_bytes"})
+    expected = {"objective": 2.0**31, "low": 2.0**30, "high": 2.0**32, "fits": 0.987}
+    book.propose(0, {"tp": 1}, "highest <bound>", expected | {"gain": 0.02, "left": 0.031})
+    book.propose(1, {"tp": 2}, "", {"fits": 0.5})
+    page = Page(write_report(book.directory))
+    assert "forest" in page.text
+    assert (
+        "highest <bound>; expected 2 (1 to 4); to run with 99%; another batch to gain 2.00%, "
+        "all that is left 3.10%"
+    ) in page.text
+    assert "to run with 50%" in page.text
+
+
 def test_parameters_that_never_varied_are_named(journal):
     book = journal()
     for trial in range(10):
