@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
@@ -22,6 +23,7 @@ from workflows.errors import UsageError
 from workflows.objectives import MissingFigureError, figures
 from workflows.space import SearchSpace
 from workflows.space.schema import seconds
+from workflows.space.source import nearest
 from workflows.space.valid import ValidConfigs
 from workflows.trials import start_up_s
 
@@ -232,24 +234,30 @@ def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
 
 
 def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError("accepted a share from 0 to 1")
-    return value
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise ValueError("accepted a share from 0 to 1")
 
 
 def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError("accepted a number of 0 or more")
-    return value
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise ValueError("accepted a number of 0 or more")
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isdecimal() else 0
     if value < 1:
         raise ValueError("accepted a whole number above 0")
     return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("accepted a whole number of 0 or more")
+    return int(text)
 
 
 def _duration(text: str) -> float:
@@ -259,7 +267,7 @@ def _duration(text: str) -> float:
 # Key: the record's field, and how its value is read.
 _CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
     "nodes": ("nodes", _count),
-    "seed": ("seed", int),
+    "seed": ("seed", _seed),
     "start_up": ("start_up_s", _duration),
     "noise": ("noise", _rate),
     "node_noise": ("node_noise", _rate),
@@ -282,8 +290,11 @@ def _parse(space: SearchSpace, text: str) -> tuple[Cluster, dict[str, float]]:
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key not in (*_CLUSTER, *_TRUTH):
-            keys = ", ".join([*_CLUSTER, *_TRUTH])
-            raise UsageError(f"--simulate {item}: accepted KEY=VALUE,... with {keys}")
+            keys = [*_CLUSTER, *_TRUTH]
+            raise UsageError(
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
+                f"{nearest(key, keys)}"
+            )
         try:
             if key in _TRUTH:
                 truth[key] = _rate(value)
