@@ -122,7 +122,8 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
     PyTorch 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
     """
     made = []
-    for index, row in frame.iterrows():
+    rates = numbers(frame, "tflops_per_gpu", path)
+    for (_, row), rate in zip(frame.iterrows(), rates, strict=True):
         num_gpus, per_node = int(row["n_gpu"]), int(row["gpus_per_node"])
         shape = gpt_shape(*_sizes(row), 2048)
         grids = [
@@ -137,7 +138,6 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = j[j.num_heads % j.tp == 0]
         machine = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
         facts = shipped(machine) if machine else machine_of(row["gpu"], per_node)
-        rate = numbers(frame, "tflops_per_gpu", path)[int(str(index))]
         habits = replace(profile("axonn"), flash_attention=row["system"] != "Frontier")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
