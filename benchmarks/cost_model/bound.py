@@ -1,0 +1,63 @@
+"""What calibration could reach at best: the table's rows, then each landscape's, as evidence.
+
+    python -m benchmarks.cost_model.bound TABLE.csv
+
+Not an evaluation: what is fitted is what is asked. It tells a calibration that learns too little
+from formulas that cannot say more. Runs that took more than twice what even such a fit says were
+disturbed, or do what no term has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from analysis.cost.jobs import Array
+from analysis.cost.model import CostModel
+from analysis.cost.profiles import profile
+from analysis.sweeps.table import Table
+from analysis.sweeps.tables import read
+
+from .fit import evidence_of
+from .metrics import mean, median, relative_errors
+from .report import percent
+from .transfer import machine_of
+
+DISTURBED = 2.0
+
+
+def main() -> int:
+    """Print the errors of fits to all rows of each landscape."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("table", type=Path)
+    table = read(parser.parse_args().table)
+    if table is None:
+        print("not recognised as a table of measured runs")
+        return 2
+    ratios = np.concatenate([*_ratios(table)])
+    usual = ratios > 1 / DISTURBED
+    ones = np.ones(len(ratios))
+    print("| rows | n | time error, mean | median |\n|---|---|---|---|")
+    for name, rows in (("all", usual | ~usual), ("without disturbed ones", usual)):
+        errors = relative_errors(ratios[rows], ones[rows])
+        print(f"| {name} | {rows.sum()} | {percent(mean(errors))} | {percent(median(errors))} |")
+    return 0
+
+
+def _ratios(table: Table) -> Iterator[Array]:
+    """Predicted over measured of each landscape's runs, by a fit to the table and then to them."""
+    for key in np.unique(table.landscape):
+        rows = table[table.landscape == key]
+        machine, habits = machine_of(rows), profile(str(rows.profile[0]))
+        same = table[(table.machine == machine.name) & (table.profile == habits.name)]
+        model = CostModel(machine, habits).calibrated(evidence_of([same]))
+        model = model.calibrated(evidence_of([rows]))
+        ratios = model.predict(rows.jobs).step_time_s / rows.step_time_s
+        yield ratios[np.isfinite(ratios)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
