@@ -78,6 +78,7 @@ def stacks_figure(
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, memory, _MEMORY)
     left.axvline(memory_limit_gib, color=RED, linewidth=1.2, linestyle="--", label="GPU's memory")
+    left.set_xlim(right=max(left.get_xlim()[1], 1.03 * memory_limit_gib))
     _draw(right, time, _TIME)
     left.set_xlabel("predicted peak memory (GiB)", fontsize=9)
     right.set_xlabel("predicted step time (s)", fontsize=9)

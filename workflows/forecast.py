@@ -46,7 +46,8 @@ def forecast_of(run: Run) -> Forecast | None:
         own = np.flatnonzero(parts == part)
         model = pricing.calibrated([t for t, p in zip(trials, parts, strict=True) if p != part])
         found = _with(pricing, model).predict([trials[i].config for i in own])
-        held_out_s[own], held_out_bytes[own] = found.step_time_s, found.peak_bytes
+        held_out_s[own] = found.step_time_s
+        held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.profile)  # as reported
         held_out_fits[own] = found.fits
     whole = _with(pricing, pricing.calibrated(trials))
     return Forecast(

@@ -19,7 +19,7 @@ from analysis.forecast import Forecast
 from analysis.machine import Link, Machine, Nic
 from analysis.report import write_report
 from analysis.run import RunError, read_run
-from analysis.stacks import Stack
+from analysis.stacks import Stack, stacks_figure
 from trainer.config import ModelConfig
 from workflows.best import load_best
 
@@ -304,6 +304,13 @@ def test_a_run_without_prices_has_no_word_of_the_model(priced):
     page = Page(write_report(priced, lambda run: None))
     assert "cost model" not in page.text
     assert not (priced / "report" / "forecast.png").exists()
+
+
+def test_the_memory_that_there_is_stands_in_the_figure_however_little_is_needed():
+    memory = Stack({"weights": np.array([20.0, 30.0])}, np.array([19.0, np.nan]))
+    time = Stack({"forward_backward": np.array([1.0, 2.0])}, np.array([1.0, np.nan]))
+    left, _ = stacks_figure(["trial 1", "trial 2"], memory, time, 64.0).axes
+    assert left.get_xlim()[1] > 64.0
 
 
 def test_parts_that_nobody_could_see_are_drawn_as_one():

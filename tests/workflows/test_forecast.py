@@ -138,3 +138,19 @@ def test_check_says_why_it_predicts_nothing(
     assert main(["check", str(space)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "memory is not predicted: the space has no model"
+
+
+def test_peak_memory_is_compared_with_what_the_trainer_would_report(
+    run: Callable[..., Run],
+) -> None:
+    made = run()
+    pricing = Pricing(load_space("gpt_175b_frontier"))
+    for trial in made.trials.values():
+        if trial.ok:
+            jobs = pricing.jobs_of([trial.config])
+            [reported] = pricing.model.memory.peak_bytes(jobs, pricing.model.profile)
+            assert reported < 0.97 * pricing.model.predict(jobs).peak_bytes[0]
+            trial.result = {**trial.result, "peak_memory_bytes": float(reported)}
+    forecast = forecast_of(made)
+    assert forecast is not None
+    assert forecast.median_errors["memory"] < 0.01
