@@ -142,7 +142,7 @@ def lines(played: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pareto", description=__doc__)
     parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=2, metavar="N")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")

@@ -71,15 +71,12 @@ def test_every_policy_is_played_and_written_down(
     truth: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    folder = truth((16, 1), (16, 2))
+    folder = truth((16, 1))
     assert main(["--truth", str(folder), "--seeds", "1", "--json", str(out)]) == 0
     assert "Python" in capsys.readouterr().out.splitlines()[0]
     written = json.loads(out.read_text())
-    assert {(w["second"], w["policy"]) for w in written} == {
-        (second, policy)
-        for second in ("peak_memory_bytes", "num_nodes")
-        for policy in ("meshtune", "deephyper", "random")
-    }
+    assert [w["policy"] for w in written] == ["meshtune", "deephyper", "random"]
+    assert {w["second"] for w in written} == {"peak_memory_bytes"}
     for one in written:
         assert 0 <= one["shares"][0] <= one["shares"][1] <= one["shares"][2] <= 1 + 1e-9
 
