@@ -162,7 +162,7 @@ class Pricing:
         Raises:
             NotPricedError: if that run has nothing in common with this space.
         """
-        if of is None:
+        if of is None or of.space.fingerprint == self.space.fingerprint:
             self.model = self.calibrated(run.trials.values())
             return
         if not shared(self.model, of.model):

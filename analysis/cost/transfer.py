@@ -69,7 +69,7 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
     if own is not None and own is not old:
         first = np.diag(MemoryConstants.spreads() ** 2)
         known = first if old is None else old
-        start = first if old is None else no_wider(TRANSFER**2 * old, first)
+        start = first if old is None else _no_wider(TRANSFER**2 * old, first)
         memory = replace(model.memory, covariance=_more(known, start, own))
         model = replace(model, memory=memory)
     return model
@@ -81,7 +81,7 @@ def _more(known: Array, start: Array, after: Array) -> Array:
     return inverse(inverse(known) + inverse(after) - inverse(start))
 
 
-def no_wider(a: Array, b: Array) -> Array:
+def _no_wider(a: Array, b: Array) -> Array:
     return np.asarray(np.linalg.inv(np.linalg.inv(a) + np.linalg.inv(b)))
 
 

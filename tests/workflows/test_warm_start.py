@@ -42,6 +42,16 @@ def test_a_run_of_another_model_makes_the_first_prediction_better(
     assert first_error(tmp_path / "warm") < 0.5 * first_error(tmp_path / "cold")
 
 
+def test_only_a_run_of_the_same_space_makes_predictions_surer_than_they_were(earlier: Path) -> None:
+    run, own = read_run(earlier), load_space(str(earlier / "space.yaml"))
+    same, other = Pricing(load_space(OTHER)), Pricing(load_space(OWN))
+    before = same.model.log_sd
+    assert other.model.log_sd == before
+    same.learn(run, Pricing(own))
+    other.learn(run, Pricing(own))
+    assert same.model.log_sd < 0.7 * before and other.model.log_sd == before
+
+
 def test_what_a_run_taught_of_a_machine_stays_there(earlier: Path) -> None:
     elsewhere = Pricing(load_space("llama_8b_dgx_h100"))
     before = elsewhere.model.constants
