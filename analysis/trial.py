@@ -31,6 +31,11 @@ class Attempt:
     saved_node_s: float = 0.0  # what that cost less, as far as it is known
 
     @property
+    def elapsed_s(self) -> float:
+        """From start to end; 0 while no end is known."""
+        return (self.ended_t or self.started_t) - self.started_t
+
+    @property
     def answered(self) -> bool:
         """Whether its end says something about the configuration."""
         return self.kind in TOLD
@@ -100,8 +105,8 @@ class Trial:
 
     @property
     def elapsed_s(self) -> float:
-        return sum((a.ended_t or a.started_t) - a.started_t for a in self.attempts)
+        return sum(a.elapsed_s for a in self.attempts)
 
     @property
     def node_seconds(self) -> float:
-        return sum(((a.ended_t or a.started_t) - a.started_t) * len(a.nodes) for a in self.attempts)
+        return sum(a.elapsed_s * len(a.nodes) for a in self.attempts)

@@ -68,7 +68,7 @@ class NodeHours:
         done = [t for t in run.trials.values() if t.ok and not t.early and t.attempts][-RECENT:]
         predicted = self._predicted_s([*configs, *(t.config for t in done)])
         if predicted is None:
-            longest_s = max((_elapsed_s(t) for t in done), default=timeout_s)
+            longest_s = max((t.attempts[-1].elapsed_s for t in done), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
         steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
         scale, besides_s = 1.0, 0.0
@@ -77,7 +77,7 @@ class NodeHours:
             steps_s = [_step_time_s(t) or p for t, p in zip(done, before, strict=True)]
             scale = statistics.median(s / p for s, p in zip(steps_s, before, strict=True))
             besides_s = statistics.median(
-                _elapsed_s(t) - steps * s for t, s in zip(done, steps_s, strict=True)
+                t.attempts[-1].elapsed_s - steps * s for t, s in zip(done, steps_s, strict=True)
             )
         ours = predicted[: len(configs)]
         return [min(timeout_s, max(0.0, besides_s) + steps * scale * p) for p in ours]
@@ -92,11 +92,6 @@ class NodeHours:
     @cached_property
     def _pricing(self) -> Pricing | None:
         return price(self._space)
-
-
-def _elapsed_s(trial: Trial) -> float:
-    last = trial.attempts[-1]
-    return (last.ended_t or last.started_t) - last.started_t
 
 
 def _step_time_s(trial: Trial) -> float | None:

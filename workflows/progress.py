@@ -142,7 +142,7 @@ class Progress:
         if event == "started":
             self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
-        spent = duration_text((attempt.ended_t or attempt.started_t) - attempt.started_t)
+        spent = duration_text(attempt.elapsed_s)
         if words := ended_words(run, trial, attempt):
             new = "  <- best" if run.best is trial else ""
             self.say(f"{what} {words}  {spent}{new}")

@@ -137,7 +137,7 @@ def test_the_journal_that_the_tests_write_is_the_documented_schema(build):
     assert keys["opened"] == common | {
         "space", "fingerprint", "seed", "launcher", "nodes", "objective",
     }  # fmt: skip
-    assert keys["proposed"] == common | {"trial", "config", "by", "why"}
+    assert keys["proposed"] == common | {"trial", "config", "by", "why", "expected"}
     assert keys["started"] == common | {"trial", "attempt", "name", "nodes"}
     assert keys["ended"] == common | {
         "trial", "attempt", "kind", "objective", "result", "message", "stderr_tail",
