@@ -23,6 +23,7 @@ from analysis.run import Run
 from analysis.trial import Trial
 from workflows.belief import believed, odds
 from workflows.candidates import Candidates
+from workflows.deadline import in_time
 from workflows.gain import Gain, expected_gain, leaders
 from workflows.pareto import Aim, measured, points, spread_ranks
 from workflows.pricing import Pricing
@@ -62,7 +63,8 @@ class Guide:
         rng = np.random.default_rng(seed)
         indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
         prediction = self._predict(pricing.model, indices)
-        promise = self._overall(prediction) + np.log(np.maximum(prediction.fits, 1e-9))
+        ends = prediction.fits * in_time(self._space, prediction)
+        promise = self._overall(prediction) + np.log(np.maximum(ends, 1e-9))
         order = np.argsort(-promise, kind="stable")
         if len(order) > SHORTLIST:
             # Some of the rest as well, should the model have it all wrong.
@@ -113,7 +115,8 @@ class Guide:
         residual = self._residual(model, successes, aim)
         shift, deviation = residual.at(self._features[free])
         mean = mean + shift
-        runs = np.maximum(prediction.fits, 1e-12) * self._survives(model, told, free)
+        ends = prediction.fits * in_time(self._space, prediction)
+        runs = np.maximum(ends, 1e-12) * self._survives(model, told, free)
         score = mean + KAPPA * deviation + np.log(runs)
         at = int(np.argmax(score))
         figure = self._pricing.objective(prediction)

@@ -20,6 +20,7 @@ from workflows.pricing import Pricing
 from workflows.proposer import Proposal, Proposer
 from workflows.residual import Residual
 from workflows.space import Objective, SearchSpace, load_space
+from workflows.trials import start_up_s
 
 Speed = Callable[[Mapping[str, Any]], float | None]
 
@@ -75,6 +76,23 @@ def search(proposer: Proposer, trials: int, speed: Speed, kind: str = "oom") -> 
 
 def choosers(run: Run) -> list[str]:
     return [t.by for t in run.trials.values()]
+
+
+def test_what_would_not_end_in_time_is_not_proposed(space: SearchSpace) -> None:
+    pricing = Pricing(space)
+
+    def step_time_s(proposal: Proposal) -> float:
+        return float(pricing.predict([proposal.config]).step_time_s[0])
+
+    free = step_time_s(ask(Proposer(space, 0), Run(Path())))
+    trial = space.trial
+    steps = trial.warmup_steps + trial.measured_steps
+    hasty = trial.model_copy(update={"timeout_s": start_up_s(space) + steps * free / 3})
+    hurried, run = Proposer(replace(space, trial=hasty), 0), Run(Path())
+    for _ in range(6):
+        proposal = ask(hurried, run)
+        assert step_time_s(proposal) < free / 3
+        tell(run, proposal, None, "timeout")
 
 
 def test_the_first_proposal_is_the_models_best_and_says_why(
