@@ -89,7 +89,7 @@ def test_nodes_are_halved_and_doubled_as_far_as_the_cluster_goes(pricing: Pricin
 def test_errors_that_all_sizes_share_do_not_widen_the_efficiency(pricing: Pricing) -> None:
     scaled = scale(pricing, RECIPE, "weak", [16, 256])
     assert scaled.efficiency_log_sd[0] == 0
-    assert 0 < scaled.efficiency_log_sd[1] < 0.1 * scaled.prediction.time_log_sd[1]
+    assert 0 < scaled.efficiency_log_sd[1] < 0.5 * scaled.prediction.time_log_sd[1]
 
 
 def test_a_calibrated_model_scales_by_what_it_has_learnt() -> None:
