@@ -61,8 +61,9 @@ class Budget:
         if gain is None or gain >= self.expected_gain:
             return None
         return (
-            f"another batch is expected to gain {gain:.2%}, less than budget.expected_gain "
-            f"({self.expected_gain:.3g}); about {expected['left']:.2%} is left on the table"
+            f"another batch is expected to gain {100 * gain:.2g} %, less than "
+            f"budget.expected_gain ({100 * self.expected_gain:.3g} %); about "
+            f"{100 * expected['left']:.2g} % is left on the table"
         )
 
 

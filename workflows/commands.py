@@ -49,6 +49,12 @@ def search(arguments: Namespace) -> int:
         space = replace(space, budget=budget)
     folder = RunFolder(run_directory(arguments, space))
     pricing = warm_prices(space, arguments.warm_start)
+    if not folder.started:
+        from workflows.predict import foreseen
+        from workflows.pricing import price
+
+        for warning in foreseen(space, pricing or price(space)):
+            print(warning)
     launcher = launcher_for(arguments, space, folder)
     if arguments.dry_run:
         from workflows.session import dry_run
@@ -115,13 +121,16 @@ def predict(arguments: Namespace) -> int:
     config = parameters_of(Path(arguments.space))
     of_run = Path(arguments.space).parent.parent / "space.yaml"
     space = load_space(of_run if config is not None else arguments.space)
+    where = space.file
     try:
         pricing = Pricing(space)
         if arguments.calibrate:
-            other = Pricing(load_space(arguments.calibrate / "space.yaml"))
-            pricing.learn(read_run(arguments.calibrate), other)
+            where = arguments.calibrate / "space.yaml"
+            run, other = read_run(arguments.calibrate), Pricing(load_space(str(where)))
+            pricing.learn(run, other)
+            print(prediction.lesson(other, run))
     except NotPricedError as error:
-        raise UsageError(f"{space.file}: {error}: there is nothing to predict from") from error
+        raise UsageError(f"{where}: {error}: there is nothing to predict from") from error
     try:
         ranking = (
             prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
@@ -144,6 +153,8 @@ def _check_scaling(arguments: Namespace) -> None:
     for option in ("nodes", "picture"):
         if getattr(arguments, option) and not arguments.scaling:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
+    if arguments.tokens and not (arguments.scaling or arguments.explain):
+        raise UsageError("--tokens goes with --explain or --scaling")
     out: Path | None = arguments.picture
     if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
         raise UsageError(f"--picture {out}: accepted a file *.png in a folder that exists")
@@ -240,7 +251,8 @@ def status(arguments: Namespace) -> int:
     run = read_run(arguments.run)
     space = load_space(arguments.run / "space.yaml")
     driver = driver_of(arguments.run)
-    state = f"running ({driver})" if driver else run.closed or "stopped without a word (killed?)"
+    killed = f"killed; `meshtune search {quote(str(arguments.run / 'space.yaml'))}` goes on"
+    state = f"running ({driver})" if driver else run.closed or killed
     now = time.time() if driver and run.launcher != "simulate" else run.last_t
     for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
         print(f"{label:12s}{text}")

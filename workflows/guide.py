@@ -35,7 +35,7 @@ SHORTLIST = 8_000  # of them that stay in the race
 CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
-_UNEXPLAINED = ("oom", "crash", "timeout", "invalid", "diverged")
+_UNEXPLAINED = ("oom", "host_oom", "crash", "timeout", "invalid", "diverged")
 GAIN_TRIALS = 5  # successes, before what is left to gain can be said
 
 
@@ -245,7 +245,8 @@ class Guide:
             return np.ones(len(free))
         jobs = self._pricing.jobs_of([t.config for t in failed])
         # What the model expects to run out of memory says nothing more when it does.
-        blame = np.where([t.kind == "oom" for t in failed], model.predict(jobs).fits, 1.0)
+        memory = [t.kind in self._pricing.memory_failures for t in failed]
+        blame = np.where(memory, model.predict(jobs).fits, 1.0)
         against = kernel(self._features[free], features(jobs)) @ blame
         ran = [t.config for t in told if t.ok][-CALIBRATED_WITH:]
         support = np.zeros(len(free))

@@ -11,12 +11,13 @@ import numpy as np
 
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
-from analysis.quantities import duration
+from analysis.quantities import counted, duration
+from analysis.run import Run
 from workflows.candidates import Candidates
 from workflows.deadline import in_time
 from workflows.pricing import NotPricedError, Pricing
 from workflows.progress import config_text
-from workflows.space import CheckReport, check
+from workflows.space import CheckReport, SearchSpace, check
 from workflows.trials import start_up_s
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
@@ -87,6 +88,42 @@ def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
     """One configuration."""
     prediction = pricing.predict([config])
     return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
+
+
+def lesson(pricing: Pricing, run: Run) -> str:
+    """What a calibration with a run rests on, as a line of text.
+
+    Args:
+        pricing: of the run's own space.
+        run: that the model was calibrated with.
+    """
+    told = pricing.teaching(run.trials.values())
+    failed = sum(not trial.ok for trial in told)
+    if not told:
+        return "not calibrated: no trial of the run has run or was out of memory"
+    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
+
+
+def foreseen(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
+    """Warnings before a search: lines of text on what its trials cannot do.
+
+    Args:
+        space: to be searched.
+        pricing: its prices; None where it has none.
+
+    Raises:
+        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    """
+    candidates = Candidates(space)
+    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+    if not len(indices):
+        check(space)
+    if pricing is None:
+        return ()
+    with suppress(MissingFactError):
+        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        return too_large(pricing, prediction) + too_long(pricing, prediction)
+    return ()
 
 
 def likely_to_fit(report: CheckReport) -> str:

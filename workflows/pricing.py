@@ -52,6 +52,7 @@ class Pricing:
 
     Attributes:
         model: before any trial of the space was measured; replace it by a calibrated one.
+        memory_failures: kinds of trials that needed more memory than there is.
 
     Raises:
         NotPricedError: if the space has no model, or lacks a parameter that a price needs.
@@ -75,6 +76,8 @@ class Pricing:
         if on_cpu:
             habits = replace(habits, name="meshtune on CPU", flash_attention=False)
         self.model = cost_model(machine, habits)
+        # The host's memory is what the model predicts only where it is the device's.
+        self.memory_failures = ("oom", "host_oom") if on_cpu else ("oom",)
         if on_cpu:
             self.model = replace(self.model, memory=CPU_MEMORY)
         engines = space.parameters.get("engine")
@@ -175,9 +178,13 @@ class Pricing:
         """Take over what another model has learnt; machine and framework stay this space's."""
         self.model = replace(model, machine=self.model.machine, profile=self.model.profile)
 
+    def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Those that say something about time or memory."""
+        return [t for t in trials if t.ok or t.kind in self.memory_failures]
+
     def calibrated(self, trials: Iterable[Trial]) -> CostModel:
         """The space's model after trials of it."""
-        told = [t for t in trials if t.ok or t.kind in ("oom", "host_oom")]
+        told = self.teaching(trials)
         if not told:
             return self.model
         times = [_number(t, "step_time_s", "median") for t in told]

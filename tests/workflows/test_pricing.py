@@ -174,15 +174,23 @@ def test_where_nothing_fits_the_least_that_is_needed_is_said(
         in warning
     )
     assert ranking.warnings == (warning,)
+    search = ["search", str(path), "--launcher", "simulate", "--trials", "1"]
+    assert main([*search, "--run-dir", str(tmp_path / "run")]) == 1
+    assert warning in capsys.readouterr().out.splitlines()
 
 
+@pytest.mark.parametrize("command", ["predict", "search"])
 def test_a_space_without_valid_configurations_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     path = tmp_path / "none.yaml"
     text = (SHIPPED / "llama_8b_dgx_h100.yaml").read_text()
     path.write_text(text.replace("constraints:\n", "constraints:\n  - tp > 8\n"))
-    assert main(["predict", str(path)]) == 2
+    assert main([command, str(path)]) == 2
     said = capsys.readouterr()
     assert "no configuration is valid" in said.err and "tp > 8" in said.err
-    assert said.out == ""
+    assert said.out == "" and not (tmp_path / "runs").exists()

@@ -63,6 +63,17 @@ def test_what_a_run_taught_of_a_machine_stays_there(earlier: Path) -> None:
     )
 
 
+def test_a_calibrated_prediction_says_what_it_rests_on(
+    earlier: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = read_run(earlier).trials.values()
+    failed = sum(t.kind == "oom" for t in trials)
+    count = failed + sum(t.ok for t in trials)
+    assert main(["predict", OTHER, "--calibrate", str(earlier), "--top", "1"]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == f"calibrated with {count} trials, {failed} of them out of memory"
+
+
 def test_a_run_with_nothing_in_common_is_refused(
     earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
