@@ -43,7 +43,7 @@ from rich.console import Console
 from analysis.run import Run, read_run
 from benchmarks.cost_model.report import machine
 from benchmarks.node_time import node_time
-from benchmarks.search import TOLD, at_scale
+from benchmarks.unrecorded import TOLD, at_scale
 from slurm.clock import Clock
 from workflows import driver as driver_module
 from workflows.budget import Budget

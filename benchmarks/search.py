@@ -14,9 +14,7 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,24 +26,20 @@ import numpy as np
 
 from analysis.cost.model import CostModel, Evidence
 from analysis.cost.profiles import PROFILES
-from analysis.run import Run
 from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
-from analysis.trial import Trial
 from benchmarks.cost_model.report import machine
+from benchmarks.cost_model.transfer import parts_of, transferred
+from benchmarks.unrecorded import TOLD, at_scale, simulated
 from benchmarks.wrong_models import inverted, shuffled, wrong
-from workflows.candidates import Candidates
 from workflows.landscapes import Landscape, landscapes
-from workflows.predict import SAMPLED
-from workflows.proposer import Policy, Proposer
+from workflows.proposer import Policy
 from workflows.replay import NEAR, Played, ReplayPolicy, chooser, play, summary
-from workflows.simulate import true_pricing
-from workflows.space import load_space
 
 REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
 PEERS: tuple[ReplayPolicy, ...] = ("cost-model", "deephyper", "optuna", "random")
+UNSEEN = "meshtune, framework unseen"
 SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
-LARGE, TOLD = "gpt_22b_frontier", 1000
 QUICK_LANDSCAPES = 7  # of a table
 
 
@@ -92,7 +86,7 @@ def _all_seeds(game: Game, landscape: Landscape, seeds: int) -> list[Played]:
 
 def replayed(
     recorded: Sequence[Landscape],
-    models: LeftOut,
+    models: LeftOut | Unseen,
     policy: ReplayPolicy,
     seeds: int,
     parallel: int = 1,
@@ -107,13 +101,40 @@ def replayed(
     return every_game(recorded, game, seeds)
 
 
+@dataclass(frozen=True)
+class Unseen:
+    """The cost model of a table's framework if no other table were of it, nor of its models.
+
+    So a search starts with a framework of its own: with what is known of the GPU, and of others.
+    """
+
+    table: Table
+    model: CostModel
+
+    @classmethod
+    def among(cls, table: Table, tables: Sequence[Table]) -> Unseen:
+        machine = table.machines[str(table.machine[0])]
+        habits = PROFILES[str(table.profile[0])]
+        others = [t[~np.isin(t.model, table.model)] for t in tables if t.name != table.name]
+        parts = [part for part in parts_of(others) if part.profile[0] != habits.name]
+        return cls(table, CostModel(machine, habits, transferred(parts, machine, habits)))
+
+    def without(self, _: str) -> CostModel:
+        return self.model
+
+
 def table_figures(
-    path: Path, seeds: int, quick: bool, kept: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """All policies on one table, but for those kept; None if its configurations do not compete."""
-    table = read(path)
-    if table is None or table.kind not in REPLAYED:
-        return None
+    table: Table, tables: Sequence[Table], seeds: int, quick: bool, kept: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All policies on one table, but for those kept.
+
+    Args:
+        table: that is played.
+        tables: all there are.
+        seeds: how many.
+        quick: a few landscapes only.
+        kept: figures of peers that stand.
+    """
     recorded = list(landscapes(table))
     if quick:
         recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
@@ -123,6 +144,7 @@ def table_figures(
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
         "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
+        UNSEEN: replayed(recorded, Unseen.among(table, tables), "meshtune", seeds),
         **{p: kept.get(p) or replayed(recorded, models, p, seeds) for p in PEERS},
     }
     if table.failed.any():  # a table of failures is the harder one to be wrong on
@@ -152,70 +174,6 @@ def against_wrong(
         for own, other in zip(figures["landscapes"], plain["landscapes"], strict=True)
     )
     return figures
-
-
-# ---- simulated Frontier ----
-
-
-def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int | None:
-    """Trials to within 5 % where the truth has other constants; None: not within ``max_trials``."""
-    space = load_space(name)
-    truth, candidates = true_pricing(space, 1.0, seed), Candidates(space)
-    limit = truth.model.memory_limit_bytes
-    every = candidates.indices(SAMPLED, np.random.default_rng(0), [], 2**31)
-    prediction = truth.predict_columns(candidates.columns(every), len(every))
-    fits = prediction.peak_bytes <= limit
-    if not fits.any():
-        return None
-    best = float(truth.promise(prediction)[fits].max())
-    proposer, run = Proposer(space, seed, policy), Run(Path())
-    for number in range(1, max_trials + 1):
-        proposal = proposer.propose(run, 2**31)
-        if proposal is None:
-            return None
-        answer = truth.predict([proposal.config])
-        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
-        run.trials[number] = trial
-        trial.ended_t, trial.kind = 0.0, "oom"
-        if answer.peak_bytes[0] <= limit:
-            figure = truth.objective(answer)
-            trial.kind, trial.objective = "ok", None if figure is None else float(figure[0])
-            trial.result = {
-                "step_time_s": {"median": float(answer.step_time_s[0])},
-                "peak_memory_bytes": float(answer.peak_bytes[0]),
-            }
-            if truth.promise(answer)[0] >= (1 - NEAR) * best:
-                return number
-    return None
-
-
-# ---- the proposer at scale ----
-
-
-def at_scale(policy: Policy) -> tuple[float, float]:
-    """CPU seconds of a proposal after many trials, and the process's peak memory in bytes."""
-    space = load_space(LARGE)
-    truth, rng = true_pricing(space, 1.0, 0), np.random.default_rng(0)
-    configs = Candidates(space).draw(TOLD, rng, [], 2**31)
-    prediction = truth.predict(configs)
-    figure = truth.objective(prediction)
-    fits = prediction.peak_bytes <= truth.model.memory_limit_bytes
-    run = Run(Path())
-    for i, config in enumerate(configs):
-        trial = Trial(i + 1, space.canonical(config), 0.0, kind="ok" if fits[i] else "oom")
-        if fits[i] and figure is not None:
-            trial.objective = float(figure[i])
-            trial.result = {"step_time_s": {"median": float(prediction.step_time_s[i])}}
-        run.trials[i + 1] = trial
-    proposer, taken_s = Proposer(space, 0, policy), []
-    for _ in range(6):
-        began = time.process_time()
-        proposal = proposer.propose(run, 2**31)
-        taken_s.append(time.process_time() - began)
-        assert proposal is not None
-        number = len(run.trials) + 1
-        run.trials[number] = Trial(number, proposal.config, 0.0, kind="oom")
-    return statistics.median(taken_s[1:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 # ---- printing ----
@@ -288,16 +246,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"kept from {arguments.json}: {', '.join(arguments.keep)}", flush=True)
     everything: dict[str, Any] = {"seeds": seeds, "quick": arguments.quick, "tables": {}}
     goals = []
-    for path in sorted(arguments.truth.glob("*.csv")):
-        known = earlier.get("tables", {}).get(path.stem, {})
-        kept = {name: known[name] for name in arguments.keep if name in known}
-        figures = table_figures(path, seeds, arguments.quick, kept)
-        if figures is None:
+    read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
+    tables = [table for table in read_all if table is not None and len(table)]
+    for table in tables:
+        if table.kind not in REPLAYED:
             continue
-        everything["tables"][path.stem] = figures
+        known = earlier.get("tables", {}).get(table.name, {})
+        kept = {name: known[name] for name in arguments.keep if name in known}
+        figures = table_figures(table, tables, seeds, arguments.quick, kept)
+        everything["tables"][table.name] = figures
         count = figures["meshtune"]["overall"]["landscapes"]
-        print("\n".join([f"\n{path.stem}: {count} landscapes", *policy_lines(figures)]), flush=True)
-        goals += goal_lines(path.stem, figures)
+        print(
+            "\n".join([f"\n{table.name}: {count} landscapes", *policy_lines(figures)]), flush=True
+        )
+        goals += goal_lines(table.name, figures)
         if arguments.json:  # so far, should it be interrupted
             arguments.json.write_text(json.dumps(everything, indent=2))
     if not everything["tables"]:
