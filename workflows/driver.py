@@ -104,8 +104,12 @@ class Driver:
         self._attempts.wake()
 
     def stop(self, ending: Ending) -> None:
-        """Start nothing more and end what runs; its trials run again when the run goes on."""
-        self._ending = ending
+        """Start nothing more and end what runs; its trials run again when the run goes on.
+
+        Of two stops the first is why the search ends.
+        """
+        if not self.stopping:
+            self._ending = ending
         self._attempts.stop()
 
     # ---- the loop ----

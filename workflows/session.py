@@ -142,10 +142,13 @@ def _in_slurm() -> bool:
 @contextmanager
 def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
     """Ctrl-C or TERM: stop cleanly, a second one: at once. USR1 (the allocation ends): drain."""
+    asked = False  # the driver may be stopping for a reason of its own
 
     def stop(number: int, _: FrameType | None) -> None:
-        if driver.stopping:
+        nonlocal asked
+        if asked:
             os._exit(128 + number)
+        asked = True
         code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
         progress.say("stopping: ending the running trials (once more: at once)")

@@ -5,11 +5,15 @@ Real processes are in test_search.py and, on a real Slurm, in tests/slurm and te
 
 from __future__ import annotations
 
+import io
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from analysis.run import read_run
 from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
@@ -20,7 +24,9 @@ from workflows.driver import Driver
 from workflows.ending import CONTINUE, DONE, FAILED, Ending
 from workflows.folder import RunFolder
 from workflows.journal import Journal
+from workflows.progress import Progress
 from workflows.proposer import Proposer
+from workflows.session import _signals
 from workflows.space import SearchSpace
 from workflows.trials import TrialFactory
 
@@ -421,3 +427,61 @@ def test_launches_that_all_fail_end_a_search_that_had_worked(make_driver: MakeDr
     ending = driver.run()
     assert ending.code == CONTINUE
     assert "no controller" in ending.reason
+
+
+def test_crashes_and_failed_launches_in_turn_are_counted_together_and_named_so(
+    make_driver: MakeDriver,
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if number % 2:
+            return Outcome(Kind.CRASH, message="no module")
+        return Outcome(Kind.LAUNCH_FAILURE, message="no controller")
+
+    ending = make_driver(ScriptedLauncher(script), trials=30).run()
+    assert ending.code == FAILED
+    assert "the last 8 attempts crashed or could not start" in ending.reason
+
+
+def test_crashes_before_a_failed_launch_do_not_end_a_search_that_had_worked(
+    make_driver: MakeDriver,
+) -> None:
+    """Crashes speak of their configurations: only eight launches in a row mean that none works."""
+
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if number == 1:
+            return ok()
+        if number == 11 and attempt == 1:
+            return Outcome(Kind.LAUNCH_FAILURE, message="port taken")
+        return Outcome(Kind.CRASH)
+
+    driver = make_driver(ScriptedLauncher(script, num_nodes=1), trials=11)
+    assert driver.run().code == DONE
+    assert len(driver.state.trials) == 11
+    assert driver.state.trials[11].kind == "crash"
+
+
+def test_failures_while_a_search_is_being_stopped_do_not_change_why_it_ends(
+    make_driver: MakeDriver,
+) -> None:
+    crash = Outcome(Kind.CRASH, message="killed by the same Ctrl-C")
+
+    def stop(event: str, driver: Driver, number: int | None) -> None:
+        if event == "ended" and number == 8:
+            driver.stop(Ending("stopped by SIGINT", 130))
+
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: crash, num_nodes=1), 30, stop)
+    assert driver.run() == Ending("stopped by SIGINT", 130)
+
+
+def test_only_the_second_ctrl_c_leaves_at_once_also_if_the_search_is_stopping_by_itself(
+    make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()))
+    with Progress(Console(file=io.StringIO())) as progress, _signals(driver, progress):
+        driver.stop(Ending("nothing works", FAILED))
+        signal.raise_signal(signal.SIGINT)
+        assert not left
+        signal.raise_signal(signal.SIGINT)
+    assert left == [130]
