@@ -210,7 +210,7 @@ def replay(arguments: Namespace) -> int:
     """Play a policy against a recorded table and print how soon it comes near the best."""
     from analysis.sweeps.table import TableError
     from workflows import replay as replaying
-    from workflows.landscapes import landscapes_of
+    from workflows.landscapes import recorded
     from workflows.optuna_peer import OptunaMissingError
 
     columns = [name.strip() for name in (arguments.landscape or "").split(",") if name.strip()]
@@ -218,8 +218,9 @@ def replay(arguments: Namespace) -> int:
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
     try:
+        found = recorded(arguments.table, columns)
         figures = replaying.replay(
-            landscapes_of(arguments.table, columns),
+            found.landscapes,
             lambda landscape, seed: replaying.chooser(landscape, arguments.policy, seed),
             arguments.seeds,
             arguments.parallel,
@@ -227,9 +228,12 @@ def replay(arguments: Namespace) -> int:
     except (TableError, OptunaMissingError) as error:
         raise UsageError(str(error)) from error
     print(replaying.text(figures))
+    if found.left_out:
+        print(replaying.left_out(found.left_out))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
-        out.write_text(json.dumps({"table": str(arguments.table), **how, **figures}, indent=2))
+        content = {"table": str(arguments.table), **how, "left_out": found.left_out, **figures}
+        out.write_text(json.dumps(content, indent=2))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,7 +86,20 @@ class Landscape:
         return 1 - behind / abs(best) if best else float(behind <= 0)
 
 
-def landscapes_of(path: Path, columns: Sequence[str] = ()) -> list[Landscape]:
+@dataclass(frozen=True)
+class Recorded:
+    """What a file has for a replay.
+
+    Attributes:
+        landscapes: that can be searched.
+        left_out: rows that are in none of them, by reason.
+    """
+
+    landscapes: list[Landscape]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
     """The landscapes of a sweep's table, or of a run's ``results.csv``.
 
     Args:
@@ -105,25 +119,40 @@ def landscapes_of(path: Path, columns: Sequence[str] = ()) -> list[Landscape]:
     if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
         if columns:
             raise TableError(f"{path}: a run is one landscape; leave --landscape out")
-        found = [_of_run(path, frame)]
-    else:
-        if unknown := [name for name in columns if name not in frame]:
-            raise TableError(
-                f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
-            )
-        tables = read_by(path, columns) if columns else [t for t in [read(path)] if t is not None]
-        if not tables:
-            raise TableError(
-                f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); it has "
-                f"the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
-                f"{', '.join(missing(frame))}"
-            )
-        found = [landscape for table in tables for landscape in landscapes(table)]
+        return Recorded([_of_run(path, frame)])
+    if unknown := [name for name in columns if name not in frame]:
+        raise TableError(
+            f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
+        )
+    tables = read_by(path, columns) if columns else [t for t in [read(path)] if t is not None]
+    if not tables:
+        raise TableError(
+            f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); it has "
+            f"the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"{', '.join(missing(frame))}"
+        )
+    found: list[Landscape] = []
+    left_out: Counter[str] = Counter()
+    for table in tables:
+        mine = [*landscapes(table)]
+        found += mine
+        left_out.update({**table.left_out, **_unused(table, mine)})
     if not found:
         raise TableError(
             f"{path}: nothing to replay: no landscape has two configurations of which one ran"
         )
-    return found
+    return Recorded(found, left_out)
+
+
+def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
+    """Rows of a table that no landscape took, by reason."""
+    silent = ~table.failed & ~np.isfinite(table.step_time_s)
+    others = ~silent & ~np.isin(table.landscape, [landscape.key for landscape in found])
+    reasons = {
+        "neither ran nor failed": int(silent.sum()),
+        "nothing to choose, or none that ran, in the row's landscape": int(others.sum()),
+    }
+    return {reason: count for reason, count in reasons.items() if count}
 
 
 def landscapes(table: Table) -> Iterator[Landscape]:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 
 from analysis.cost.model import CostModel
+from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
 from workflows.landscapes import Landscape
@@ -213,6 +214,12 @@ def text(figures: Mapping[str, Any]) -> str:
         f"{overall['landscapes']} landscapes; {overall['proposer_s']:.3f} s a proposal"
     )
     return "\n".join(lines)
+
+
+def left_out(reasons: Mapping[str, int]) -> str:
+    """How many rows of the table were not replayed, and why."""
+    each = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    return f"left out: {counted(sum(reasons.values()), 'row')} ({each})"
 
 
 def replay(

@@ -20,7 +20,7 @@ from analysis.sweeps.machines import machine_of
 from analysis.trial import Trial
 from workflows.cli import main
 from workflows.folder import RunFolder
-from workflows.landscapes import Landscape, landscapes_of
+from workflows.landscapes import Landscape, recorded
 from workflows.replay import Played, chooser, play, summary
 from workflows.space import load_space
 
@@ -76,7 +76,7 @@ def sweep(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def landscape(sweep: Path) -> Landscape:
-    return landscapes_of(sweep)[0]
+    return recorded(sweep).landscapes[0]
 
 
 def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[d
 
 
 def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(sweep: Path) -> None:
-    found = landscapes_of(sweep)
+    found = recorded(sweep).landscapes
     assert [x.key.split()[0] for x in found] == ["m16", "m32"]
     rows = {"m16": sweep_rows(16), "m32": sweep_rows(32)}
     for x in found:
@@ -115,7 +115,7 @@ def test_every_policy_proposes_every_recorded_configuration_once(
     if policy == "optuna":
         pytest.importorskip("optuna")
     few = write(tmp_path / "few.csv", sweep_rows(32)[::4])
-    landscape = landscapes_of(few)[0]
+    landscape = recorded(few).landscapes[0]
     seen = configs(landscape, policy, 0, 1000)
     assert len(seen) == len(landscape.configs)
     assert all(config in seen for config in landscape.configs)
@@ -151,7 +151,7 @@ def test_nothing_of_a_batch_is_told_before_all_of_it_is_asked(landscape: Landsca
 def test_a_repeat_that_ran_outweighs_one_that_crashed(tmp_path: Path) -> None:
     good, other = [r for r in sweep_rows(32) if r.endswith(",0")][:2]
     crashed = ",".join([*good.split(",")[:-3], "", "", "1"])
-    landscape = landscapes_of(write(tmp_path / "x.csv", [crashed, good, other]))[0]
+    landscape = recorded(write(tmp_path / "x.csv", [crashed, good, other])).landscapes[0]
     assert len(landscape.configs) == 2
     assert play(landscape, chooser(landscape, "random", 0), 0).failed_share() == 0
 
@@ -188,8 +188,29 @@ def test_the_command_prints_and_writes_the_figures(
     assert figures["overall"]["trials_to_5pct"]["worst"] >= 1
 
 
+def test_rows_that_are_not_replayed_are_counted_by_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in sweep_rows() if row.endswith(",0")][:9]
+    rows[0] = edited(rows[0], gbs="65")
+    rows[1] = edited(rows[1], tok_s="")
+    rows[2] = edited(rows[2], model="alone")
+    rows[3] = edited(rows[3], model="alone too")
+    path, out = write(tmp_path / "some.csv", rows), tmp_path / "out.json"
+    asked = ["--policy", "random", "--seeds", "1", "--json", str(out)]
+    assert main(["replay", str(path), *asked]) == 0
+    reasons = {
+        "mbs * gas * dp is not the global batch": 1,
+        "neither ran nor failed": 1,
+        "nothing to choose, or none that ran, in the row's landscape": 2,
+    }
+    assert json.loads(out.read_text())["left_out"] == reasons
+    said = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    assert f"left out: 4 rows ({said})" in capsys.readouterr().out
+
+
 def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
-    found = landscapes_of(sweep, ["model", "zero_stage"])
+    found = recorded(sweep, ["model", "zero_stage"]).landscapes
     assert [x.key for x in found] == ["m16 0", "m16 1", "m32 0", "m32 1"]
     assert {c["zero_stage"] for c in found[1].configs} == {1}
 
@@ -237,9 +258,9 @@ def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer
     tmp_path: Path,
 ) -> None:
     rows = [row for row in sweep_rows() if row.endswith(",0")]
-    (whole,) = landscapes_of(write(tmp_path / "whole.csv", rows))
+    (whole,) = recorded(write(tmp_path / "whole.csv", rows)).landscapes
     rows[3] = edited(rows[3], tok_s="")
-    (landscape,) = landscapes_of(write(tmp_path / "blank.csv", rows))
+    (landscape,) = recorded(write(tmp_path / "blank.csv", rows)).landscapes
     assert len(landscape.configs) == len(whole.configs) - 1
     assert all(a.ok for every in landscape.answers.values() for a in every)
 
@@ -279,8 +300,8 @@ def recorded_run(tmp_path: Path) -> RunFolder:
 
 
 def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder) -> None:
-    (landscape,) = landscapes_of(recorded_run.path)
-    assert landscapes_of(recorded_run.path / "results.csv")[0].configs == landscape.configs
+    (landscape,) = recorded(recorded_run.path).landscapes
+    assert recorded(recorded_run.path / "results.csv").landscapes[0].configs == landscape.configs
     assert landscape.best == 2.0
     assert landscape.share(4.0) == 0.5
     answers = [a for every in landscape.answers.values() for a in every]
@@ -293,7 +314,7 @@ def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder
 def test_an_objective_below_zero_is_near_the_best_only_where_it_is(recorded_run: RunFolder) -> None:
     path = recorded_run.path / "results.csv"
     path.write_text(path.read_text().replace(",4.0,", ",-4.0,").replace(",2.0,", ",-3.9,"))
-    (landscape,) = landscapes_of(path)  # minimized
+    (landscape,) = recorded(path).landscapes  # minimized
     assert landscape.best == -4.0 and landscape.share(-4.0) == 1.0
     assert landscape.share(-3.9) == pytest.approx(0.975) and landscape.share(2.0) < 0
 
@@ -309,7 +330,7 @@ def test_a_run_with_a_value_that_its_space_lacks_is_refused(
 
 @pytest.mark.skipif(not TRUTH.exists(), reason=f"there is no {TRUTH}")
 def test_recorded_searches_are_near_the_best_at_once() -> None:
-    found = landscapes_of(TRUTH)
+    found = recorded(TRUTH).landscapes
     ours = [play(x, chooser(x, "cost-model", 0), 0, max_trials=8, until=None) for x in found]
     assert len(found) > 10
     assert float(np.median([p.trials_to(0.05) or 99 for p in ours])) <= 2
