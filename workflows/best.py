@@ -116,11 +116,8 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())
-    try:
-        print(f"training on {', '.join(nodes)}; logs in {out}")
-        outcome = launcher.run(spec, Lease("train", nodes), stop)
-    finally:
-        launcher.close()
+    print(f"training on {', '.join(nodes)}; logs in {out}")
+    outcome = launcher.run(spec, Lease("train", nodes), stop)
     if outcome.kind is not Kind.OK:
         print(f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}", file=sys.stderr)
         return 1

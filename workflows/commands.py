@@ -6,6 +6,7 @@ import json
 import os
 import time
 from argparse import Namespace
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -41,7 +42,7 @@ DEFAULT_TOKENS = 1e12  # to train on
 
 def search(arguments: Namespace) -> int:
     """Start a search or go on with it, then write its report."""
-    from workflows.session import run_session
+    from workflows.session import dry_run, run_session
 
     space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
     if arguments.trials:  # frozen with the run, so that status and a continuation know of it
@@ -55,23 +56,21 @@ def search(arguments: Namespace) -> int:
 
         for warning in foreseen(space, pricing or price(space)):
             print(warning)
-    launcher = launcher_for(arguments, space, folder)
-    if arguments.dry_run:
-        from workflows.session import dry_run
-
-        for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
-            print(line)
-        return 0
-    return run_session(
-        space,
-        folder,
-        launcher,
-        arguments.seed,
-        Budget.of(space),
-        flags_again(arguments),
-        arguments.policy,
-        pricing,
-    )
+    with closing(launcher_for(arguments, space, folder)) as launcher:
+        if arguments.dry_run:
+            for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
+                print(line)
+            return 0
+        return run_session(
+            space,
+            folder,
+            launcher,
+            arguments.seed,
+            Budget.of(space),
+            flags_again(arguments),
+            arguments.policy,
+            pricing,
+        )
 
 
 def submit(arguments: Namespace) -> int:
@@ -189,21 +188,19 @@ def preflight(arguments: Namespace) -> int:
         raise UsageError(f"{out} exists: choose another --out, or remove it")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    launcher = make_launcher(
-        launcher_name(arguments.launcher), arguments.nodes or 1, arguments.site
-    )
-    nodes = arguments.nodes or len(launcher.nodes())
-    if nodes > len(launcher.nodes()):
-        raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")
-    ranks = arguments.ranks_per_node or measuring.default_ranks(launcher, nodes, os.environ)
-    spec = measuring.preflight_spec(
-        out.with_name(f"{out.stem}-preflight"), nodes, ranks, arguments.quick
-    )
-    if arguments.dry_run:
-        print(measuring.dry_run(launcher, spec))
-        launcher.close()
-        return 0
-    return measuring.run_preflight(launcher, spec, out, name)
+    chosen = launcher_name(arguments.launcher)
+    with closing(make_launcher(chosen, arguments.nodes or 1, arguments.site)) as launcher:
+        nodes = arguments.nodes or len(launcher.nodes())
+        if nodes > len(launcher.nodes()):
+            raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")
+        ranks = arguments.ranks_per_node or measuring.default_ranks(launcher, nodes, os.environ)
+        spec = measuring.preflight_spec(
+            out.with_name(f"{out.stem}-preflight"), nodes, ranks, arguments.quick
+        )
+        if arguments.dry_run:
+            print(measuring.dry_run(launcher, spec))
+            return 0
+        return measuring.run_preflight(launcher, spec, out, name)
 
 
 def replay(arguments: Namespace) -> int:
@@ -278,8 +275,9 @@ def train(arguments: Namespace) -> int:
     from workflows.best import load_best, train_best
 
     best = load_best(arguments.best)
-    launcher = make_launcher(launcher_name(arguments.launcher), best.num_nodes, arguments.site)
-    return train_best(best, launcher, arguments.out, arguments.steps)
+    chosen = launcher_name(arguments.launcher)
+    with closing(make_launcher(chosen, best.num_nodes, arguments.site)) as launcher:
+        return train_best(best, launcher, arguments.out, arguments.steps)
 
 
 def prepare_data(arguments: Namespace) -> int:

@@ -85,7 +85,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
     """Measure, write the cluster file, print what was found; returns the exit code.
 
     Args:
-        launcher: gives the ranks their processes; closed at the end.
+        launcher: gives the ranks their processes.
         spec: what it starts; its folder is made.
         out: where the cluster file goes.
         name: of the cluster.
@@ -98,10 +98,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
         signal.signal(number, lambda *_: stop.set())
     ranks = f"{spec.ranks_per_node} rank{'s' if spec.ranks_per_node > 1 else ''} each"
     print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
-    try:
-        outcome = launcher.run(spec, lease, stop)
-    finally:
-        launcher.close()
+    outcome = launcher.run(spec, lease, stop)
     failure = ""
     if outcome.kind is not Kind.OK:
         failure = f"{outcome.kind}: {outcome.message}"

@@ -50,7 +50,7 @@ def run_session(
     Args:
         space: what is searched.
         folder: where; a run that is there already goes on.
-        launcher: gives trials their processes; closed at the end.
+        launcher: gives trials their processes.
         seed: None: the run's own, or 0.
         budget: of the whole run.
         flags: what the command that goes on with the run needs beside the space.
@@ -87,7 +87,6 @@ def run_session(
         console.print(Text(_report(folder)), soft_wrap=True)
     finally:
         journal.close()
-        launcher.close()
     return ending.code
 
 
@@ -117,7 +116,6 @@ def dry_run(
         lease = Lease(str(number), tuple(pool.nodes[: spec.num_nodes]))
         yield f"# trial {number}: {config_text(proposal.config)}"
         yield shlex.join(launcher.command(spec, lease))
-    launcher.close()
 
 
 def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | None:

@@ -16,6 +16,7 @@ import itertools
 import sys
 import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 
 from analysis.run import read_run
@@ -96,9 +97,11 @@ def main() -> int:
     (num_nodes,) = space.parameters["num_nodes"].values
     with tempfile.TemporaryDirectory(prefix="slow-links-") as temporary:
         folder = RunFolder(arguments.run_dir or Path(temporary) / "run")
-        with SlowNetwork(int(num_nodes), arguments.rate) as network:
-            budget = Budget(arguments.trials, None, None)
-            launcher = SlowLinksLauncher(network)
+        with (
+            SlowNetwork(int(num_nodes), arguments.rate) as network,
+            closing(SlowLinksLauncher(network)) as launcher,
+        ):
+            budget = Budget(arguments.trials)
             code = run_session(space, folder, launcher, arguments.seed, budget)
         if code:
             return code

@@ -4,10 +4,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from slurm.local import LocalLauncher
+from workflows import commands, launchers
 from workflows.cli import main
 
 
@@ -132,3 +135,50 @@ def test_a_run_whose_file_has_a_difficult_name_can_be_continued(tmp_path: Path) 
     assert run(*again, cwd=tmp_path).returncode == 0
     status = run("status", str(folder), cwd=tmp_path)
     assert "3 of 3 done" in status.stdout
+
+
+class Closing(LocalLauncher):
+    """Says that it was closed, and has a node less than was asked for."""
+
+    def __init__(self, num_nodes: int) -> None:
+        super().__init__(num_nodes)
+        self.closed = False
+
+    def nodes(self) -> Sequence[str]:
+        return super().nodes()[1:]
+
+    def close(self) -> None:
+        super().close()
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["preflight", "--nodes", "2"], "--nodes 2: the allocation has 1"),
+        (["search", "space.yaml"], "no.idx"),
+    ],
+)
+def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    made: list[Closing] = []
+
+    def make(_: str, num_nodes: int, __: str) -> Closing:
+        made.append(Closing(num_nodes))
+        return made[-1]
+
+    monkeypatch.setattr(commands, "make_launcher", make)
+    monkeypatch.setattr(launchers, "make_launcher", make)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.yaml").write_text(
+        "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: no, device: cpu}}\n"
+        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    assert main(arguments) == 2
+    assert complaint in capsys.readouterr().err
+    assert [launcher.closed for launcher in made] == [True]
