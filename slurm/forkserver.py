@@ -143,7 +143,7 @@ class ForkServer:
             self._control = None
 
     def _start_server(self) -> None:
-        self._control, theirs = socket.socketpair()
+        control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "slurm.forkserver", str(theirs.fileno()), self.preload],
@@ -155,6 +155,7 @@ class ForkServer:
                 stderr=self._errors,
                 start_new_session=True,  # Ctrl-C is for the driver alone
             )
+        self._control = control  # only now: the next trial tries again where this failed
 
 
 def serve(control: socket.socket, preload: str) -> None:

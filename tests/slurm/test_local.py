@@ -456,6 +456,16 @@ def test_a_fork_server_that_was_killed_is_started_again(
     assert (first.kind, second.kind) == (Kind.OK, Kind.OK)
 
 
+def test_a_fork_server_that_could_not_start_is_started_with_the_next_trial(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/no/such/python")
+        with pytest.raises(LauncherError, match="No such file"):
+            launcher.run(*_trivial(tmp_path, "before"), threading.Event())
+    assert launcher.run(*_trivial(tmp_path, "after"), threading.Event()).kind is Kind.OK
+
+
 def _trivial(folder: Path, name: str) -> tuple[TrialSpec, Lease]:
     directory = folder / name
     directory.mkdir()
