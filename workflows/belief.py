@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.run import Run
+from analysis.trial import Trial
 from workflows.pricing import Pricing
 from workflows.residual import DISTURBED, NOISE_LOG_SD, SLOWED
 
@@ -35,11 +36,11 @@ def believed(run: Run, pricing: Pricing) -> bool:
                 return False
     if FAITH + odds(run) > 0:
         return True
-    successes = [t for t in run.trials.values() if t.ok and t.objective]
+    successes = [t for t in run.trials.values() if t.ok and positive(t)]
     if sum(not t.expected for t in successes) < PROBES:
         return False
     promise = np.log(pricing.promise(pricing.predict([t.config for t in successes])))
-    measured = np.log([t.objective or np.nan for t in successes])
+    measured = np.log([t.objective for t in successes if t.objective])
     if not pricing.space.objective.maximize:
         measured = -measured
     return _rank_correlation(promise, measured) > RANKED
@@ -50,8 +51,13 @@ def odds(run: Run) -> float:
     return sum(
         _speaks_for_model(t.objective, t.expected)
         for t in run.trials.values()
-        if t.ok and t.objective and t.expected.get("objective")
+        if t.ok and t.objective and positive(t) and t.expected.get("objective")
     )
+
+
+def positive(trial: Trial) -> bool:
+    """Whether its objectives have a logarithm; others say nothing of a model that predicts one."""
+    return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
 
 
 def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:

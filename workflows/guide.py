@@ -21,7 +21,7 @@ from analysis.cost.step import TimeConstants
 from analysis.quantities import counted
 from analysis.run import Run
 from analysis.trial import Trial
-from workflows.belief import believed, odds
+from workflows.belief import believed, odds, positive
 from workflows.candidates import Candidates
 from workflows.deadline import in_time
 from workflows.gain import Gain, expected_gain, leaders
@@ -109,7 +109,7 @@ class Guide:
         if pending:
             model, rule = self._drawn(model, rng), "favourite of one of several models"
         prediction = model.predict(self._jobs[free])
-        successes = [t for t in told if t.ok and t.objective and _positive(t)]
+        successes = [t for t in told if t.ok and positive(t)]
         aim = None if weights is None else self._aim(weights, prediction, successes)
         mean = self._log_promise(prediction, aim)
         residual = self._residual(model, successes, aim)
@@ -130,7 +130,7 @@ class Guide:
         expected["fits"] = float(runs[at])
         # A model that does not foresee its trials cannot say what is left either.
         foreseen = len(successes) >= GAIN_TRIALS and odds(run) > 0
-        if aim is None and foreseen and figure is not None:
+        if aim is None and foreseen and figure is not None and run.best and positive(run.best):
             gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
         after = counted(len(successes), "success") if told else "no trial yet"
@@ -180,7 +180,7 @@ class Guide:
         step = max(1, len(told) // 20)
         told = sorted(told, key=lambda t: (t.ended_t or 0.0, t.number))[: len(told) // step * step]
         if len(told) > CALIBRATED_WITH:
-            ranked = sorted(told, key=lambda t: -self._log_objective(t) if t.ok else np.inf)
+            ranked = sorted(told, key=lambda t: -self._log_objective(t) if positive(t) else np.inf)
             told = [*ranked[: CALIBRATED_WITH // 2], *told[-CALIBRATED_WITH // 2 :]]
         key = tuple(sorted({t.number for t in told}))
         if key not in self._calibrations:
@@ -259,8 +259,3 @@ class Guide:
     @cached_property
     def _one(self) -> Prediction:
         return self._pricing.model.predict(self._jobs[:1])
-
-
-def _positive(trial: Trial) -> bool:
-    """Whether all of several objectives have a logarithm."""
-    return all(figure > 0 for figure in trial.objectives.values())

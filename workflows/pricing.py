@@ -202,7 +202,7 @@ class Pricing:
 
     def _step_time_s(self, trial: Trial, reported: float) -> float:
         """As reported, or from the objective where a trainer of the user's reports only that."""
-        if np.isfinite(reported) or not trial.ok or not trial.objective:
+        if np.isfinite(reported) or not trial.objective or trial.objective < 0:
             return reported
         one = self.predict([trial.config])
         figure = self.objective(one)

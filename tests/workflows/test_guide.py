@@ -111,6 +111,32 @@ def test_a_model_that_is_right_is_believed_to_the_end(space: SearchSpace, predic
     assert choosers(run) == ["cost model"] * 12
 
 
+@pytest.mark.parametrize("maximize", [True, False])
+def test_a_figure_below_zero_neither_shakes_the_model_nor_makes_an_expectation_no_number(
+    space: SearchSpace, predicted: Speed, maximize: bool
+) -> None:
+    """A trainer's own mistake, for what is predicted is positive; the journal takes no NaN."""
+    if not maximize:
+        space = replace(space, objective=Objective("step_time_s.median", maximize=False))
+        pricing = Pricing(space)
+
+    def reported(config: Mapping[str, Any]) -> float | None:
+        if len(asked) == 3:
+            return -1.0
+        speed = predicted(config)
+        if maximize or speed is None:
+            return speed
+        return float(pricing.predict([config]).step_time_s[0])
+
+    asked: list[Proposal] = []
+    run, proposer = Run(Path()), Proposer(space, seed=0)
+    for _ in range(9):
+        asked.append(ask(proposer, run))
+        tell(run, asked[-1], reported(asked[-1].config))
+    assert choosers(run) == ["cost model"] * 9
+    assert all(np.isfinite(x) for proposal in asked for x in proposal.expected.values())
+
+
 def test_a_model_whose_level_is_off_by_half_is_calibrated_and_not_doubted(
     space: SearchSpace, predicted: Speed
 ) -> None:
