@@ -117,14 +117,18 @@ class Status:
     def __str__(self) -> str:
         layout = self.cluster.layout
         lines = [
-            f"minicluster in {layout.directory}: {layout.num_nodes} nodes, "
-            f"{layout.gpus_per_node} GPUs and {layout.mem_per_node_mib} MiB each, "
+            f"minicluster in {layout.directory}: {_counted(layout.num_nodes, 'node')}, "
+            f"{_counted(layout.gpus_per_node, 'GPU')} and {layout.mem_per_node_mib} MiB each, "
             f"memory limits {'by cgroup ' + layout.cgroup if layout.cgroup else 'off'}",
             *(f"  {name:8} {state}" for name, state in self.node_states.items()),
             *(self.jobs or ("no jobs",)),
             self.cluster.export_line,
         ]
         return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def default_directory() -> Path:

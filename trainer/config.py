@@ -197,7 +197,7 @@ class TrainConfig(_Record):
         """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""
         if world_size % (self.tp * self.pp):
             raise ConfigError(
-                f"{world_size} ranks are not divisible by tp {self.tp} * pp {self.pp}"
+                f"tp {self.tp} * pp {self.pp} does not divide the number of ranks, {world_size}"
             )
         return world_size // (self.tp * self.pp)
 

@@ -181,7 +181,8 @@ def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
             warnings.append(
                 f"warning: {100 * share:.2g} % of those that fit need longer than "
                 f"trial.{name} ({duration(limit_s)}): up to {duration(needed_s.max())}, with "
-                f"{steps} steps of {duration(step_s.max())} and {duration(start_s)} to start"
+                f"{counted(steps, 'step')} of {duration(step_s.max())} and "
+                f"{duration(start_s)} to start"
             )
     return tuple(warnings)
 

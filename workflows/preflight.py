@@ -96,7 +96,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())
-    ranks = f"{spec.ranks_per_node} rank{'s' if spec.ranks_per_node > 1 else ''} each"
+    ranks = f"{counted(spec.ranks_per_node, 'rank')} each"
     print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
     outcome = launcher.run(spec, lease, stop)
     failure = ""

@@ -70,6 +70,14 @@ def test_gres_conf_lists_the_fake_gpus(gpus: int, expected: str) -> None:
     assert miniconf.gres_conf(layout(gpus_per_node=gpus)) == expected
 
 
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "expected"), [(1, 1, "1 node, 1 GPU and"), (2, 0, "2 nodes, 0 GPUs and")]
+)
+def test_the_status_counts_in_the_singular_too(nodes: int, gpus: int, expected: str) -> None:
+    cluster = mini.Minicluster(layout(num_nodes=nodes, gpus_per_node=gpus))
+    assert expected in str(mini.Status(cluster, {}, ()))
+
+
 @pytest.mark.parametrize("text", ["", "2", "2T", "0G", "-1G", "two"])
 def test_a_strange_memory_size_is_refused(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
