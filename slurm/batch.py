@@ -8,11 +8,14 @@ import sys
 from pathlib import Path
 
 from slurm import shell
-from slurm.core import LauncherError
+from slurm.core import Kind, LauncherError
 from slurm.site import Site
 
 SCRIPT_NAME = "search.sbatch"
 LOG_NAME = "slurm-%j.log"
+# Lines of the journal that say something new: trials' ends, and those of repeats, which are not
+# final, unless they say nothing of the configuration.
+_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
 _WARNING_S = 300  # before the allocation's end, for the last trials, the journal and the report
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
@@ -74,6 +77,7 @@ def batch_script(
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
         modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
         search=shlex.join(search),
+        ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
         script=shlex.quote(str(run / SCRIPT_NAME)),
     )
@@ -147,7 +151,7 @@ _SCRIPT = """\
 # next job is submitted. The run folder's journal carries the search from one job to the next.
 {modules}
 set -u
-ended() {{ cat {journal} 2>/dev/null | grep -c '"final": true'; }}
+ended() {{ cat {journal} 2>/dev/null | grep -cE {ended}; }}
 before=$(ended)
 
 driver='' interrupted='' cancelled=''

@@ -20,6 +20,7 @@ from slurm import batch, shell
 from slurm.batch import BatchError, batch_script, time_limit_s
 from slurm.minicluster import Minicluster
 from slurm.site import load_site
+from workflows.journal import Journal
 
 SHIPPED = Path(batch.__file__).with_name("search.sbatch")
 
@@ -184,6 +185,43 @@ def test_an_allocation_in_which_no_trial_ended_is_not_repeated(tmp_path: Path) -
     )
     assert done.returncode == 1
     assert "no trial ended" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "asked"), [("ok", 0, ["requeue 77"]), ("cancelled", 1, [])]
+)
+def test_an_allocation_in_which_only_finalists_were_measured_again_is_repeated(
+    tmp_path: Path, kind: str, code: int, asked: list[str]
+) -> None:
+    run, program, calls = tmp_path / "run", tmp_path / "driver", tmp_path / "scontrol.calls"
+    run.mkdir()
+    for path, text in (
+        (program, f"#!{sys.executable}\n{FINALS.replace('KIND', kind)}"),
+        (tmp_path / "scontrol", f'#!/bin/sh\necho "$*" >> {calls}\n'),
+    ):
+        path.write_text(text)
+        path.chmod(0o755)
+    journal = Journal(run)
+    journal.write("opened", space="s", fingerprint="f", seed=0, launcher="srun", nodes=["n1"],
+                  objective={"maximize": "speed"})  # fmt: skip
+    journal.write("proposed", trial=1, config={}, by="random", why="", expected={})
+    journal.close()
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
+    done = subprocess.run(["bash", "-c", script(run, meshtune=str(program))], env=environ)
+    assert done.returncode == code
+    assert (calls.read_text().splitlines() if calls.exists() else []) == asked
+
+
+FINALS = """\
+import sys
+from pathlib import Path
+from workflows.journal import Journal
+journal = Journal(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
+journal.write("started", trial=1, attempt=2, name="x", nodes=["n1"], repeat=True)
+journal.write("ended", trial=1, attempt=2, kind="KIND", objective=1.0, result={}, message="",
+              stderr_tail="", elapsed_s=1.0, nodes=["n1"], final=False)
+sys.exit(3)
+"""
 
 
 @pytest.mark.slurm
