@@ -8,7 +8,6 @@ random, and guided by the cost model, whose constants are not the simulated mach
 from __future__ import annotations
 
 import argparse
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,14 +22,10 @@ from analysis.run import Run
 from analysis.trajectory import trajectory
 from benchmarks.cost_model.report import machine
 from benchmarks.scale import spread
+from benchmarks.simulated import simulated_driver
 from workflows.budget import Budget
-from workflows.driver import Driver
-from workflows.folder import RunFolder
-from workflows.journal import Journal
 from workflows.proposer import Policy, Proposer
-from workflows.simulate import simulated_launcher
 from workflows.space import load_space
-from workflows.trials import TrialFactory
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "figure9.png"
 TABLE_4 = "gpt_175b_frontier_table4"
@@ -50,25 +45,10 @@ def simulate(name: str, policy: Policy, seed: int, budget: Budget, options: str 
         options: of the cluster; see ``docs/simulate.md``.
     """
     space = load_space(name)
-    launcher = simulated_launcher(space, f"{options},seed={seed},time=1000h")
-    with tempfile.TemporaryDirectory() as directory:
-        folder = RunFolder(Path(directory) / "run")
-        folder.create(space)
-        journal = Journal(folder.path, launcher.clock.time, sync=False)
-        driver = Driver(
-            space=space,
-            folder=folder,
-            journal=journal,
-            launcher=launcher,
-            proposer=Proposer(space, seed, policy),
-            factory=TrialFactory(space, folder, "meshtune-simulated", "tokens"),
-            budget=budget,
-            seed=seed,
-            listen=lambda *_: None,
-        )
+    proposer = Proposer(space, seed, policy)
+    with simulated_driver(space, options, proposer, budget, seed) as driver:
         driver.run()
-        journal.close()
-        return journal.run
+        return driver.state
 
 
 def course(run: Run) -> dict[str, float]:

@@ -43,18 +43,14 @@ from rich.console import Console
 from analysis.run import Run, read_run
 from benchmarks.cost_model.report import machine
 from benchmarks.node_time import node_time
+from benchmarks.simulated import simulated_driver
 from benchmarks.unrecorded import TOLD, at_scale
-from slurm.clock import Clock
 from workflows import driver as driver_module
 from workflows.budget import Budget
 from workflows.driver import Driver
-from workflows.folder import RunFolder
-from workflows.journal import Journal
 from workflows.progress import Progress
 from workflows.proposer import Policy, Proposal, Proposer
-from workflows.simulate import simulated_launcher
 from workflows.space import SearchSpace, load_space
-from workflows.trials import TrialFactory
 
 REPLAYS = 5
 # 12 or 16 nodes as in Dash's search, with more configurations than trials.
@@ -111,17 +107,15 @@ ALL_OF_FRONTIER = Scenario(
 )
 
 
-@dataclass
-class _Timed:
-    """A proposer, and the CPU time that it takes."""
+class _Timed(Proposer):
+    """Knows what CPU time it took."""
 
-    proposer: Proposer
-    cpu_s: float = 0.0
+    cpu_s = 0.0
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         began = time.thread_time()
         try:
-            return self.proposer.propose(run, max_nodes)
+            return super().propose(run, max_nodes)
         finally:
             self.cpu_s += time.thread_time() - began
 
@@ -131,13 +125,12 @@ class _Watch:
     """Listens to a driver: what it shows a person, and how many nodes are usable when."""
 
     progress: Progress
-    clock: Clock
     usable: list[tuple[float, int]] = field(default_factory=list)  # from when on
 
     def __call__(self, event: str, driver: Driver, number: int | None) -> None:
         self.progress(event, driver, number)
         if not self.usable or self.usable[-1][1] != driver.pool.size:
-            self.usable.append((self.clock.time(), driver.pool.size))
+            self.usable.append((driver.journal.clock(), driver.pool.size))
 
 
 def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, float]:
@@ -151,31 +144,25 @@ def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, f
     if in_order:
         driver_module.LOOKAHEAD = 1  # nobody waits behind a trial that waits
     space = _space(scenario.space)
-    options = f"nodes={scenario.nodes},seed={seed},max_concurrent={scenario.max_concurrent},"
-    launcher = simulated_launcher(space, options + "time=1000h")  # ended by the budget
-    with tempfile.TemporaryDirectory() as directory, (Path(directory) / "out").open("w") as out:
-        folder = RunFolder(Path(directory) / "run")
-        folder.create(space)
-        journal = Journal(folder.path, launcher.clock.time, sync=True)
-        proposer = _Timed(Proposer(space, seed, scenario.policy))
-        watch = _Watch(Progress(Console(file=out)), launcher.clock)
-        driver = Driver(
-            space=space,
-            folder=folder,
-            journal=journal,
-            launcher=launcher,
-            proposer=proposer,  # type: ignore[arg-type]
-            factory=TrialFactory(space, folder, "meshtune-scale", "tokens"),
-            budget=scenario.budget,
-            seed=seed,
-            listen=watch,
-        )
+    options = f"nodes={scenario.nodes},max_concurrent={scenario.max_concurrent}"
+    proposer = _Timed(space, seed, scenario.policy)
+    with (
+        tempfile.TemporaryFile("w") as out,
+        simulated_driver(
+            space,
+            options,
+            proposer,
+            scenario.budget,
+            seed,
+            watch := _Watch(Progress(Console(file=out))),
+            sync=True,
+        ) as driver,
+    ):
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         driver.run()
         cpu_s, wall_s = time.thread_time() - began_cpu_s, time.perf_counter() - began_s
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        journal.close()
-        run, trials = journal.run, len(journal.run.trials)
+        run, folder, trials = driver.state, driver.folder, len(driver.state.trials)
         until = run.opened_t[0] + (scenario.budget.wall_time_s or np.inf)
         return {
             "trials": trials,
