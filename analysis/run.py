@@ -7,7 +7,8 @@ since the epoch) and ``event``:
 event      further keys
 ========== =====================================================================================
 opened     space (name), fingerprint, seed, launcher, nodes, objective ({maximize|minimize: key})
-proposed   trial, config, by (what chose it), why, expected (objective, low, high, fits)
+proposed   trial, config, by (what chose it), why, expected (objective, low, high, fits: the
+           probability to run, gain, left; what is not known is absent)
 started    trial, attempt, name (of the step or process group), nodes, repeat (True: the trial
            has its result, and is measured once more)
 ended      trial, attempt, kind, objective (None unless ok), result, message, stderr_tail,
