@@ -24,7 +24,7 @@ from analysis.run import Run
 from analysis.sweeps.tables import read, read_by
 from analysis.trial import Trial
 from benchmarks.cost_model.report import machine
-from benchmarks.search import REPLAYED, LeftOut
+from benchmarks.games import REPLAYED, LeftOut
 from workflows.landscapes import Answer, Landscape, landscapes
 from workflows.pareto import points
 from workflows.proposer import Policy

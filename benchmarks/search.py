@@ -13,141 +13,51 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from analysis.cost.model import CostModel, Evidence
-from analysis.cost.profiles import PROFILES
-from analysis.sweeps.table import Table
 from analysis.sweeps.tables import read
 from benchmarks.cost_model.report import machine
-from benchmarks.cost_model.transfer import parts_of, transferred
+from benchmarks.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
 from benchmarks.unrecorded import TOLD, at_scale, simulated
-from benchmarks.wrong_models import inverted, shuffled, wrong
+from benchmarks.wrong_models import inverted, shuffled
 from workflows.landscapes import Landscape, landscapes
 from workflows.proposer import Policy
-from workflows.replay import NEAR, Played, ReplayPolicy, chooser, play, summary
+from workflows.replay import NEARER, ReplayPolicy
 
-REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
 PEERS: tuple[ReplayPolicy, ...] = ("cost-model", "deephyper", "optuna", "random")
 UNSEEN = "meshtune, framework unseen"
 SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
 QUICK_LANDSCAPES = 7  # of a table
 
 
-@dataclass
-class LeftOut:
-    """Cost models of a table, each fitted without some of its models."""
-
-    table: Table
-    fitted: dict[frozenset[str], CostModel] = field(default_factory=dict)
-
-    def without(self, *models: str) -> CostModel:
-        """Fitted to the rows of all other models; with none, the constants' defaults."""
-        held = frozenset(models)
-        if held not in self.fitted:
-            table, rest = self.table, self.table[~np.isin(self.table.model, models)]
-            model = CostModel(
-                table.machines[str(table.machine[0])], PROFILES[str(table.profile[0])]
-            )
-            evidence = Evidence(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
-            self.fitted[held] = model.calibrated(evidence) if len(rest) else model
-        return self.fitted[held]
-
-
-Game = Callable[[Landscape, int], Played]
-_GAMES: list[Callable[[], list[Played]]] = []  # inherited: a space's rules cannot be sent
-
-
-def _play(index: int) -> list[Played]:
-    return _GAMES[index]()
-
-
-def every_game(recorded: Sequence[Landscape], game: Game, seeds: int) -> dict[str, Any]:
-    """Figures of a game on every landscape with every seed, on all cores."""
-    _GAMES[:] = [partial(_all_seeds, game, landscape, seeds) for landscape in recorded]
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        played = pool.map(_play, range(len(recorded)), chunksize=1)
-    keys = [landscape.key for landscape in recorded]
-    return summary(dict(zip(keys, played, strict=True)), {x.key: len(x.configs) for x in recorded})
-
-
-def _all_seeds(game: Game, landscape: Landscape, seeds: int) -> list[Played]:
-    return [game(landscape, seed) for seed in range(seeds)]
-
-
-def replayed(
-    recorded: Sequence[Landscape],
-    models: LeftOut | Unseen,
-    policy: ReplayPolicy,
-    seeds: int,
-    parallel: int = 1,
-) -> dict[str, Any]:
-    """Figures of a policy; see ``workflows.replay.summary``."""
-
-    def game(landscape: Landscape, seed: int) -> Played:
-        guided = policy in ("meshtune", "cost-model")
-        model = models.without(landscape.model) if guided else None
-        return play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
-
-    return every_game(recorded, game, seeds)
-
-
-@dataclass(frozen=True)
-class Unseen:
-    """The cost model of a table's framework if no other table were of it, nor of its models.
-
-    So a search starts with a framework of its own: with what is known of the GPU, and of others.
-    """
-
-    table: Table
-    model: CostModel
-
-    @classmethod
-    def among(cls, table: Table, tables: Sequence[Table]) -> Unseen:
-        machine = table.machines[str(table.machine[0])]
-        habits = PROFILES[str(table.profile[0])]
-        others = [t[~np.isin(t.model, table.model)] for t in tables if t.name != table.name]
-        parts = [part for part in parts_of(others) if part.profile[0] != habits.name]
-        return cls(table, CostModel(machine, habits, transferred(parts, machine, habits)))
-
-    def without(self, _: str) -> CostModel:
-        return self.model
-
-
 def table_figures(
-    table: Table, tables: Sequence[Table], seeds: int, quick: bool, kept: Mapping[str, Any]
+    recorded: Sequence[Landscape],
+    models: LeftOut,
+    unseen: Unseen,
+    seeds: int,
+    kept: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All policies on one table, but for those kept.
+    """All policies on the landscapes of one table, but for those kept.
 
     Args:
-        table: that is played.
-        tables: all there are.
+        recorded: what is played.
+        models: of that table.
+        unseen: the cost model without its framework.
         seeds: how many.
-        quick: a few landscapes only.
         kept: figures of peers that stand.
     """
-    recorded = list(landscapes(table))
-    if quick:
-        recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
-    models = LeftOut(table)
-    for landscape in recorded:
-        models.without(landscape.model)  # once, not in every process
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
         "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
-        UNSEEN: replayed(recorded, Unseen.among(table, tables), "meshtune", seeds),
+        UNSEEN: replayed(recorded, unseen, "meshtune", seeds),
         **{p: kept.get(p) or replayed(recorded, models, p, seeds) for p in PEERS},
     }
-    if table.failed.any():  # a table of failures is the harder one to be wrong on
+    if models.table.failed.any():  # a table of failures is the harder one to be wrong on
         figures |= {
             name: against_wrong(recorded, models, seeds, permutation, figures["deephyper"])
             for name, permutation in (("shuffled", shuffled), ("inverted", inverted))
@@ -155,28 +65,19 @@ def table_figures(
     return figures
 
 
-def against_wrong(
-    recorded: Sequence[Landscape],
-    models: LeftOut,
-    seeds: int,
-    permutation: Callable[..., Any],
-    plain: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The search with a cost model that is wrong; with its ratio to plain DeepHyper."""
-
-    def game(landscape: Landscape, seed: int) -> Played:
-        model = wrong(landscape, permutation, seed, models.without(landscape.model))
-        return play(landscape, chooser(landscape, "meshtune", seed, model), seed, until=NEAR)
-
-    figures = every_game(recorded, game, seeds)
-    figures["overall"]["ratio_to_deephyper"] = statistics.median(
-        own["trials_to_5pct"] / other["trials_to_5pct"]
-        for own, other in zip(figures["landscapes"], plain["landscapes"], strict=True)
-    )
-    return figures
-
-
 # ---- printing ----
+
+
+def stop_line(ends: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """What the stop rule came to on all landscapes of a table."""
+    trials = [n for end in ends.values() for n in end["trials"]]
+    reached = [share for end in ends.values() for share in end["reached"]]
+    near = statistics.mean(share >= 1 - NEARER for share in reached)
+    return (
+        f"ended by the stop rule: after {statistics.median(trials):g} trials in the median "
+        f"({min(trials):g} to {max(trials):g}), within 1 % of the best in {100 * near:.3g} % of "
+        f"searches, at {100 * min(reached):.3g} % of it at worst"
+    )
 
 
 def goal_lines(name: str, figures: Mapping[str, Any]) -> list[str]:
@@ -244,7 +145,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (earlier["seeds"], earlier["quick"]) != (seeds, arguments.quick):
             parser.error(f"{arguments.json} has figures of other seeds or landscapes")
         print(f"kept from {arguments.json}: {', '.join(arguments.keep)}", flush=True)
-    everything: dict[str, Any] = {"seeds": seeds, "quick": arguments.quick, "tables": {}}
+    everything: dict[str, Any] = {
+        "seeds": seeds,
+        "quick": arguments.quick,
+        "tables": {},
+        "stop_rule": {},
+    }
+    everything["stop_rule"] = {}
     goals = []
     read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
@@ -253,12 +160,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         known = earlier.get("tables", {}).get(table.name, {})
         kept = {name: known[name] for name in arguments.keep if name in known}
-        figures = table_figures(table, tables, seeds, arguments.quick, kept)
-        everything["tables"][table.name] = figures
-        count = figures["meshtune"]["overall"]["landscapes"]
-        print(
-            "\n".join([f"\n{table.name}: {count} landscapes", *policy_lines(figures)]), flush=True
-        )
+        recorded, models = list(landscapes(table)), LeftOut(table)
+        if arguments.quick:
+            recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
+        for landscape in recorded:
+            models.without(landscape.model)  # once, not in every process
+        figures = table_figures(recorded, models, Unseen.among(table, tables), seeds, kept)
+        ends = by_stop_rule(recorded, models, seeds)
+        everything["tables"][table.name], everything["stop_rule"][table.name] = figures, ends
+        lines = [f"\n{table.name}: {len(recorded)} landscapes", *policy_lines(figures)]
+        print("\n".join([*lines, "", stop_line(ends)]), flush=True)
         goals += goal_lines(table.name, figures)
         if arguments.json:  # so far, should it be interrupted
             arguments.json.write_text(json.dumps(everything, indent=2))

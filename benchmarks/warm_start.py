@@ -19,7 +19,7 @@ import numpy as np
 from analysis.run import Run
 from analysis.sweeps.tables import read
 from benchmarks.cost_model.report import machine
-from benchmarks.search import REPLAYED, LeftOut
+from benchmarks.games import REPLAYED, LeftOut
 from workflows.landscapes import Landscape, landscapes
 from workflows.replay import NEAR, Played, chooser, play
 from workflows.space import SearchSpace
