@@ -139,8 +139,10 @@ class Driver:
         if ending.code == DONE and (wide := self._agenda.too_wide):
             reason = f"too few nodes are left for {counted(len(wide), 'trial')}"
             ending = Ending(reason, CONTINUE)
-        if ending.code == CONTINUE and all(t.ended for t in self.state.trials.values()):
-            # The last trial may have ended while the search was being stopped.
+        stopped = ending.code == CONTINUE or (ending.code == FAILED and self.state.best is not None)
+        if stopped and all(t.ended for t in self.state.trials.values()):
+            # The last trial may have ended while the search was being stopped, or taken the last
+            # node with it.
             # Unless finalists are left: they may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
             settled = self._agenda.next_repeat() is None

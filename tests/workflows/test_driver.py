@@ -328,6 +328,16 @@ def test_a_pool_without_nodes_ends_the_search(make_driver: MakeDriver) -> None:
     assert ending == Ending("no usable node is left", FAILED)
 
 
+def test_a_search_whose_last_trial_takes_the_last_node_with_it_is_done(
+    make_driver: MakeDriver,
+) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.OK, result={"speed": 1.0}, lost_nodes=lease.nodes)
+
+    driver = make_driver(ScriptedLauncher(script, num_nodes=1), trials=1)
+    assert driver.run() == Ending("budget: 1 trial", DONE)
+
+
 def test_what_a_killed_driver_left_running_is_settled_before_anything_starts(
     make_driver: MakeDriver,
 ) -> None:
