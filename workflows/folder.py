@@ -37,10 +37,8 @@ class RunFolder:
     def trial(self, number: int) -> Path:
         return self.path / "trials" / f"{number:04d}"
 
-    def create(self, space: SearchSpace) -> None:
-        """Make the folder and freeze the space in it, or check that the frozen one is the same.
-
-        The same space with another budget is frozen anew.
+    def prepare(self, space: SearchSpace) -> None:
+        """Make the folder, or check that the space frozen in it is the same.
 
         Raises:
             FingerprintError: if the folder belongs to a run of a different space.
@@ -55,6 +53,14 @@ class RunFolder:
                     f"`meshtune search {self.space_file}`, or choose another --run-dir"
                 )
         (self.path / "trials").mkdir(parents=True, exist_ok=True)
+
+    def create(self, space: SearchSpace) -> None:
+        """Make the folder and freeze the space in it; the same one with another budget, anew.
+
+        Raises:
+            FingerprintError: if the folder belongs to a run of a different space.
+        """
+        self.prepare(space)
         write_atomically(self.space_file, space.frozen())
 
     def write_trial(self, number: int, files: Mapping[str, Any]) -> Path:

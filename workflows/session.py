@@ -61,9 +61,10 @@ def run_session(
     # Slurm's warning may come while there is no driver yet, or none any more.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     data = _data(space, folder, launcher)
-    folder.create(space)
+    folder.prepare(space)
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
     try:
+        folder.create(space)  # only now is the run ours: another's budget stays
         if data and not launcher.simulated:
             make_data(data)
         if seed is None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from slurm.local import LocalLauncher
 from workflows import commands, launchers
 from workflows.cli import main
+from workflows.folder import RunFolder
+from workflows.journal import Journal
+from workflows.space import load_space
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -182,3 +186,16 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
     assert main(arguments) == 2
     assert complaint in capsys.readouterr().err
     assert [launcher.closed for launcher in made] == [True]
+
+
+def test_a_run_that_another_driver_holds_keeps_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path / "run")
+    folder.create(load_space("tiny_cpu"))
+    before = folder.space_file.read_text()
+    with closing(Journal(folder.path)):
+        assert main(["search", "tiny_cpu", "--run-dir", "run", "--trials", "3"]) == 2
+    assert "another meshtune" in capsys.readouterr().err
+    assert folder.space_file.read_text() == before
