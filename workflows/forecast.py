@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import Array
-from analysis.cost.model import CostModel, Prediction
+from analysis.cost.model import CostModel
 from analysis.forecast import Forecast
 from analysis.run import Run
-from analysis.trial import Trial
-from workflows.pricing import RATES, Pricing, price
+from workflows.pricing import Pricing, measured, price
 from workflows.space import SpaceError, load_space
 
 FOLDS = 5
@@ -33,8 +29,10 @@ def forecast_of(run: Run) -> Forecast | None:
         pricing = price(load_space(run.directory / "space.yaml"))
     except SpaceError:
         return None
-    trials = [t for _, t in sorted(run.trials.items()) if t.ok or t.kind in ("oom", "host_oom")]
-    if pricing is None or not trials:
+    if pricing is None:
+        return None
+    trials = pricing.teaching(t for _, t in sorted(run.trials.items()))
+    if not trials:
         return None
     try:
         before = pricing.predict([t.config for t in trials])
@@ -57,8 +55,8 @@ def forecast_of(run: Run) -> Forecast | None:
         held_out_s=held_out_s,
         held_out_bytes=held_out_bytes,
         held_out_fits=held_out_fits,
-        measured_s=_measured_s(pricing, trials, before),
-        measured_bytes=np.array([_number(t, "peak_memory_bytes") for t in trials]),
+        measured_s=np.array([pricing.step_time_s(t) for t in trials]),
+        measured_bytes=np.array([measured(t, "peak_memory_bytes") for t in trials]),
         out_of_memory=np.array([not t.ok for t in trials]),
     )
 
@@ -67,23 +65,3 @@ def _with(pricing: Pricing, model: CostModel) -> Pricing:
     other = copy.copy(pricing)
     other.model = model
     return other
-
-
-def _measured_s(pricing: Pricing, trials: Sequence[Trial], predicted: Prediction) -> Array:
-    """Step times as reported, or from the objective where a trainer reports only that."""
-    measured = np.array([_number(t, "step_time_s", "median") for t in trials])
-    figure = pricing.objective(predicted)
-    if figure is None or pricing.space.objective.key not in RATES:
-        return measured
-    rates = np.array([t.objective if t.ok and t.objective else np.nan for t in trials])
-    return np.where(np.isnan(measured), predicted.step_time_s * figure / rates, measured)
-
-
-def _number(trial: Trial, *path: str) -> float:
-    """A figure of the trial's result; nan where it failed or gave none."""
-    value: Any = trial.result if trial.ok else None
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return float("nan")
-    return float(value)

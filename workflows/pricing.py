@@ -187,22 +187,21 @@ class Pricing:
         told = self.teaching(trials)
         if not told:
             return self.model
-        times = [_number(t, "step_time_s", "median") for t in told]
         evidence = Evidence(
             jobs=self.jobs_of([t.config for t in told]),
-            step_time_s=np.array(
-                [self._step_time_s(t, s) for t, s in zip(told, times, strict=True)]
-            ),
-            peak_bytes=np.array(
-                [_number(t, "peak_memory_bytes") if t.ok else np.nan for t in told]
-            ),
+            step_time_s=np.array([self.step_time_s(t) for t in told]),
+            peak_bytes=np.array([measured(t, "peak_memory_bytes") for t in told]),
             out_of_memory=np.array([not t.ok for t in told]),
         )
         return self.model.calibrated(evidence)
 
-    def _step_time_s(self, trial: Trial, reported: float) -> float:
-        """As reported, or from the objective where a trainer of the user's reports only that."""
-        if np.isfinite(reported) or not trial.objective or trial.objective < 0:
+    def step_time_s(self, trial: Trial) -> float:
+        """As reported, or from the objective where a trainer of the user's reports only that.
+
+        nan where the trial failed, or its objective says nothing of a step.
+        """
+        reported = measured(trial, "step_time_s", "median")
+        if np.isfinite(reported) or not trial.ok or not trial.objective or trial.objective < 0:
             return reported
         one = self.predict([trial.config])
         figure = self.objective(one)
@@ -227,8 +226,9 @@ def price(space: SearchSpace) -> Pricing | None:
         return None
 
 
-def _number(trial: Trial, *path: str) -> float:
-    value: Any = trial.result
+def measured(trial: Trial, *path: str) -> float:
+    """A figure of a trial's result; nan where it failed or gave none."""
+    value: Any = trial.result if trial.ok else None
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -71,6 +71,18 @@ def test_what_the_model_learns_shows_in_trials_that_it_has_not_seen(
     assert (forecast.foreseen, forecast.false_alarms) == (7, 0)
 
 
+def test_a_full_host_is_no_failure_that_the_gpus_memory_should_explain(
+    run: Callable[..., Run],
+) -> None:
+    made = run()
+    full = next(t for t in made.trials.values() if t.kind == "oom")
+    full.kind = "host_oom"
+    forecast = forecast_of(made)
+    assert forecast is not None
+    assert full.number not in forecast.trials
+    assert forecast.out_of_memory.sum() == sum(t.kind == "oom" for t in made.trials.values())
+
+
 def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(
     run: Callable[..., Run],
 ) -> None:
