@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from workflows.space import SearchSpace
 NUM_CANDIDATES = 10_000  # among which the acquisition's best is looked for
 
 Policy = Literal["meshtune", "deephyper", "cost-model", "random"]
-POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from workflows.space import SearchSpace
 
 NEAR, NEARER = 0.05, 0.01  # of the best
 ReplayPolicy = Literal[Policy, "optuna"]
-REPLAY_POLICIES: tuple[str, ...] = get_args(ReplayPolicy)
 
 
 class Chooser(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from .table import (
     numbers,
     shape_keys,
 )
-
-Reader = Callable[[Path, pd.DataFrame], Table]
 
 
 def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
