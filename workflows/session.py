@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from rich.console import Console
@@ -143,6 +143,10 @@ def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
     """Ctrl-C or TERM: stop cleanly, a second one: at once. USR1 (the allocation ends): drain."""
     asked = False  # the driver may be stopping for a reason of its own
 
+    def say(text: str) -> None:
+        with suppress(RuntimeError):  # in the middle of another line, which output does not allow
+            progress.say(text)
+
     def stop(number: int, _: FrameType | None) -> None:
         nonlocal asked
         if asked:
@@ -150,11 +154,11 @@ def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
         asked = True
         code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
-        progress.say("stopping: ending the running trials (once more: at once)")
+        say("stopping: ending the running trials (once more: at once)")
 
     def drain(_: int, __: FrameType | None) -> None:
         driver.drain(Ending("the allocation ends", CONTINUE))
-        progress.say("the allocation ends soon: no further trial is started")
+        say("the allocation ends soon: no further trial is started")
 
     handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

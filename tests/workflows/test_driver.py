@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -495,3 +496,28 @@ def test_only_the_second_ctrl_c_leaves_at_once_also_if_the_search_is_stopping_by
         assert not left
         signal.raise_signal(signal.SIGINT)
     assert left == [130]
+
+
+class Interrupting(io.RawIOBase):
+    """A terminal at which somebody presses Ctrl-C in the middle of a line."""
+
+    pressed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_a_ctrl_c_in_the_middle_of_a_line_of_output_stops_the_search_cleanly(
+    make_driver: MakeDriver,
+) -> None:
+    out = io.TextIOWrapper(io.BufferedWriter(Interrupting()))
+    with Progress(Console(file=out)) as progress:
+        driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()), listen=progress)
+        with _signals(driver, progress):
+            assert driver.run() == Ending("stopped by SIGINT", 130)
