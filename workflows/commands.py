@@ -128,7 +128,7 @@ def predict(arguments: Namespace) -> int:
             run, other = read_run(arguments.calibrate), Pricing(load_space(str(where)))
             pricing.learn(run, other)
             print(prediction.lesson(other, run))
-    except NotPricedError as error:
+    except (NotPricedError, MissingFactError) as error:
         raise UsageError(f"{where}: {error}: there is nothing to predict from") from error
     try:
         ranking = (

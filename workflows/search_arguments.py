@@ -48,10 +48,11 @@ def is_simulated(arguments: Namespace) -> bool:
 
 def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
     """Prices of the space by a model that has learnt from earlier runs; None without any."""
-    from workflows.pricing import NotPricedError, Pricing
-
     if not runs:
         return None
+    from analysis.cost.groups import MissingFactError
+    from workflows.pricing import NotPricedError, Pricing
+
     where = str(space.file)
     try:
         pricing = Pricing(space)
@@ -59,7 +60,7 @@ def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
             where = str(run / "space.yaml")
             other = Pricing(load_space(where))
             pricing.learn(read_run(run), other)
-    except NotPricedError as error:
+    except (NotPricedError, MissingFactError) as error:
         raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
     return pricing
 

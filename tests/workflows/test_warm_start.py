@@ -87,6 +87,23 @@ def test_a_run_with_nothing_in_common_is_refused(
     assert str(earlier / "space.yaml") in said and "another framework, GPU and cluster" in said
 
 
+@pytest.mark.parametrize(
+    "arguments", [["predict", OWN, "--calibrate"], ["search", OWN, *SIMULATED, "--warm-start"]]
+)
+def test_a_run_whose_cluster_lacks_a_fact_that_its_trials_need_is_refused_by_name(
+    earlier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    (lacking / "journal.jsonl").write_bytes((earlier / "journal.jsonl").read_bytes())
+    space = yaml.safe_load((earlier / "space.yaml").read_text())
+    del space["cluster"]["nic"]
+    (lacking / "space.yaml").write_text(yaml.safe_dump(space))
+    assert main([*arguments, str(lacking)]) == 2
+    said = capsys.readouterr().err
+    assert str(lacking / "space.yaml") in said and "nic" in said
+
+
 def test_a_run_that_no_price_can_be_given_for_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
