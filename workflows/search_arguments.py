@@ -70,7 +70,8 @@ def flags_again(arguments: Namespace) -> str:
     flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
     if arguments.warm_start:
         flags += " --warm-start " + " ".join(quote(str(run)) for run in arguments.warm_start)
-    if arguments.launcher != "simulate":
-        return flags
-    options = f" --simulate {quote(arguments.simulate)}" if arguments.simulate else ""
-    return f" --launcher simulate{options}{flags}"
+    if arguments.site != "generic":
+        flags = f" --site {quote(arguments.site)}{flags}"
+    if arguments.simulate:
+        flags = f" --simulate {quote(arguments.simulate)}{flags}"
+    return f" --launcher {arguments.launcher}{flags}" if arguments.launcher else flags

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ import pytest
 
 from slurm.local import LocalLauncher
 from workflows import commands, launchers
-from workflows.cli import main
+from workflows.cli import _parser, main
 from workflows.folder import RunFolder
 from workflows.journal import Journal
+from workflows.search_arguments import flags_again
 from workflows.space import load_space
 
 
@@ -199,3 +201,18 @@ def test_a_run_that_another_driver_holds_keeps_its_budget(
         assert main(["search", "tiny_cpu", "--run-dir", "run", "--trials", "3"]) == 2
     assert "another meshtune" in capsys.readouterr().err
     assert folder.space_file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--launcher", "srun", "--site", "./my site.yaml"],
+        ["--launcher", "simulate", "--simulate", "nodes=8,seed=1", "--policy", "random"],
+        ["--site", "frontier", "--policy", "deephyper", "--warm-start", "runs/a", "runs/b"],
+    ],
+)
+def test_the_command_that_goes_on_with_a_run_has_what_it_was_started_with(flags: list[str]) -> None:
+    started = _parser().parse_args(["search", "space", *flags])
+    again = _parser().parse_args(["search", "space", *shlex.split(flags_again(started))])
+    assert again == started
