@@ -65,6 +65,12 @@ class Machine(_Record):
     num_nodes: int | None = Field(default=None, ge=1, description="nodes that a job can have")
     gpus_per_node: int = Field(ge=1)
     cpus_per_node: int | None = Field(default=None, ge=1, description="cores a job may use")
+    shared_by: float = Field(
+        default=1,
+        ge=1,
+        description="ranks that share one processor, as processes on a CPU with fewer cores do: "
+        "what one leaves idle the others use. The peaks are what a rank gets when all are busy",
+    )
     compute_units: int | None = Field(
         default=None, ge=1, description="of one GPU: streaming multiprocessors, or compute units"
     )

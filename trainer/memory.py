@@ -69,16 +69,20 @@ def peak_memory_bytes() -> int:
     return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
 
 
-def spare_memory() -> None:
+def spare_memory(limited: bool) -> None:
     """Make this process hold what it uses, and not what it once used or may use.
 
     The limit counts what glibc reserves: freed tensors that lie between others in the heap, since
     glibc raises the size from which an allocation has pages of its own to 32 MiB as it goes (with
     ZeRO 1 that doubled the peak); for every thread, and each gloo group starts three, 8 MiB of
     stack and a heap that never shrinks. (mallopt(3) and pthread_setattr_default_np(3).)
+
+    Args:
+        limited: there is a limit, so memory has to follow from what is trained: tensors of a small
+            model have pages of their own, too, although new pages cost time.
     """
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << (18 if limited else 20))
     libc.mallopt(_M_ARENA_MAX, 1)
     attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes on 64-bit Linux
     if libc.pthread_attr_init(attributes) == 0:

@@ -107,7 +107,7 @@ class _Run:
         config, place = self.config, self.place
         device = Device.of_this_rank(config.device)
         if device.type == "cpu":
-            memory.spare_memory()
+            memory.spare_memory(limited=config.device_memory_bytes is not None)
         dist.init_process_group(
             device.backend,
             store=dist.PrefixStore("trainer", self.peers.store),

@@ -117,7 +117,8 @@ class _Facts:
             ("gpu", device["name"], ""),
             ("gpus_per_node", self.per_node, "ranks that were started on a node"),
             ("cpus_per_node", self.result["cpus_per_node"], ""),
-            ("compute_units", device["compute_units"], ""),
+            ("shared_by", self._shared_by(), "ranks to a core"),
+            ("compute_units", 1 if device["type"] == "cpu" else device["compute_units"], ""),
             ("power_watts", known.power_watts if known else None, like),
             ("memory_gib", significant(device["memory_bytes"] / 2**30, 4), ""),
             ("memory_gb_per_s", memory, self._measured_at(copied, like, "a copy")),
@@ -139,6 +140,12 @@ class _Facts:
             links=self.links or [],
             nic=self.nic if self.nic_source != "measured" else None,
         )
+
+    def _shared_by(self) -> float | None:
+        """Where ranks are processes on fewer cores than they are."""
+        cores = self.result["cpus_per_node"]
+        shared = self.device["type"] == "cpu" and self.per_node > cores
+        return significant(self.per_node / cores) if shared else None
 
     def _nic(self, alike: Sequence[Machine]) -> tuple[Nic | None, str]:
         named = [m for m in alike if m.name == self.name and m.nic]

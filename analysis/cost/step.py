@@ -107,7 +107,9 @@ def step(
 
     Pipeline: ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one
     micro-batch: 1F1B and its interleaved form (Narayanan et al. 2021, section 2.2; for equal
-    stages the bubble is their (p - 1) / (v m)).
+    stages the bubble is their (p - 1) / (v m)). Where several ranks share a processor, a rank that
+    waits slows the others down no longer: the step takes the time of all their work, or of the
+    longest path at the speed of a rank alone, if that is longer.
     """
     c = constants or TimeConstants()
     compute = Compute(machine, profile, c)
@@ -124,16 +126,20 @@ def step(
     slowest = count * layer.total + on_slowest
     everything = jobs.num_layers * layer.total + head
     sends = _sends(jobs, machine, profile, c)
+    alone = machine.shared_by
+    path = m * slowest + np.maximum(everything - slowest, 0) / v
+    # Where ranks share processors, nothing is lost as long as enough of them are busy.
+    used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     window = count * layer.device * 2 / 3
     data = _data(jobs, machine, profile, c, window, slowest)
     return StepParts(
-        forward_backward=m * count * layer.device,
-        recompute=m * count * layer.again,
-        tensor=m * count * layer.tensor,
-        launch=m * count * layer.launch,
-        head=m * on_slowest,
+        forward_backward=m * count * layer.device * used,
+        recompute=m * count * layer.again * used,
+        tensor=m * count * layer.tensor * used,
+        launch=m * count * layer.launch * used,
+        head=m * on_slowest * used,
         pipeline=(m * v + p - 1) * sends,
-        bubble=np.maximum(everything - slowest, 0) / v,
+        bubble=(path - m * slowest) * used,
         gather=data[0],
         gradients=data[1],
         publish=data[2],

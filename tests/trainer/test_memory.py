@@ -67,11 +67,28 @@ def test_the_peak_is_what_was_touched_at_once_since_start_up() -> None:
     assert answer["peak"] == pytest.approx(96 * MIB, abs=2 * MIB)
 
 
+def test_with_a_limit_freed_tensors_count_no_longer_whatever_lies_between_them() -> None:
+    answer = in_a_process("""
+        import json, torch
+        from trainer import memory
+        memory.spare_memory(limited=True)
+        memory.limit_memory(None, torch.device("cpu"))
+        before = memory._status()["VmData"]
+        kept = []
+        for _ in range(128):
+            passing = torch.ones(512 << 10, dtype=torch.uint8)
+            kept.append((passing, torch.ones(64)))
+        kept = [small for _, small in kept]
+        print(json.dumps({"held": memory._status()["VmData"] - before}))
+    """)
+    assert answer["held"] < 8 << 20  # of the 64 MiB that were freed
+
+
 def test_thread_stacks_hardly_count() -> None:
     answer = in_a_process("""
         import json, threading, torch
         from trainer import memory
-        memory.spare_memory()
+        memory.spare_memory(limited=True)
         memory.limit_memory(64 << 20, torch.device("cpu"))
         done = threading.Event()
         threads = [threading.Thread(target=done.wait) for _ in range(24)]
@@ -87,7 +104,7 @@ def test_a_thread_that_finds_no_room_has_run_out_of_memory() -> None:
     answer = in_a_process("""
         import json, threading, torch
         from trainer import memory
-        memory.spare_memory()
+        memory.spare_memory(limited=True)
         memory.limit_memory(1, torch.device("cpu"))
         try:
             threading.Thread(target=print).start()

@@ -96,6 +96,26 @@ def test_stages_cost_nothing_at_a_fixed_ratio_to_micro_batches() -> None:
     assert fixed_batch[-1] / fixed_batch[0] < 0.7
 
 
+def test_ranks_that_share_processors_do_not_pay_for_a_bubble() -> None:
+    own = machine("dgx_h100")
+    shared = own.model_copy(update={"shared_by": 2})
+
+    def total(pp: int, gas: int, on: Machine) -> float:
+        parts = step(
+            jobs({"tp": 1, "dp": 1, "pp": pp, "gas": gas, "mbs": 1, "vpp": 1}, shape("22b")),
+            on,
+            NANOTRON,
+        )
+        compute = (parts.forward_backward, parts.launch, parts.head, parts.bubble)
+        return float(sum(part[0] for part in compute))
+
+    assert total(4, 2, own) > 1.3 * total(4, 32, own) / 16  # the bubble of three in two
+    assert total(4, 2, shared) == pytest.approx(total(4, 2, own) / 2)  # mostly one or two are busy
+    assert total(4, 32, shared) == pytest.approx(total(4, 32, own), rel=0.2)  # all are
+    assert total(4, 32, shared) < total(4, 32, own)
+    assert total(1, 8, shared) == pytest.approx(total(1, 8, own))
+
+
 @pytest.mark.parametrize(("name", "tp", "pp", "gas"), [("175b", 4, 16, 640), ("1t", 8, 64, 1600)])
 def test_weak_scaling_is_whole_and_strong_scaling_nearly(
     name: str, tp: int, pp: int, gas: int
