@@ -82,7 +82,7 @@ def spare_memory(limited: bool) -> None:
             model have pages of their own, too, although new pages cost time.
     """
     libc = ctypes.CDLL(None)
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << (18 if limited else 20))
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << (16 if limited else 20))
     libc.mallopt(_M_ARENA_MAX, 1)
     attributes = ctypes.create_string_buffer(64)  # pthread_attr_t: 56 bytes on 64-bit Linux
     if libc.pthread_attr_init(attributes) == 0:
