@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm import shell
@@ -37,6 +38,7 @@ def batch_script(
     partition: str | None = None,
     qos: str | None = None,
     meshtune: str | None = None,
+    options: Sequence[str] = (),
 ) -> str:
     """The text of a batch script; pure but for ``meshtune``'s default.
 
@@ -51,6 +53,7 @@ def batch_script(
         qos: overrides the site's.
         meshtune: the command; default the one beside the running interpreter, so that the job
             runs what was submitted whatever its PATH is.
+        options: further ones of ``meshtune search``.
 
     Raises:
         BatchError: if a value cannot be given to sbatch.
@@ -72,7 +75,7 @@ def batch_script(
         f"--output={str(run).replace('%', '%%')}/{LOG_NAME}",
     ]
     search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
-    search += ["--launcher", "srun", "--site", site.reference]
+    search += ["--launcher", "srun", "--site", site.reference, *options]
     return _SCRIPT.format(
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
         modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),

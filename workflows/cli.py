@@ -64,23 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the simulated cluster: nodes, seed, noise, time ... (docs/simulate.md)",
     )
     _site(sub)
-    sub.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")
-    sub.add_argument("--seed", type=_seed, metavar="N", help="default: 0, or the run's own")
-    sub.add_argument(
-        "--policy",
-        choices=("meshtune", "deephyper", "cost-model", "random"),
-        default="meshtune",
-        help="what chooses: the cost model, corrected by what is measured and backed by Bayesian "
-        "optimization (default); that alone; the model's ranking alone; chance",
-    )
-    sub.add_argument(
-        "--warm-start",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="RUN",
-        help="earlier runs, of any model, size or machine, that the cost model learns from",
-    )
+    _how(sub)
     sub.add_argument(
         "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
     )
@@ -93,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--account", metavar="A")
     sub.add_argument("--partition", metavar="P")
     sub.add_argument("--qos", metavar="Q")
+    _how(sub)
     _run_dir(sub)
     sub.add_argument("--dry-run", action="store_true", help="print the batch script only")
 
@@ -194,6 +179,27 @@ def _space(parser: argparse.ArgumentParser) -> None:
 def _run_dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="default: runs/NAME after the space"
+    )
+
+
+def _how(parser: argparse.ArgumentParser) -> None:
+    """How a search goes: the same whether it starts now or as a batch job."""
+    parser.add_argument("--trials", type=_positive, metavar="N", help="budget: trials in all")
+    parser.add_argument("--seed", type=_seed, metavar="N", help="default: 0, or the run's own")
+    parser.add_argument(
+        "--policy",
+        choices=("meshtune", "deephyper", "cost-model", "random"),
+        default="meshtune",
+        help="what chooses: the cost model, corrected by what is measured and backed by Bayesian "
+        "optimization (default); that alone; the model's ranking alone; chance",
+    )
+    parser.add_argument(
+        "--warm-start",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="earlier runs, of any model, size or machine, that the cost model learns from",
     )
 
 

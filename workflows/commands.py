@@ -7,7 +7,6 @@ import os
 import time
 from argparse import Namespace
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -19,19 +18,15 @@ from workflows.budget import Budget
 from workflows.errors import UsageError
 from workflows.folder import RunFolder
 from workflows.journal import driver_of
-from workflows.launchers import (
-    launcher_for,
-    launcher_name,
-    make_launcher,
-)
+from workflows.launchers import launcher_for, launcher_name, make_launcher
 from workflows.search_arguments import (
+    asked_space,
+    choice,
     flags_again,
-    is_simulated,
     run_directory,
-    searchable,
     warm_prices,
 )
-from workflows.space import load_space
+from workflows.space import SearchSpace, load_space
 
 if TYPE_CHECKING:
     from workflows.pricing import Pricing  # scipy: half a second
@@ -44,18 +39,11 @@ def search(arguments: Namespace) -> int:
     """Start a search or go on with it, then write its report."""
     from workflows.session import dry_run, run_session
 
-    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
-    if arguments.trials:  # frozen with the run, so that status and a continuation know of it
-        budget = space.budget.model_copy(update={"trials": arguments.trials})
-        space = replace(space, budget=budget)
+    space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
     pricing = warm_prices(space, arguments.warm_start)
     if not folder.started:
-        from workflows.predict import foreseen
-        from workflows.pricing import price
-
-        for warning in foreseen(space, pricing or price(space)):
-            print(warning)
+        print(*_warnings(space, pricing), sep="", end="")
     with closing(launcher_for(arguments, space, folder)) as launcher:
         if arguments.dry_run:
             for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
@@ -73,12 +61,23 @@ def search(arguments: Namespace) -> int:
         )
 
 
+def _warnings(space: SearchSpace, pricing: Pricing | None) -> list[str]:
+    """What will go wrong with a search, a line each, before anything is started for it."""
+    from workflows.predict import foreseen
+    from workflows.pricing import price
+
+    return [f"{warning}\n" for warning in foreseen(space, pricing or price(space))]
+
+
 def submit(arguments: Namespace) -> int:
     """Write the batch script of a search and hand it to sbatch."""
     from slurm import batch, site
 
-    space = searchable(arguments.space)
+    space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
+    warnings = _warnings(space, warm_prices(space, arguments.warm_start))
+    earlier = [run.absolute() for run in arguments.warm_start]
+    seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     script = batch.batch_script(
         space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
@@ -88,10 +87,12 @@ def submit(arguments: Namespace) -> int:
         account=arguments.account,
         partition=arguments.partition,
         qos=arguments.qos,
+        options=[*seed, *choice(arguments.policy, earlier)],
     )
     if arguments.dry_run:
         print(script, end="")
         return 0
+    print(*warnings, sep="", end="")
     folder.create(space)
     job = batch.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows how it stands")

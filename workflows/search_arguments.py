@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -26,6 +28,15 @@ def searchable(reference: str) -> SearchSpace:
     return space
 
 
+def asked_space(arguments: Namespace) -> SearchSpace:
+    """The space with the budget that was asked for: it is frozen with the run."""
+    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
+    if arguments.trials:  # so that status and a continuation know of it
+        budget = space.budget.model_copy(update={"trials": arguments.trials})
+        space = replace(space, budget=budget)
+    return space
+
+
 def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
     """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
 
@@ -41,6 +52,8 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
 
 
 def is_simulated(arguments: Namespace) -> bool:
+    if not hasattr(arguments, "simulate"):  # `submit` has none
+        return False
     if arguments.simulate and arguments.launcher != "simulate":
         raise UsageError("--simulate goes with --launcher simulate")
     return bool(arguments.launcher == "simulate")
@@ -65,11 +78,15 @@ def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
     return pricing
 
 
+def choice(policy: str, warm_start: Sequence[Path]) -> list[str]:
+    """The options that say how configurations are chosen."""
+    options = [] if policy == "meshtune" else ["--policy", policy]
+    return [*options, "--warm-start", *map(str, warm_start)] if warm_start else options
+
+
 def flags_again(arguments: Namespace) -> str:
     """What the command that goes on with a run needs beside the space."""
-    flags = "" if arguments.policy == "meshtune" else f" --policy {arguments.policy}"
-    if arguments.warm_start:
-        flags += " --warm-start " + " ".join(quote(str(run)) for run in arguments.warm_start)
+    flags = "".join(f" {quote(word)}" for word in choice(arguments.policy, arguments.warm_start))
     if arguments.site != "generic":
         flags = f" --site {quote(arguments.site)}{flags}"
     if arguments.simulate:
