@@ -148,10 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     everything: dict[str, Any] = {
         "seeds": seeds,
         "quick": arguments.quick,
-        "tables": {},
-        "stop_rule": {},
+        "tables": dict(earlier.get("tables", {})),  # nothing of them is lost by an interruption
+        "stop_rule": dict(earlier.get("stop_rule", {})),
     }
-    everything["stop_rule"] = {}
     goals = []
     read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
@@ -173,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         goals += goal_lines(table.name, figures)
         if arguments.json:  # so far, should it be interrupted
             arguments.json.write_text(json.dumps(everything, indent=2))
-    if not everything["tables"]:
+    if not goals:
         parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
     for name in SIMULATED:
         counts = {
