@@ -199,10 +199,14 @@ def test_a_killed_node_goes_down_and_comes_back(minicluster: mini.Minicluster) -
     assert step.stdout is not None
     assert [step.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     minicluster.kill_node(victim)
-    stderr = step.communicate(timeout=60)[1]
-    assert f"Node failure on {victim}" in stderr
-    assert minicluster.node_states()[victim].startswith("down")
-    minicluster.revive_node(victim)
+    try:
+        stderr = step.communicate(timeout=90)[1]
+        # Where the controller is slow, srun has lost the node and given up before it is told so.
+        assert f"Node failure on {victim}" in stderr or "Timed out waiting for job step" in stderr
+        assert step.returncode != 0
+        wait_for(lambda: minicluster.node_states()[victim].startswith("down"), "the node is down")
+    finally:
+        minicluster.revive_node(victim)
     wait_for(lambda: set(minicluster.node_states().values()) == {"idle"}, "all nodes are idle")
     assert minicluster.run("srun", "-N1", f"-w{victim}", "hostname")
 
