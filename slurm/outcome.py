@@ -35,6 +35,8 @@ _NODE_FAILURE = re.compile(
     # The second is how the healthy nodes of the step report it: they are not to blame.
     _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
 )
+# A node dies faster than a busy controller notices: srun has lost it already.
+_LOST_NODE = re.compile(_SLURM + r"step_launch_notify_io_failure: .*")
 _HOST_OOM = re.compile(_SLURM + r".*(?:oom[-_]kill event|: Out Of Memory)")
 _LAUNCH_FAILURE = re.compile(
     _SLURM + r"(?:Unable to (?:create step|confirm allocation|contact slurm|resolve)"
@@ -152,6 +154,8 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
         return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=named)
     if evidence.down_nodes:
         return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
+    if found := _LOST_NODE.search(evidence.stderr):
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found))
     if found := _BROKEN_DEVICE.search(evidence.stderr):
         first = _TASK_END.search(evidence.stderr)
         suspects = [first["node"]] if first else []

@@ -48,6 +48,13 @@ slurmstepd-n1: error: *** STEP 2.3 ON n1 CANCELLED AT 2026-11-21T03:00:11 DUE TO
 SLURMCTLD LOG FOR DETAILS ***
 srun: error: n1: tasks 0-1: Killed
 """
+LOST_NODE = """\
+srun: error: _server_read: fd 14 error reading header: Connection reset by peer
+srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 0
+srun: Job step aborted: Waiting up to 2 seconds for job step to finish.
+srun: error: n4: task 1: Killed
+srun: error: Timed out waiting for job step to complete
+"""
 PREEMPTED = """\
 slurmstepd-n1: error: *** STEP 2.3 ON n1 CANCELLED AT 2026-11-21T03:00:11 DUE TO PREEMPTION ***
 """
@@ -153,6 +160,7 @@ def evidence(
         (evidence(NODE_FAILURE, exit_code=137), Kind.NODE_FAILURE, "Node failure on n2"),
         (evidence(NODE_FAILURE, result={"status": "error"}), Kind.NODE_FAILURE, ""),
         (evidence(NODE_FAILURE, end=End.NO_PROGRESS), Kind.NODE_FAILURE, ""),
+        (evidence(LOST_NODE, exit_code=137), Kind.NODE_FAILURE, "step_launch_notify_io_failure"),
         (evidence(down_nodes=frozenset({"n2"})), Kind.NODE_FAILURE, "down: n2"),
         (evidence("CUDA error: uncorrectable ECC error encountered"), Kind.NODE_FAILURE, "ECC"),
         (evidence(PREEMPTED, exit_code=143), Kind.PREEMPTED, "PREEMPTION"),
