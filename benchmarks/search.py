@@ -3,9 +3,6 @@
 Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
 batches of eight. The cost model's constants are fitted without the landscape's model; what the
 search loses to a cost model that is wrong is measured on the same landscapes.
-
-Playing all peers takes an hour of CPU. ``--keep`` takes policies that have not changed since from
-the file that ``--json`` wrote.
 """
 
 from __future__ import annotations
@@ -40,22 +37,20 @@ def table_figures(
     models: LeftOut,
     unseen: Unseen,
     seeds: int,
-    kept: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All policies on the landscapes of one table, but for those kept.
+    """All policies on the landscapes of one table.
 
     Args:
         recorded: what is played.
         models: of that table.
         unseen: the cost model without its framework.
         seeds: how many.
-        kept: figures of peers that stand.
     """
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
         "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
         UNSEEN: replayed(recorded, unseen, "meshtune", seeds),
-        **{p: kept.get(p) or replayed(recorded, models, p, seeds) for p in PEERS},
+        **{p: replayed(recorded, models, p, seeds) for p in PEERS},
     }
     if models.table.failed.any():  # a table of failures is the harder one to be wrong on
         figures |= {
@@ -132,24 +127,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--keep", nargs="+", choices=PEERS, default=[], metavar="POLICY")
     arguments = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     seeds = 1 if arguments.quick else arguments.seeds
     print(machine([f"{seeds} seed(s)"]), flush=True)
-    earlier: dict[str, Any] = {}
-    if arguments.keep:
-        if not arguments.json or not arguments.json.is_file():
-            parser.error("--keep takes figures from the file of --json; name one that exists")
-        earlier = json.loads(arguments.json.read_text())
-        if (earlier["seeds"], earlier["quick"]) != (seeds, arguments.quick):
-            parser.error(f"{arguments.json} has figures of other seeds or landscapes")
-        print(f"kept from {arguments.json}: {', '.join(arguments.keep)}", flush=True)
     everything: dict[str, Any] = {
         "seeds": seeds,
         "quick": arguments.quick,
-        "tables": dict(earlier.get("tables", {})),  # nothing of them is lost by an interruption
-        "stop_rule": dict(earlier.get("stop_rule", {})),
+        "tables": {},
+        "stop_rule": {},
     }
     goals = []
     read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
@@ -157,14 +143,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for table in tables:
         if table.kind not in REPLAYED:
             continue
-        known = earlier.get("tables", {}).get(table.name, {})
-        kept = {name: known[name] for name in arguments.keep if name in known}
         recorded, models = list(landscapes(table)), LeftOut(table)
         if arguments.quick:
             recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
         for landscape in recorded:
             models.without(landscape.model)  # once, not in every process
-        figures = table_figures(recorded, models, Unseen.among(table, tables), seeds, kept)
+        figures = table_figures(recorded, models, Unseen.among(table, tables), seeds)
         ends = by_stop_rule(recorded, models, seeds)
         everything["tables"][table.name], everything["stop_rule"][table.name] = figures, ends
         lines = [f"\n{table.name}: {len(recorded)} landscapes", *policy_lines(figures)]

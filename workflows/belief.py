@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.cost.constants import Array
+from analysis.cost.constants import EDGE, Array
 from analysis.run import Run
 from analysis.trial import Trial
 from workflows.pricing import Pricing
@@ -66,7 +66,7 @@ def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:
     If it is right, the figure is within the interval, or the run was disturbed: far off either way
     (a trial that is faster than anything expected says no less that the model is not right).
     """
-    log_sd = np.log(expected["high"] / expected["low"]) / (2 * 1.96) + NOISE_LOG_SD
+    log_sd = np.log(expected["high"] / expected["low"]) / (2 * EDGE) + NOISE_LOG_SD
     off = abs(np.log(objective / expected["objective"])) / log_sd
     within = (1 - DISTURBED) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
     disturbed = DISTURBED / SLOWED * np.exp(-off / SLOWED)

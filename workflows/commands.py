@@ -43,7 +43,7 @@ def search(arguments: Namespace) -> int:
     folder = RunFolder(run_directory(arguments, space))
     pricing = warm_prices(space, arguments.warm_start)
     if not folder.started:
-        print(*_warnings(space, pricing), sep="", end="")
+        _warn(space, pricing)
     with closing(launcher_for(arguments, space, folder)) as launcher:
         if arguments.dry_run:
             for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
@@ -61,12 +61,13 @@ def search(arguments: Namespace) -> int:
         )
 
 
-def _warnings(space: SearchSpace, pricing: Pricing | None) -> list[str]:
-    """What will go wrong with a search, a line each, before anything is started for it."""
+def _warn(space: SearchSpace, pricing: Pricing | None) -> None:
+    """Print what will go wrong with a search, before anything is started for it."""
     from workflows.predict import foreseen
     from workflows.pricing import price
 
-    return [f"{warning}\n" for warning in foreseen(space, pricing or price(space))]
+    for warning in foreseen(space, pricing or price(space)):
+        print(warning)
 
 
 def submit(arguments: Namespace) -> int:
@@ -75,7 +76,7 @@ def submit(arguments: Namespace) -> int:
 
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
-    warnings = _warnings(space, warm_prices(space, arguments.warm_start))
+    pricing = warm_prices(space, arguments.warm_start)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
     script = batch.batch_script(
@@ -92,7 +93,7 @@ def submit(arguments: Namespace) -> int:
     if arguments.dry_run:
         print(script, end="")
         return 0
-    print(*warnings, sep="", end="")
+    _warn(space, pricing)
     folder.create(space)
     job = batch.submit(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows how it stands")

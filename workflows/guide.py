@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.constants import Array
+from analysis.cost.constants import EDGE, Array
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
 from analysis.cost.step import TimeConstants
 from analysis.quantities import counted
@@ -123,7 +123,7 @@ class Guide:
         objective = float(np.exp(mean[at] if aim is None else self._log_promise(prediction)[at]))
         if not self._space.objective.maximize:
             objective = 1 / objective
-        factor = float(np.exp(1.96 * deviation[at] / (1.0 if aim is None else aim.scale)))
+        factor = float(np.exp(EDGE * deviation[at] / (1.0 if aim is None else aim.scale)))
         expected = {"objective": objective, "low": objective / factor, "high": objective * factor}
         if figure is None:
             expected = {}

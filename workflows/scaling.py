@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from analysis.cost.activations import refused
-from analysis.cost.constants import log_sd
+from analysis.cost.constants import EDGE, log_sd
 from analysis.cost.jobs import Array
-from analysis.cost.model import CostModel, Prediction
+from analysis.cost.model import CostModel, Prediction, between_machines
 from analysis.cost.step import TimeConstants, step
 from analysis.scaling import Curve
 from workflows.predict import GIB, LIKELY
@@ -48,7 +48,7 @@ class Scaled:
         """What a figure shows of it."""
         low, high = self.prediction.interval_s()
         tokens = self.prediction.tokens_per_second * self.prediction.step_time_s
-        spread = np.exp(1.96 * self.efficiency_log_sd)
+        spread = np.exp(EDGE * self.efficiency_log_sd)
         return Curve(
             title=f"{self.kind} scaling: {config_text(self.config)}",
             nodes=self.prediction.num_nodes,
@@ -126,8 +126,8 @@ def text(scaled: Scaled, tokens: float) -> str:
         tokens: to train on.
     """
     prediction = scaled.prediction
-    factor = np.exp(1.96 * prediction.time_log_sd)
-    spread = np.exp(1.96 * scaled.efficiency_log_sd)
+    factor = np.exp(EDGE * prediction.time_log_sd)
+    spread = np.exp(EDGE * scaled.efficiency_log_sd)
     columns: dict[str, list[str]] = {
         "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
         "gas": [f"{n:.0f}" for n in prediction.jobs.gas],
@@ -202,12 +202,12 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
     """What the model's constants leave open of the efficiency's logarithm.
 
     An error that all sizes share, such as in the rate of products, cancels. Before a calibration
-    the constants are as uncertain as their priors say.
+    the constants are as uncertain as for intervals of steps.
     """
     model: CostModel = prediction.model
     covariance = model.covariance
     if covariance is None:
-        covariance = np.diag(TimeConstants.spreads() ** 2)
+        covariance = between_machines()
 
     def logarithm(constants: TimeConstants) -> Array:
         logs = np.log(step(prediction.jobs, model.machine, model.profile, constants).total)

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import jobs
-from analysis.cost.model import CostModel
-from analysis.cost.profiles import PROFILES
 from analysis.run import Run
-from analysis.sweeps.machines import machine_of
 from analysis.trial import Trial
 from workflows.cli import main
 from workflows.folder import RunFolder
@@ -25,53 +19,11 @@ from workflows.replay import Played, chooser, play, summary
 from workflows.space import load_space
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth/h100_nanotron_sweep.csv"
-COLUMNS = (
-    "model,layers,hidden,heads,kv_heads,ffn,gated,tied_emb,vocab,seq,gpu,n_nodes,n_gpu,dp,tp,pp,"
-    "mbs,gas,gbs,zero_stage,tok_s,peak_mem_GB,crashed_or_oom"
-)
-
-
-def sweep_rows(layers: int = 32, gpus: int = 16, batch: int = 64) -> list[str]:
-    """Every (tp, pp, mbs, ZeRO stage) of a model, by the cost model with other constants."""
-    rows = [
-        (dp, tp, pp, mbs, batch // mbs // dp, zero)
-        for tp in (1, 2, 4, 8) for pp in (1, 2, 4) for mbs in (1, 2, 4, 8) for zero in (0, 1)
-        for dp in [gpus // tp // pp]
-        if dp and batch % (mbs * dp) == 0 and batch // mbs // dp >= pp
-    ]  # fmt: skip
-    dp, tp, pp, mbs, gas, zero = np.array(rows, dtype=float).T
-    shape = {"num_layers": layers, "hidden_size": 4096, "num_heads": 32, "kv_heads": 8,
-             "ffn_size": 14336, "gated": True, "tied_embeddings": False, "vocab_size": 128256,
-             "seq_length": 4096}  # fmt: skip
-    j = jobs({**shape, "dp": dp, "tp": tp, "pp": pp, "mbs": mbs, "gas": gas, "zero_stage": zero,
-              "sequence_parallel": tp > 1, "recompute": 0.0})  # fmt: skip
-    model = CostModel(machine_of("H100-80GB", 8), PROFILES["nanotron"])
-    constants = replace(model.constants, step_s=0.05, host_call_s=1e-4)
-    told = replace(model, constants=constants).predict(j)
-    lines = []
-    for i, (d, t, p, m, g, z) in enumerate(rows):
-        ran = told.peak_bytes[i] <= model.memory_limit_bytes
-        end = f"{told.tokens_per_second[i]:.6g},{told.peak_bytes[i] / 2**30:.4g},0"
-        lines.append(
-            f"m{layers},{layers},4096,32,8,14336,1,0,128256,4096,H100-80GB,{gpus // 8},{gpus},"
-            f"{d},{t},{p},{m},{g},{batch},{z},{end if ran else ',,1'}"
-        )
-    return lines
-
-
-def write(path: Path, rows: Sequence[str]) -> Path:
-    path.write_text("\n".join(["# made by a test", COLUMNS, *rows]) + "\n")
-    return path
-
-
-def edited(row: str, **values: str) -> str:
-    """A row with other values."""
-    return ",".join((dict(zip(COLUMNS.split(","), row.split(","), strict=True)) | values).values())
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Path:
-    return write(tmp_path / "any.csv", [*sweep_rows(32), *sweep_rows(16)])
+def sweep(made: Any, tmp_path: Path) -> Path:
+    return made.write(tmp_path / "any.csv", [*made.rows(32), *made.rows(16)])
 
 
 @pytest.fixture
@@ -96,10 +48,12 @@ def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[d
     return seen
 
 
-def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(sweep: Path) -> None:
+def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(
+    made: Any, sweep: Path
+) -> None:
     found = recorded(sweep).landscapes
     assert [x.key.split()[0] for x in found] == ["m16", "m32"]
-    rows = {"m16": sweep_rows(16), "m32": sweep_rows(32)}
+    rows = {"m16": made.rows(16), "m32": made.rows(32)}
     for x in found:
         mine = rows[x.key.split()[0]]
         assert len(x.configs) == len(mine)
@@ -110,11 +64,11 @@ def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(sweep
 
 @pytest.mark.parametrize("policy", ["meshtune", "deephyper", "random", "cost-model", "optuna"])
 def test_every_policy_proposes_every_recorded_configuration_once(
-    tmp_path: Path, policy: str
+    made: Any, tmp_path: Path, policy: str
 ) -> None:
     if policy == "optuna":
         pytest.importorskip("optuna")
-    few = write(tmp_path / "few.csv", sweep_rows(32)[::4])
+    few = made.write(tmp_path / "few.csv", made.rows(32)[::4])
     landscape = recorded(few).landscapes[0]
     seen = configs(landscape, policy, 0, 1000)
     assert len(seen) == len(landscape.configs)
@@ -148,10 +102,10 @@ def test_nothing_of_a_batch_is_told_before_all_of_it_is_asked(landscape: Landsca
     assert ended == [0] * 4 + [4] * 4 + [8] * 4
 
 
-def test_a_repeat_that_ran_outweighs_one_that_crashed(tmp_path: Path) -> None:
-    good, other = [r for r in sweep_rows(32) if r.endswith(",0")][:2]
+def test_a_repeat_that_ran_outweighs_one_that_crashed(made: Any, tmp_path: Path) -> None:
+    good, other = [r for r in made.rows(32) if r.endswith(",0")][:2]
     crashed = ",".join([*good.split(",")[:-3], "", "", "1"])
-    landscape = recorded(write(tmp_path / "x.csv", [crashed, good, other])).landscapes[0]
+    landscape = recorded(made.write(tmp_path / "x.csv", [crashed, good, other])).landscapes[0]
     assert len(landscape.configs) == 2
     assert play(landscape, chooser(landscape, "random", 0), 0).failed_share() == 0
 
@@ -189,14 +143,14 @@ def test_the_command_prints_and_writes_the_figures(
 
 
 def test_rows_that_are_not_replayed_are_counted_by_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    made: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [row for row in sweep_rows() if row.endswith(",0")][:9]
-    rows[0] = edited(rows[0], gbs="65")
-    rows[1] = edited(rows[1], tok_s="")
-    rows[2] = edited(rows[2], model="alone")
-    rows[3] = edited(rows[3], model="alone too")
-    path, out = write(tmp_path / "some.csv", rows), tmp_path / "out.json"
+    rows = [row for row in made.rows() if row.endswith(",0")][:9]
+    rows[0] = made.edited(rows[0], gbs="65")
+    rows[1] = made.edited(rows[1], tok_s="")
+    rows[2] = made.edited(rows[2], model="alone")
+    rows[3] = made.edited(rows[3], model="alone too")
+    path, out = made.write(tmp_path / "some.csv", rows), tmp_path / "out.json"
     asked = ["--policy", "random", "--seeds", "1", "--json", str(out)]
     assert main(["replay", str(path), *asked]) == 0
     reasons = {
@@ -221,7 +175,7 @@ def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
         (None, [], "no such file"),
         ("a,b\n1,2\n", [], "it has the columns a, b"),
         ("", [], "it has the columns none"),
-        (f"{COLUMNS.replace(',tp,', ',tensor,')}\n", [], "for the form 'sweep' lacks tp\n"),
+        ("NO TP", [], "for the form 'sweep' lacks tp\n"),
         (("inf",), [], "tok_s is 'inf', accepted a number or nothing"),
         (("0",), [], "tok_s is '0', accepted a number above 0 in a row that ran"),
         (("1", "mbs"), [], "mbs is '-1', accepted a whole number from 1 on"),
@@ -233,6 +187,7 @@ def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
     ],
 )
 def test_what_cannot_be_replayed_is_a_clear_error(
+    made: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     content: str | tuple[str, ...] | None,
@@ -242,12 +197,14 @@ def test_what_cannot_be_replayed_is_a_clear_error(
     path = tmp_path / "table.csv"
     if isinstance(content, tuple):  # the speed of one row, and a column that is -1 in it
         speed, *negative = content
-        first, *ran = [row for row in sweep_rows() if row.endswith(",0")]
-        write(path, [edited(first, tok_s=speed, **dict.fromkeys(negative, "-1")), *ran])
+        first, *ran = [row for row in made.rows() if row.endswith(",0")]
+        made.write(path, [made.edited(first, tok_s=speed, **dict.fromkeys(negative, "-1")), *ran])
     elif content == "SWEEP":
-        write(path, [*sweep_rows(32)[:8], *sweep_rows(16)[:8]])
+        made.write(path, [*made.rows(32)[:8], *made.rows(16)[:8]])
     elif content == "FAILED":
-        write(path, [r for r in sweep_rows(32) if r.endswith(",1")])
+        made.write(path, [r for r in made.rows(32) if r.endswith(",1")])
+    elif content == "NO TP":
+        path.write_text(made.columns.replace(",tp,", ",tensor,") + "\n")
     elif content is not None:
         path.write_text(content)
     assert main(["replay", str(path), *flags]) == 2
@@ -255,12 +212,13 @@ def test_what_cannot_be_replayed_is_a_clear_error(
 
 
 def test_a_row_that_says_neither_how_fast_it_ran_nor_that_it_failed_is_no_answer(
+    made: Any,
     tmp_path: Path,
 ) -> None:
-    rows = [row for row in sweep_rows() if row.endswith(",0")]
-    (whole,) = recorded(write(tmp_path / "whole.csv", rows)).landscapes
-    rows[3] = edited(rows[3], tok_s="")
-    (landscape,) = recorded(write(tmp_path / "blank.csv", rows)).landscapes
+    rows = [row for row in made.rows() if row.endswith(",0")]
+    (whole,) = recorded(made.write(tmp_path / "whole.csv", rows)).landscapes
+    rows[3] = made.edited(rows[3], tok_s="")
+    (landscape,) = recorded(made.write(tmp_path / "blank.csv", rows)).landscapes
     assert len(landscape.configs) == len(whole.configs) - 1
     assert all(a.ok for every in landscape.answers.values() for a in every)
 

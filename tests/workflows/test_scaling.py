@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from analysis.cost.step import TimeConstants
 from analysis.figures import png
 from analysis.run import Run
 from analysis.scaling import scaling_figure
@@ -87,9 +88,14 @@ def test_nodes_are_halved_and_doubled_as_far_as_the_cluster_goes(pricing: Pricin
 
 
 def test_errors_that_all_sizes_share_do_not_widen_the_efficiency(pricing: Pricing) -> None:
-    scaled = scale(pricing, RECIPE, "weak", [16, 256])
+    kinds = [f.name in ("gemm_share", "inner_size") for f in fields(TimeConstants)]
+    rates = Pricing(pricing.space)
+    rates.model = replace(pricing.model, covariance=np.diag(0.04 * np.array(kinds)))
+    scaled = scale(rates, RECIPE, "weak", [16, 256])
     assert scaled.efficiency_log_sd[0] == 0
-    assert 0 < scaled.efficiency_log_sd[1] < 0.5 * scaled.prediction.time_log_sd[1]
+    assert 0 < scaled.efficiency_log_sd[1] < 0.1 * scaled.prediction.time_log_sd[1]
+    links = scale(pricing, RECIPE, "weak", [16, 256])  # where no constant is known at all
+    assert links.efficiency_log_sd[1] > 3 * scaled.efficiency_log_sd[1]
 
 
 def test_a_calibrated_model_scales_by_what_it_has_learnt() -> None:

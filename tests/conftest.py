@@ -1,0 +1,68 @@
+"""A sweep made by the cost model, with constants of its own, for tests of what is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.cost.jobs import jobs
+from analysis.cost.model import CostModel
+from analysis.cost.profiles import PROFILES
+from analysis.sweeps.machines import machine_of
+
+
+class MadeSweep:
+    """Rows of a table in the general sweep format."""
+
+    columns = (
+        "model,layers,hidden,heads,kv_heads,ffn,gated,tied_emb,vocab,seq,gpu,n_nodes,n_gpu,dp,tp,"
+        "pp,mbs,gas,gbs,zero_stage,tok_s,peak_mem_GB,crashed_or_oom"
+    )
+
+    def rows(self, layers: int = 32, gpus: int = 16, batch: int = 64) -> list[str]:
+        """Every (tp, pp, mbs, ZeRO stage) of a model; what does not fit has failed."""
+        found = [
+            (dp, tp, pp, mbs, batch // mbs // dp, zero)
+            for tp in (1, 2, 4, 8) for pp in (1, 2, 4) for mbs in (1, 2, 4, 8) for zero in (0, 1)
+            for dp in [gpus // tp // pp]
+            if dp and batch % (mbs * dp) == 0 and batch // mbs // dp >= pp
+        ]  # fmt: skip
+        dp, tp, pp, mbs, gas, zero = np.array(found, dtype=float).T
+        told = jobs(
+            {
+                "num_layers": layers, "hidden_size": 4096, "num_heads": 32, "kv_heads": 8,
+                "ffn_size": 14336, "gated": True, "tied_embeddings": False, "vocab_size": 128256,
+                "seq_length": 4096, "dp": dp, "tp": tp, "pp": pp, "mbs": mbs, "gas": gas,
+                "zero_stage": zero, "sequence_parallel": tp > 1, "recompute": 0.0,
+            }
+        )  # fmt: skip
+        model = CostModel(machine_of("H100-80GB", 8), PROFILES["nanotron"])
+        constants = replace(model.constants, step_s=0.05, host_call_s=1e-4)
+        answer = replace(model, constants=constants).predict(told)
+        lines = []
+        for i, (d, t, p, m, g, z) in enumerate(found):
+            ran = answer.peak_bytes[i] <= model.memory_limit_bytes
+            end = f"{answer.tokens_per_second[i]:.6g},{answer.peak_bytes[i] / 2**30:.4g},0"
+            lines.append(
+                f"m{layers},{layers},4096,32,8,14336,1,0,128256,4096,H100-80GB,{gpus // 8},{gpus},"
+                f"{d},{t},{p},{m},{g},{batch},{z},{end if ran else ',,1'}"
+            )
+        return lines
+
+    def write(self, path: Path, rows: Sequence[str]) -> Path:
+        path.write_text("\n".join(["# made by a test", self.columns, *rows]) + "\n")
+        return path
+
+    def edited(self, row: str, **values: str) -> str:
+        """A row with other values."""
+        named = dict(zip(self.columns.split(","), row.split(","), strict=True))
+        return ",".join((named | values).values())
+
+
+@pytest.fixture(scope="session")
+def made() -> MadeSweep:
+    return MadeSweep()
