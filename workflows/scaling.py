@@ -11,7 +11,7 @@ import numpy as np
 from analysis.cost.activations import refused
 from analysis.cost.constants import EDGE, log_sd
 from analysis.cost.jobs import Array
-from analysis.cost.model import CostModel, Prediction, between_machines
+from analysis.cost.model import CostModel, Prediction
 from analysis.cost.step import TimeConstants, step
 from analysis.scaling import Curve
 from workflows.predict import GIB, LIKELY
@@ -202,12 +202,13 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
     """What the model's constants leave open of the efficiency's logarithm.
 
     An error that all sizes share, such as in the rate of products, cancels. Before a calibration
-    the constants are as uncertain as for intervals of steps.
+    the constants are as uncertain as their priors say: how links differ between machines, which
+    widens the interval of a step, is not known to widen that of a ratio.
     """
     model: CostModel = prediction.model
     covariance = model.covariance
     if covariance is None:
-        covariance = between_machines()
+        covariance = np.diag(TimeConstants.spreads() ** 2)
 
     def logarithm(constants: TimeConstants) -> Array:
         logs = np.log(step(prediction.jobs, model.machine, model.profile, constants).total)
