@@ -26,8 +26,8 @@ test-all: $(VENV)/.installed-dev slurm
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict -p workflows -p slurm -p analysis
-	$(BIN)/mypy --strict $(addprefix trainer/,config.py deepspeed_rules.py flops.py formats.py layout.py placement.py shapes.py volume.py)
+	$(BIN)/mypy --strict -p workflows -p slurm -p analysis -p search_spaces
+	$(BIN)/mypy --strict $(addprefix trainer/,config.py deepspeed/rules.py flops.py formats.py zero/layout.py placement.py model/shapes.py zero/traffic.py)
 
 # ---- setting up ----
 

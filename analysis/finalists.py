@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.run import Run
-from analysis.trial import Trial
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
 
 NOISE_LOG_SD = 0.03  # between two runs of one configuration, before any was measured twice
 NOISE_WEIGHT = 3.0  # repeats that this is worth

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.run import Run
-from analysis.trial import Trial
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
 
 Array = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """Prints the tables of docs/placements.md: ``python docs/placements.py``.
 
-Nothing is run: the placement record and ``trainer.volume`` say beforehand what a rank holds and
-what it sends.
+Nothing is run: the placement record and ``trainer.zero.traffic`` say beforehand what a rank
+holds and what it sends.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import yaml
 
 from trainer.config import TrainConfig
 from trainer.formats import Format
-from trainer.layout import UnitLayout, secondary_wire, step_traffic, sum_format
 from trainer.placement import PRESETS, Grid, Level, Placement, Preset, Topology, Wishes, place
-from trainer.volume import step_volume
+from trainer.zero.layout import UnitLayout, secondary_wire, step_traffic, sum_format
+from trainer.zero.traffic import step_volume
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
 RANKS = 8

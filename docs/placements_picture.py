@@ -39,7 +39,7 @@ def rect(x: float, y: float, width: float, height: float, more: str) -> str:
 def holdings(placement: Placement, rank: int) -> dict[str, tuple[float, float]]:
     """Begin and length of what a rank holds of each state, as parts of the whole.
 
-    Rows end to end, as ``trainer.layout`` cuts them: into pieces, and these into slices.
+    Rows end to end, as ``trainer.zero.layout`` cuts them: into pieces, and these into slices.
     """
     weights, gradients = placement.weights.degree, placement.gradients.degree
     optimizer = placement.optimizer.degree

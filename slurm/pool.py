@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress, product
 
-from slurm.core import Lease
+from slurm.trial import Lease
 
 MAX_BYPASSES = 4
 PACKED = 6  # requests among which the best filling is looked for

@@ -11,8 +11,8 @@ import pytest
 
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
-from analysis.cost.profiles import PROFILES
-from analysis.sweeps.machines import machine_of
+from analysis.sweeps.gpus import cluster_of
+from search_spaces.frameworks import FRAMEWORKS
 
 
 class MadeSweep:
@@ -40,7 +40,7 @@ class MadeSweep:
                 "zero_stage": zero, "sequence_parallel": tp > 1, "recompute": 0.0,
             }
         )  # fmt: skip
-        model = CostModel(machine_of("H100-80GB", 8), PROFILES["nanotron"])
+        model = CostModel(cluster_of("H100-80GB", 8), FRAMEWORKS["nanotron"])
         constants = replace(model.constants, step_s=0.05, host_call_s=1e-4)
         answer = replace(model, constants=constants).predict(told)
         lines = []

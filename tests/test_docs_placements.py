@@ -14,7 +14,7 @@ import yaml
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.placement import PRESETS
-from trainer.volume import step_volume
+from trainer.zero.traffic import step_volume
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "placements.md").read_text()

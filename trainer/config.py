@@ -75,7 +75,7 @@ class ModelConfig(_Record):
 
     @property
     def num_parameters(self) -> int:
-        """Trained parameters, counted exactly as ``trainer.model`` builds them."""
+        """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
         h, f, kv = self.hidden_size, self.ffn_size, self.kv_heads * self.head_dim
         bias = int(self.linear_bias)
         attention = h * h + 2 * h * kv + h * h + bias * (h + 2 * kv + h)

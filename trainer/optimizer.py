@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
-from trainer.kinds import Kind, Piece
-from trainer.mesh import Mesh
-from trainer.phase import phase
-from trainer.precision import LossScaler
+from trainer.model.parameters import Kind, Piece
+from trainer.model.precision import LossScaler
+from trainer.parallel.mesh import Mesh
+from trainer.runtime.phase import phase
 
 ROW = 1024
 """Gradients whose norm is taken at once."""

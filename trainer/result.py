@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config import TrainConfig
-from trainer.files import sync_folder
 from trainer.flops import hardware_flops, model_flops
+from trainer.runtime.fsync import sync_folder
 
 RESULT_NAME = "result.json"
 # What an ``ok`` result holds, and what a search may seek. Keys that begin with ``communication_``

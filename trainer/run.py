@@ -14,13 +14,13 @@ from typing import Any, Literal, NoReturn
 
 import torch.distributed as dist
 
-from trainer import memory
 from trainer.config import ConfigError, TrainConfig
-from trainer.data import TokenDataset
-from trainer.device import Device
-from trainer.distributed import Peers, RankEnvironment, rank_environment
-from trainer.phase import phase
+from trainer.data.dataset import TokenDataset
 from trainer.result import clear_result, completed, failure, step_line, write_result
+from trainer.runtime import memory
+from trainer.runtime.device import Device
+from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
+from trainer.runtime.phase import phase
 from trainer.train import train
 
 EXIT_OK, EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY = 0, 1, 2, 3
@@ -116,7 +116,7 @@ class _Run:
             timeout=timedelta(seconds=config.collective_timeout_s),
         )
         if config.engine == "deepspeed":
-            from trainer.deepspeed_load import load_deepspeed  # heavy, and may not be there
+            from trainer.deepspeed.load import load_deepspeed  # heavy, and may not be there
 
             load_deepspeed(config, device)
         dataset = TokenDataset(config.data, config.model.vocab_size)

@@ -10,24 +10,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.batches import Dataset, micro_batches
-from trainer.checkpoint import Checkpoints
-from trainer.collectives import Traffic
+from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
-from trainer.device import Device
-from trainer.fsdp import ShardedWeights
-from trainer.loss import cross_entropy
-from trainer.mesh import Mesh, build_mesh
-from trainer.model import Stage
+from trainer.data.batches import Dataset, micro_batches
+from trainer.model.precision import COMPUTE_DTYPE, LossScaler
+from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer, StepReport, Weights
-from trainer.phase import phase
-from trainer.pipeline import Pipeline, SingleStage
-from trainer.precision import COMPUTE_DTYPE, LossScaler
-from trainer.tensor_parallel import parallelize
-from trainer.zero import WholeWeights
+from trainer.parallel.collectives import Traffic
+from trainer.parallel.loss import cross_entropy
+from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.parallel.pipeline import Pipeline, SingleStage
+from trainer.parallel.tensor import parallelize
+from trainer.runtime.device import Device
+from trainer.runtime.phase import phase
+from trainer.zero.buckets import WholeWeights
+from trainer.zero.fsdp import ShardedWeights
 
 if TYPE_CHECKING:
-    from trainer.deepspeed_engine import DeepSpeedTrainer
+    from trainer.deepspeed.engine import DeepSpeedTrainer
 
 
 def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
@@ -135,7 +135,7 @@ def train(
     device = Device.of_this_rank(config.device)
     trainer: Trainer | DeepSpeedTrainer
     if config.engine == "deepspeed":
-        from trainer.deepspeed_engine import DeepSpeedTrainer  # heavy, and may not be there
+        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
 
         trainer, checkpoints, first = DeepSpeedTrainer(config, device), None, 0
     else:

@@ -7,10 +7,10 @@ import copy
 import numpy as np
 
 from analysis.cost.model import CostModel
-from analysis.forecast import Forecast
-from analysis.run import Run
-from workflows.pricing import Pricing, measured, price
-from workflows.space import SpaceError, load_space
+from analysis.prediction.held_out import Forecast
+from analysis.prediction.pricing import Pricing, measured, price
+from analysis.run.fold import Run
+from search_spaces import SpaceError, load_space
 
 FOLDS = 5
 
@@ -45,7 +45,7 @@ def forecast_of(run: Run) -> Forecast | None:
         model = pricing.calibrated([t for t, p in zip(trials, parts, strict=True) if p != part])
         found = _with(pricing, model).predict([trials[i].config for i in own])
         held_out_s[own] = found.step_time_s
-        held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.profile)  # as reported
+        held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
         held_out_fits[own] = found.fits
     whole = _with(pricing, pricing.calibrated(trials))
     return Forecast(

@@ -16,19 +16,16 @@ from shlex import join
 from statistics import median
 from typing import Any
 
-from analysis.atomic import write_atomically
-from analysis.measured import (
-    best_ring,
-    link_warnings,
-    points,
-    slow_gpu_warnings,
-)
-from analysis.quantities import counted
-from slurm.core import Kind, Launcher, LauncherError, Lease, TrialSpec
-from slurm.evidence import clear
-from slurm.local import visible_gpus
-from slurm.srun import SrunLauncher
-from workflows.cluster_file import NotMeasuredError, cluster_file
+from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
+from analysis.preflight.file import NotMeasuredError, cluster_file
+from analysis.run.atomic import write_atomically
+from analysis.units import counted
+from slurm.launcher import Launcher, LauncherError
+from slurm.local.launcher import visible_gpus
+from slurm.outcome.evidence import clear
+from slurm.outcome.kinds import Kind
+from slurm.srun.launcher import SrunLauncher
+from slurm.trial import Lease, TrialSpec
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.profiles import Profile
 from analysis.cost.stages import layers_before, weighed
+from search_spaces.frameworks import Framework
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Stage:
     head: Mask
 
 
-def end_stages(jobs: Jobs, profile: Profile) -> tuple[Stage, Stage, Stage]:
+def end_stages(jobs: Jobs, framework: Framework) -> tuple[Stage, Stage, Stage]:
     """The first stage, the one after it, and the one with the output layer.
 
     Micro-batches in flight fall from stage to stage, so that no other stage needs more.
     """
     layers, pp = jobs.num_layers, jobs.pp
     one = pp == 1
-    if profile.stages_by_weight:
+    if framework.stages_by_weight:
         share, head_at = weighed(jobs)
         one_stage = np.ones(len(jobs))
         first = layers_before(jobs, share, one_stage)
@@ -59,13 +59,13 @@ def end_stages(jobs: Jobs, profile: Profile) -> tuple[Stage, Stage, Stage]:
     )
 
 
-def refused(jobs: Jobs, profile: Profile) -> Mask:
+def refused(jobs: Jobs, framework: Framework) -> Mask:
     """Jobs that a framework ends at start-up whatever their memory is.
 
     Some need pp - 1 micro-batches to fill a pipeline, and a block (embedding, layer, output layer,
     loss) on every stage; behind the output layer come two more blocks.
     """
-    if not profile.fills_pipeline:
+    if not framework.fills_pipeline:
         return np.zeros(len(jobs), dtype=bool)
     _, head_at = weighed(jobs)
     empty = (jobs.pp > 1) & (head_at + 2 < jobs.pp - 1)
@@ -90,13 +90,13 @@ def tokens(jobs: Jobs) -> Array:
     return jobs.seq_length * jobs.mbs
 
 
-def sequence_split(jobs: Jobs, profile: Profile) -> Array:
+def sequence_split(jobs: Jobs, framework: Framework) -> Array:
     """Ranks over which sequence parallelism splits what tensor parallelism leaves whole."""
-    always = profile.sequence_parallel
+    always = framework.sequence_parallel
     return np.where(jobs.sequence_parallel | always, jobs.tp, 1.0)
 
 
-def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
+def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     """Activations that one layer keeps of one micro-batch.
 
     Korthikanti et al. 2022, Table 2, written for any feed-forward size, gated units and grouped
@@ -108,20 +108,20 @@ def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
     """
     h, e, f = jobs.hidden_size, jobs.element_bytes, jobs.ffn_size
     keys = h * jobs.kv_heads / jobs.num_heads
-    dropout = profile.masked_dropout & ~jobs.gated
+    dropout = framework.masked_dropout & ~jobs.gated
     masks = np.where(dropout, 2.0 * h, 0.0)
-    whole = (4 * e * h + masks) / sequence_split(jobs, profile)
+    whole = (4 * e * h + masks) / sequence_split(jobs, framework)
     rotated = np.where(jobs.gated, h + keys, 0.0)
     split = e * (2 * h + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
-    if profile.flash_attention:
+    if framework.flash_attention:
         split = split + 4 * jobs.num_heads  # logarithm of the softmax's denominator, float32
     else:
         dropped = np.where(dropout, 1 + e, 0.0)
         scores = jobs.num_heads * jobs.seq_length * (e + dropped)
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.tp
-    only_input = e * h / sequence_split(jobs, profile)
-    if profile.keeps_products:
+    only_input = e * h / sequence_split(jobs, framework)
+    if framework.keeps_products:
         # Outputs of the products for queries, values and gate, of attention, and of the last
         # product: over tp its whole sum's summands, and both sums.
         products = 4 * jobs.num_heads + e * (2 * h + keys + f)
@@ -131,33 +131,33 @@ def layer_bytes(jobs: Jobs, profile: Profile, recompute: Array) -> Array:
     return tokens(jobs) * np.where(recompute == FULL, only_input, kept)
 
 
-def embedding_bytes(jobs: Jobs, profile: Profile) -> Array:
+def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
     """What the embedding keeps of one micro-batch: its dropout mask (Korthikanti et al. 2022)."""
-    masks = tokens(jobs) * jobs.hidden_size / sequence_split(jobs, profile)
-    return np.where(profile.masked_dropout & ~jobs.gated, masks, 0.0)
+    masks = tokens(jobs) * jobs.hidden_size / sequence_split(jobs, framework)
+    return np.where(framework.masked_dropout & ~jobs.gated, masks, 0.0)
 
 
-def head_bytes(jobs: Jobs, profile: Profile) -> Array:
+def head_bytes(jobs: Jobs, framework: Framework) -> Array:
     """Inputs of the last norm and of the output layer, of one micro-batch."""
     kept = 2 * jobs.element_bytes * jobs.hidden_size
-    return tokens(jobs) * kept / sequence_split(jobs, profile)
+    return tokens(jobs) * kept / sequence_split(jobs, framework)
 
 
-def stage_output_bytes(jobs: Jobs, profile: Profile) -> Array:
+def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
     """What one stage sends to the next for one micro-batch."""
-    return tokens(jobs) * jobs.element_bytes * jobs.hidden_size / sequence_split(jobs, profile)
+    return tokens(jobs) * jobs.element_bytes * jobs.hidden_size / sequence_split(jobs, framework)
 
 
-def stage_bytes(stage: Stage, layer: Array, jobs: Jobs, profile: Profile) -> Array:
+def stage_bytes(stage: Stage, layer: Array, jobs: Jobs, framework: Framework) -> Array:
     """What a stage keeps of one micro-batch, logits apart, given what a layer does."""
     kept = stage.layers * layer
-    kept = kept + np.where(stage.embedding, embedding_bytes(jobs, profile), 0.0)
-    kept = kept + np.where(stage.head, head_bytes(jobs, profile), 0.0)
-    if profile.keeps_outputs:
-        kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, profile))
+    kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
+    kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
+    if framework.keeps_outputs:
+        kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, framework))
     return np.asarray(kept)
 
 
-def logits_bytes(jobs: Jobs, profile: Profile) -> Array:
+def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
     """Logits of one micro-batch with all their copies; the vocabulary is split by ``tp``."""
-    return tokens(jobs) * profile.logits_bytes * jobs.vocab_size / jobs.tp
+    return tokens(jobs) * framework.logits_bytes * jobs.vocab_size / jobs.tp

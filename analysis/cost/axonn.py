@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from analysis.machine import Machine
+from analysis.cost.collectives import LinkConstants, bus_bytes_per_s
+from search_spaces.cluster import Cluster
 
 from .constants import Array
 from .groups import group_of
-from .links import LinkConstants, bus_bytes_per_s
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def volumes(grid: Grid, layer: Layer, element_bytes: float = 2) -> Volumes:
     )
 
 
-def bandwidths(machine: Machine, constants: LinkConstants, grid: Grid) -> Bandwidths:
+def bandwidths(cluster: Cluster, constants: LinkConstants, grid: Grid) -> Bandwidths:
     """Of the groups of each dimension: measured inside a node, equation 7 between nodes.
 
     The paper's database is the cluster's ``measured`` entries: (G0, G1) is a group of G1 ranks at a
@@ -103,7 +103,7 @@ def bandwidths(machine: Machine, constants: LinkConstants, grid: Grid) -> Bandwi
     sizes = (grid.gx, grid.gy, grid.gz, grid.gdata)
     return Bandwidths(
         *[
-            bus_bytes_per_s(machine, constants, group_of(size, stride))
+            bus_bytes_per_s(cluster, constants, group_of(size, stride))
             for size, stride in zip(sizes, strides, strict=True)
         ]
     )
@@ -131,14 +131,14 @@ def layer_s(
 
 
 def communication_s(
-    machine: Machine,
+    cluster: Cluster,
     constants: LinkConstants,
     grid: Grid,
     layers: Sequence[Layer],
     element_bytes: float = 2,
 ) -> Array:
     """Seconds of communication per batch: equation 6, summed over the layers."""
-    bandwidth = bandwidths(machine, constants, grid)
+    bandwidth = bandwidths(cluster, constants, grid)
     total: Array = np.zeros_like(grid.gx)
     for layer in layers:
         for taken in layer_s(grid, layer, bandwidth, element_bytes).values():

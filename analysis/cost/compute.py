@@ -12,8 +12,8 @@ import numpy as np
 
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import Array, Jobs
-from analysis.cost.profiles import Profile
-from analysis.machine import Machine
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
 COMPUTE_UNITS = 120  # likewise
@@ -74,17 +74,17 @@ class Compute:
         constants: what is reached of them.
     """
 
-    def __init__(self, machine: Machine, profile: Profile, constants: ComputeConstants) -> None:
-        self.profile, self.constants = profile, constants
-        peak = machine.peak_bf16_tflops or machine.peak_fp32_tflops or 1.0
-        best = machine.gemm_bf16_tflops or GEMM_SHARE_OF_PEAK * peak
+    def __init__(self, cluster: Cluster, framework: Framework, constants: ComputeConstants) -> None:
+        self.framework, self.constants = framework, constants
+        peak = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 1.0
+        best = cluster.gemm_bf16_tflops or GEMM_SHARE_OF_PEAK * peak
         self._rate = {2.0: best * 1e12 * constants.gemm_share}
-        full = machine.peak_fp32_tflops or peak / 2
+        full = cluster.peak_fp32_tflops or peak / 2
         self._rate[4.0] = full * GEMM_SHARE_OF_PEAK * 1e12 * constants.gemm_share
         # Where nobody states it: the ratio of flops to bytes of GPUs of the last decade.
-        gb_per_s = machine.memory_gb_per_s or peak * 1e3 / 180
+        gb_per_s = cluster.memory_gb_per_s or peak * 1e3 / 180
         self.memory_bytes_per_s = gb_per_s * 1e9 * constants.memory_share
-        self._units = float(machine.compute_units or COMPUTE_UNITS)
+        self._units = float(cluster.compute_units or COMPUTE_UNITS)
 
     def rate(self, jobs: Jobs) -> Array:
         """Flops per second of a large product."""
@@ -118,7 +118,7 @@ class Compute:
             + self.gemm_s(tokens, up / tp, h, rate)
             + self.gemm_s(tokens, h, jobs.ffn_size / tp, rate)
         )
-        split = np.where(jobs.sequence_parallel | self.profile.sequence_parallel, tp, 1.0)
+        split = np.where(jobs.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
         return PassTimes(
@@ -132,7 +132,7 @@ class Compute:
         """Scores, softmax and values: 4 b s^2 h flops over the heads of this rank."""
         scores = jobs.mbs * jobs.num_heads / jobs.tp * jobs.seq_length**2
         c = self.constants
-        if self.profile.flash_attention:
+        if self.framework.flash_attention:
             # Causal: half of the blocks are skipped. Heads are padded to 64.
             padded = np.ceil(head / 64) * 64
             return np.asarray(2 * scores * padded / (rate * c.attention_share / c.gemm_share))
@@ -146,7 +146,7 @@ class Compute:
         Two products for each of the forward pass; flash attention's backward has five for two
         (Dao 2023). Launching takes half as long again: gradients, but no Python of the model.
         """
-        core = 2.5 if self.profile.flash_attention else 2.0
+        core = 2.5 if self.framework.flash_attention else 2.0
         return PassTimes(2 * f.gemm, core * f.attention, 2 * f.elementwise, 1.5 * f.launch)
 
     def head(self, jobs: Jobs) -> tuple[Array, Array]:

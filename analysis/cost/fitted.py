@@ -20,32 +20,30 @@ import yaml
 
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Array, Constants
-from analysis.cost.memory import MemoryConstants, MemoryModel
+from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel
-from analysis.cost.profiles import Profile
 from analysis.cost.step import OverlapConstants, TimeConstants
-from analysis.machine import Machine
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")
 OF_FRAMEWORK = ("score_bytes", "launch_s", *[f.name for f in fields(OverlapConstants)])
 OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAMEWORK)
 
 
-def cost_model(machine: Machine, profile: Profile) -> CostModel:
+def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
     """The model of a framework on a machine, with what other runs say of both."""
     known = _known()
-    framework = known["frameworks"].get(profile.name, {})
-    gpu = known["gpus"].get(gpu_kind(machine)) or any_gpu(known["gpus"])
-    model = CostModel(machine, profile)
-    if framework.get("machine") == machine.name:
-        time, covariance = _read(TimeConstants, framework["time"])
-        model = replace(
-            model, constants=time, covariance=covariance, log_sd=float(framework["log_sd"])
-        )
+    own = known["frameworks"].get(framework.name, {})
+    gpu = known["gpus"].get(gpu_kind(cluster)) or any_gpu(known["gpus"])
+    model = CostModel(cluster, framework)
+    if own.get("machine") == cluster.name:
+        time, covariance = _read(TimeConstants, own["time"])
+        model = replace(model, constants=time, covariance=covariance, log_sd=float(own["log_sd"]))
     else:
-        model = replace(model, constants=composed(framework.get("elsewhere"), gpu))
-    if "memory" in framework:
-        memory, covariance = _read(MemoryConstants, framework["memory"])
+        model = replace(model, constants=composed(own.get("elsewhere"), gpu))
+    if "memory" in own:
+        memory, covariance = _read(MemoryConstants, own["memory"])
         model = replace(model, memory=MemoryModel(memory, covariance))
     return model
 
@@ -64,9 +62,9 @@ def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.median([gpu[name] for gpu in gpus.values()])) for name in OF_GPU}
 
 
-def gpu_kind(machine: Machine) -> float:
+def gpu_kind(cluster: Cluster) -> float:
     """What GPUs share constants by: those of one advertised peak are of one architecture."""
-    return float(machine.peak_bf16_tflops or machine.peak_fp32_tflops or 0.0)
+    return float(cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 0.0)
 
 
 def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
@@ -78,7 +76,7 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
     """What the file says of a framework on one machine: constants, and deviations of their logs."""
     return {
         "source": source,
-        "machine": model.machine.name,
+        "machine": model.cluster.name,
         "log_sd": round(model.log_sd, 3),
         "time": _written(model.constants, model.covariance),
         "memory": _written(model.memory.constants, model.memory.covariance),

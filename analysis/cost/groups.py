@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.machine import Collective, Machine, Nic
+from search_spaces.cluster import Cluster, Collective, Nic
 
 from .constants import Array, Constants, constant
 
@@ -61,27 +61,27 @@ def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = N
     return Group(*whole)
 
 
-def members_per_node(machine: Machine, group: Group) -> Array:
+def members_per_node(cluster: Cluster, group: Group) -> Array:
     """Members of a group on one node.
 
     ``gpus_per_node / members`` groups of the same kind share a node's adapters: Singh et al. 2024,
     eq. 7, has min(G_node, product of the sizes of the preceding groups) for it.
     """
-    inside = np.maximum(1.0, np.floor(machine.gpus_per_node / group.stride))
+    inside = np.maximum(1.0, np.floor(cluster.gpus_per_node / group.stride))
     members = np.minimum(group.size, inside)
-    straddles = (members > 1) & (members == group.size) & ~_holds(machine.gpus_per_node, group)
+    straddles = (members > 1) & (members == group.size) & ~_holds(cluster.gpus_per_node, group)
     return np.where(straddles, np.ceil(group.size / 2), members)
 
 
-def level(machine: Machine, group: Group) -> NDArray[np.int64]:
+def level(cluster: Cluster, group: Group) -> NDArray[np.int64]:
     """Index of the innermost of the machine's links that holds the group.
 
     One more than the last one (1 where the facts list none) stands for the links between nodes.
     """
-    spans = [link.gpus for link in machine.links] or [machine.gpus_per_node]
+    spans = [link.gpus for link in cluster.links] or [cluster.gpus_per_node]
     found = np.full(group.size.shape, len(spans), np.int64)
     for index in reversed(range(len(spans))):
-        found = np.where(_holds(min(spans[index], machine.gpus_per_node), group), index, found)
+        found = np.where(_holds(min(spans[index], cluster.gpus_per_node), group), index, found)
     return np.where(group.size > 1, found, 0)
 
 
@@ -119,7 +119,7 @@ class Path:
         return (self.group.size - 1 - outside) * self.hop_s + outside * self.inter_node_hop_s
 
 
-def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
+def path_of(cluster: Cluster, constants: LinkConstants, group: Group) -> Path:
     """The path of a collective's messages.
 
     Inside a node, measured bandwidth goes before the nominal link's, for the part of a wider group
@@ -128,18 +128,18 @@ def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
     Raises:
         MissingFactError: if a group crosses links that the cluster's facts do not state.
     """
-    members = members_per_node(machine, group)
+    members = members_per_node(cluster, group)
     nodes = np.ceil(group.size / members)
-    node_bytes_per_s, hop_s = inside_node(machine, constants, level(machine, group), members)
-    for (gpus, on_nodes, stride), measured in measured_rings(machine).items():
+    node_bytes_per_s, hop_s = inside_node(cluster, constants, level(cluster, group), members)
+    for (gpus, on_nodes, stride), measured in measured_rings(cluster).items():
         if on_nodes == 1:
             rows = (members == gpus) & (group.stride == stride)
             node_bytes_per_s = np.where(rows, measured, node_bytes_per_s)
     nic_bytes_per_s = np.full(members.shape, np.inf)
     if np.any(nodes > 1):
-        adapters = nic_of(machine)
+        adapters = nic_of(cluster)
         whole = adapters.count * adapters.gb_per_s * GB * constants.inter_node_share
-        nic_bytes_per_s = np.where(nodes > 1, whole * members / machine.gpus_per_node, np.inf)
+        nic_bytes_per_s = np.where(nodes > 1, whole * members / cluster.gpus_per_node, np.inf)
     return Path(
         group,
         members,
@@ -147,22 +147,22 @@ def path_of(machine: Machine, constants: LinkConstants, group: Group) -> Path:
         np.where(members > 1, node_bytes_per_s, np.inf),
         nic_bytes_per_s,
         hop_s,
-        inter_node_hop_s(machine, constants),
+        inter_node_hop_s(cluster, constants),
     )
 
 
 def inside_node(
-    machine: Machine, constants: LinkConstants, index: NDArray[np.int64], members: Array
+    cluster: Cluster, constants: LinkConstants, index: NDArray[np.int64], members: Array
 ) -> tuple[Array, Array]:
     """Bus bandwidth in bytes/s and seconds per hop of so many members, on a level of the links.
 
     Members of a group on several nodes are taken to span their node. Fully connected members use
     a link to each other one at once: on Perlmutter a pair reaches 76 GB/s and four GPUs 225.
     """
-    links = machine.links
+    links = cluster.links
     if not links:
         if np.any(members > 1):
-            raise MissingFactError(f"cluster {machine.name} states no links between a node's GPUs")
+            raise MissingFactError(f"cluster {cluster.name} states no links between a node's GPUs")
         return np.full(index.shape, np.inf), constants.hop_s + np.zeros(index.shape)
     inside = np.minimum(index, len(links) - 1)
     nominal = np.array([link.gb_per_s for link in links])[inside] * GB
@@ -174,40 +174,40 @@ def inside_node(
     )
 
 
-def measured_groups(machine: Machine) -> dict[tuple[int, int, int], list[Collective]]:
+def measured_groups(cluster: Cluster) -> dict[tuple[int, int, int], list[Collective]]:
     """The measured collectives by (gpus, nodes, stride)."""
     groups: dict[tuple[int, int, int], list[Collective]] = {}
-    for entry in machine.measured:
+    for entry in cluster.measured:
         groups.setdefault((entry.gpus, entry.nodes, entry.stride), []).append(entry)
     return groups
 
 
-def measured_rings(machine: Machine) -> dict[tuple[int, int, int], float]:
+def measured_rings(cluster: Cluster) -> dict[tuple[int, int, int], float]:
     """Measured bus bandwidth of the largest message by (gpus, nodes, stride); bytes/s."""
     found = {}
-    for group, entries in measured_groups(machine).items():
+    for group, entries in measured_groups(cluster).items():
         if rings := [e for e in entries if e.operation not in ("all_to_all", "send")]:
             found[group] = max(rings, key=lambda entry: entry.size_mib).bus_gb_per_s * GB
     return found
 
 
-def nic_of(machine: Machine) -> Nic:
-    if machine.nic is None:
+def nic_of(cluster: Cluster) -> Nic:
+    if cluster.nic is None:
         raise MissingFactError(
-            f"cluster {machine.name} states no nic, which groups on two nodes need"
+            f"cluster {cluster.name} states no nic, which groups on two nodes need"
         )
-    return machine.nic
+    return cluster.nic
 
 
-def one_adapter(machine: Machine) -> Machine:
+def one_adapter(cluster: Cluster) -> Cluster:
     """The same nodes if all of their traffic went over one of their adapters."""
-    if machine.nic is None:
-        return machine
-    return machine.model_copy(update={"nic": machine.nic.model_copy(update={"count": 1})})
+    if cluster.nic is None:
+        return cluster
+    return cluster.model_copy(update={"nic": cluster.nic.model_copy(update={"count": 1})})
 
 
-def inter_node_hop_s(machine: Machine, constants: LinkConstants) -> float:
-    stated = machine.nic.latency_us if machine.nic else None
+def inter_node_hop_s(cluster: Cluster, constants: LinkConstants) -> float:
+    stated = cluster.nic.latency_us if cluster.nic else None
     return 1e-6 * stated if stated else constants.inter_node_hop_s
 
 

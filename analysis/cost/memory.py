@@ -1,111 +1,271 @@
-"""The probability that a job fits into a GPU's memory, and how measured runs sharpen it."""
+"""Memory of one rank of a job in parts: states, activations, and what the allocator adds.
+
+The derivation of every term is in docs/cost-model.md.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
 
 import numpy as np
-from scipy.special import ndtr
 
-from analysis.cost.activations import refused
-from analysis.cost.constants import fit, log_sd
-from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.cost.memory_parts import MemoryConstants, MemoryParts, memory, reported, state_bytes
-from analysis.cost.profiles import Profile
+from analysis.cost.activations import (
+    Stage,
+    end_stages,
+    layer_bytes,
+    logits_bytes,
+    sequence_split,
+    stage_bytes,
+    tokens,
+)
+from analysis.cost.constants import Constants, constant
+from analysis.cost.jobs import NONE, Array, Jobs, Mask
+from search_spaces.frameworks import Framework
 
-__all__ = ["MemoryConstants", "MemoryModel", "MemoryParts", "memory", "reported", "state_bytes"]
+GIB = 2.0**30
+GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
 
-PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
-NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
-"""In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
-BOUND_LOG_SD = 0.04  # in what a job needs at least
-OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
-NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
-TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
+Allocator = Literal["tensors", "roomy", "short"]
+"""What is counted: tensors only, or with the free blocks that the allocator holds while there is
+memory to spare, or with those that it cannot use when memory is short."""
 
 
 @dataclass(frozen=True)
-class MemoryModel:
-    """Memory with constants, and how sure of it.
+class MemoryConstants(Constants):
+    """What formulas leave open; see :func:`analysis.cost.constants.constant`."""
+
+    context_bytes: float = constant(
+        1.5 * GIB, 0.3, "outside the allocator: driver's context, kernels, what is not usable"
+    )
+    communicator_bytes: float = constant(
+        0.4 * GIB, 0.8, "of each kind of group that a rank is in, outside the allocator"
+    )
+    workspace_bytes: float = constant(
+        0.3 * GIB, 0.4, "matrix products' and the optimizer's scratch space, in the allocator"
+    )
+    activation_scale: float = constant(1.0, 0.05, "activations kept, of what the formulas count")
+    logit_scale: float = constant(1.0, 0.01, "copies of the logits, of what the profile counts")
+    unserved_share: float = constant(
+        0.7, 0.4, "flat copies of gradients that fit no block that activations left free"
+    )
+    cached_share: float = constant(
+        0.3,
+        0.5,
+        "free blocks that the allocator keeps with memory to spare, of one micro-batch's "
+        "activations; see hole_share, and all of them where layers are recomputed",
+    )
+    hole_share: float = constant(
+        0.15,
+        0.2,
+        "free blocks too small for a request with memory short, of activations that tensor "
+        "parallelism splits all the way: whole tensors come and go between the parts that stay",
+    )
+
+
+@dataclass(frozen=True)
+class MemoryParts:
+    """Bytes on the fullest rank; columns of shape (n,).
 
     Attributes:
-        constants: of the formulas.
-        covariance: of their logarithms; None before any evidence, when it is their spreads'.
-        log_sd: standard deviation of the logarithm of the memory needed.
+        weights: what is computed with, as it is stored.
+        secondary: the nearer copy of the weights.
+        gradients: accumulated ones, in all their copies.
+        optimizer: master weights and moments.
+        activations: of all micro-batches in flight.
+        working: of the layer in work: recomputed activations, gathered weights and tensors.
+        logits: on the last stage.
+        buffers: of gradient reduction, of the allocator's cache and scratch space.
+        framework: outside the allocator: driver's context and communicators.
     """
 
-    constants: MemoryConstants = field(default_factory=MemoryConstants)
-    covariance: Array | None = None
-    log_sd: float = PRIOR_LOG_SD
+    weights: Array
+    secondary: Array
+    gradients: Array
+    optimizer: Array
+    activations: Array
+    working: Array
+    logits: Array
+    buffers: Array
+    framework: Array
 
-    def parts(self, jobs: Jobs, profile: Profile) -> MemoryParts:
-        """What the fullest rank needs, in parts; bytes."""
-        return memory(jobs, profile, self.constants)
+    @property
+    def total(self) -> Array:
+        return np.asarray(sum(self.as_dict().values()))
 
-    def peak_bytes(self, jobs: Jobs, profile: Profile) -> Array:
-        """What the framework would report as its peak."""
-        return reported(jobs, profile, self.constants)[0]
+    def as_dict(self) -> dict[str, Array]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def fits(self, jobs: Jobs, profile: Profile, limit_bytes: float) -> Array:
-        """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
-        needed = self.parts(jobs, profile).total
-        margin = np.log(limit_bytes / needed)
-        deviation = np.full(len(jobs), self.log_sd)
-        near = np.abs(margin) < NEAR
-        if near.any():
-            close = jobs[near]
-            spreads = MemoryConstants.spreads()
-            spread = log_sd(
-                self.constants,
-                np.diag(spreads**2) if self.covariance is None else self.covariance,
-                lambda c: np.log(memory(close, profile, c).total),
-            )
-            deviation[near] = np.hypot(self.log_sd, spread)
-        return np.where(refused(jobs, profile), 0.0, ndtr(margin / deviation))
+    def where(self, mask: Mask, other: Self) -> Self:
+        """These rows where the mask holds, those of another record elsewhere."""
+        mine, others = self.as_dict(), other.as_dict()
+        return type(self)(**{name: np.where(mask, mine[name], others[name]) for name in mine})
 
-    def calibrated(
-        self,
-        jobs: Jobs,
-        profile: Profile,
-        peak_bytes: Array,
-        out_of_memory: Mask,
-        limit_bytes: float,
-    ) -> MemoryModel:
-        """The model after evidence.
 
-        Reported peaks are residuals, failures for memory say that a job needs more than there is,
-        all other rows that it needs less. A failure whose predicted need is far below the limit
-        had another cause and says nothing.
+def state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
+    """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-        Args:
-            jobs: what was run, to the end or until memory was short.
-            profile: of the framework.
-            peak_bytes: as the framework reports it; nan where unknown.
-            out_of_memory: failed for lack of memory, or for a reason unknown.
-            limit_bytes: memory of the device.
-        """
-        needed = self.parts(jobs, profile).total
-        believed = out_of_memory & (needed > OTHER_CAUSE * limit_bytes) & ~refused(jobs, profile)
-        measured = np.isfinite(peak_bytes) & ~out_of_memory
-        rows = believed | ~out_of_memory
-        if not rows.any():
-            return self
-        failed, peaks = believed[rows], np.log(peak_bytes[measured])
-        bounded, known = jobs[rows], jobs[measured]
+    As ``trainer.placement.Placement.bytes_per_rank`` for the trainer; other frameworks differ by
+    the facts of their profiles.
+    """
+    e, gradient_shard = jobs.element_bytes, jobs.gradient_shard
+    split = jobs.weight_shard > 1
+    if framework.sharded_masters:
+        stored = np.where(split, jobs.weight_shard, gradient_shard)
+        one_copy = np.where(gradient_shard == 1, e == 4, split & (stored == jobs.optimizer_shard))
+        regather = ~split & (gradient_shard > 1) & (gradient_shard < jobs.optimizer_shard)
+        whole = 1 / jobs.weight_shard + np.where(regather, 1 / gradient_shard, 0.0)
+    else:
+        one_copy = np.asarray(e == 4)
+        whole = 1 / jobs.weight_shard
+    secondary = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, e)
+    held = np.where(jobs.secondary_shard > 0, jobs.secondary_shard, np.inf)
+    master_shard = np.where(one_copy, jobs.weight_shard, jobs.optimizer_shard)
+    gradients = framework.gradient_bytes / gradient_shard + framework.extra_gradient_bytes
+    return {
+        "weights": np.where(one_copy, 0.0, e * whole) * parameters,
+        "secondary": secondary / held * parameters,
+        "gradients": gradients * parameters,
+        "optimizer": (4 / master_shard + (framework.master_bytes - 4) / jobs.optimizer_shard)
+        * parameters,
+    }
 
-        noise = NOISE_LOG_SD[profile.reports]
 
-        def residuals(constants: MemoryConstants) -> Array:
-            over = np.log(memory(bounded, profile, constants).total / limit_bytes)
-            bounds = np.where(failed, np.minimum(over, 0.0), np.maximum(over, 0.0))
-            predicted, held = reported(known, profile, constants)
-            beyond = np.maximum(np.log(held) - peaks, 0.0)
-            sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
-            return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
+def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
+    """Parts of what the fullest rank needs when memory is short; bytes."""
+    jobs = _as_held(jobs, framework)
+    first, second, last = end_stages(jobs, framework)
+    layer = layer_bytes(jobs, framework, jobs.recompute)
+    made = _stage_memory(first, layer, jobs, framework, constants, "short")
+    for stage in (second, last):
+        other = _stage_memory(stage, layer, jobs, framework, constants, "short")
+        made = made.where(made.total >= other.total, other)
+    return made
 
-        learnt = None
-        if self.covariance is not None:
-            first = np.diag(MemoryConstants.spreads() ** -2.0)
-            learnt = np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance))
-        found = fit(self.constants, residuals, noise, covariance=learnt)
-        return replace(self, constants=found.constants, covariance=found.covariance)
+
+def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
+    """What the framework prints as its peak, of its rank and by its counter, and its tensors' part.
+
+    The second is what no such figure can be below; bytes.
+    """
+    jobs = _as_held(jobs, framework)
+    state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
+    stages = end_stages(jobs, framework)
+    layer = layer_bytes(jobs, framework, jobs.recompute)
+    peaks, held = [], []
+    for stage in stages[:1] if framework.reports_first_stage else stages:
+        parts = _stage_memory(stage, layer, jobs, framework, constants, state)
+        outside = 0.0 if framework.reports == "device" else parts.framework
+        peaks.append(parts.total - outside)
+        held.append(parts.total - parts.framework - parts.buffers)
+    return np.max(peaks, axis=0), np.max(held, axis=0)
+
+
+def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
+    """Jobs with the degrees by which a pipeline really holds weights and gradients."""
+    if not framework.whole_in_pipelines:
+        return jobs
+    whole = jobs.pp > 1
+    return replace(
+        jobs,
+        weight_shard=np.where(whole, 1.0, jobs.weight_shard),
+        gradient_shard=np.where(whole, 1.0, jobs.gradient_shard),
+    )
+
+
+def _stage_memory(
+    stage: Stage,
+    layer: Array,
+    jobs: Jobs,
+    framework: Framework,
+    constants: MemoryConstants,
+    state: Allocator,
+) -> MemoryParts:
+    """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
+    parameters = stage_parameters(stage, jobs)
+    states = state_bytes(parameters, jobs, framework)
+    one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
+    logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
+    working = _working_bytes(stage, layer, one, logits, jobs, framework)
+    activations = stage.in_flight * one
+    buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
+    unsharded = (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    buffers += np.where(unsharded, framework.bucket_bytes * parameters, 0.0)
+    # Gradients are reduced and applied when activations are gone: copies of them need memory of
+    # their own only where they are larger, or where the blocks that are left free do not fit.
+    flat, applied = _copied_gradients(parameters, jobs, framework)
+    passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
+    if state == "roomy":
+        buffers += constants.cached_share * one * np.where(jobs.recompute == NONE, passing, 1.0)
+        fresh = np.maximum(constants.unserved_share * flat, applied)
+        buffers += np.maximum(fresh - logits, 0.0)
+    else:
+        free = activations + working + logits
+        buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
+    if state == "short":
+        buffers += constants.hole_share * activations * passing
+    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in (jobs.tp, jobs.pp, jobs.dp))
+    return MemoryParts(
+        **states,
+        activations=activations,
+        working=working,
+        logits=logits,
+        buffers=buffers,
+        framework=np.asarray(constants.context_bytes + constants.communicator_bytes * groups),
+    )
+
+
+def _copied_gradients(parameters: Array, jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
+    """Copies of a rank's gradients after the last backward pass: one to be reduced, which is gone
+    when the others are made, to be applied.
+    """
+    one = jobs.optimizer_shard == 1
+    flat = np.where(framework.flat_reduction & (jobs.dp > 1) & ~one, framework.gradient_bytes, 0.0)
+    whole, split = framework.step_gradient_bytes
+    applied = np.where(one, whole, split) / jobs.optimizer_shard
+    return flat * parameters, applied * parameters
+
+
+def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
+    """Weights of a stage on one rank of its tensor-parallel group.
+
+    Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
+    """
+    layers = stage.layers * jobs.layer_parameters
+    return np.asarray((layers + _tables(stage, jobs) * jobs.embedding_parameters) / jobs.tp)
+
+
+def _tables(stage: Stage, jobs: Jobs) -> Array:
+    both = stage.embedding & stage.head & jobs.tied_embeddings
+    return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
+
+
+def _working_bytes(
+    stage: Stage, layer: Array, kept: Array, logits: Array, jobs: Jobs, framework: Framework
+) -> Array:
+    """Of the layer that is being computed: its recomputed activations and what was gathered.
+
+    Split weights are whole for the layer in work and for the next one, which is gathered ahead, and
+    without a pipeline for the vocabulary's tables, which a micro-batch begins and ends with; so are
+    a layer's gradients, and their copy that leaves to be reduced (Rajbhandari et al. 2020; Zhao et
+    al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
+    """
+    some = np.where(stage.layers > 0, 1.0, 0.0)
+    one = some * jobs.layer_parameters / jobs.tp
+    tables = _tables(stage, jobs) * jobs.embedding_parameters / jobs.tp
+    table = np.minimum(tables, jobs.embedding_parameters / jobs.tp)
+    matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)
+    most = np.maximum(framework.live_parameters, matrix)
+    unit = np.where(jobs.pp == 1, 2 * one + tables, one + np.maximum(one, table))
+    weights = np.where(jobs.weight_shard > 1, np.minimum(unit, most) * jobs.element_bytes, 0.0)
+    later: Array = np.zeros(len(jobs))
+    if (jobs.recompute != NONE).any():
+        later = some * (layer_bytes(jobs, framework, np.full(len(jobs), NONE)) - layer)
+    leaving = np.minimum(one, most) * (jobs.element_bytes + framework.reduce_bytes)
+    later = later + np.where(jobs.gradient_shard > 1, leaving, 0.0)
+    whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
+    later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
+    if framework.loose_gradients:
+        # They grow as the micro-batch's activations go.
+        later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)
+    return np.asarray(weights + np.maximum(later - logits, 0.0))

@@ -7,13 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
+from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.links import LinkConstants
-from analysis.cost.memory import MemoryModel, MemoryParts
-from analysis.cost.profiles import Profile
+from analysis.cost.memory_fit import MemoryModel, MemoryParts
 from analysis.cost.step import StepParts, TimeConstants, step
-from analysis.machine import Machine
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
@@ -90,7 +90,7 @@ class Prediction:
 
     @property
     def num_nodes(self) -> Array:
-        return np.ceil(self.jobs.world_size / self.model.machine.gpus_per_node)
+        return np.ceil(self.jobs.world_size / self.model.cluster.gpus_per_node)
 
     @property
     def tokens_per_node_hour(self) -> Array:
@@ -99,7 +99,7 @@ class Prediction:
     @property
     def joules_per_token(self) -> Array:
         """At the GPUs' stated power; nan where the cluster states none."""
-        watts = self.model.machine.power_watts or np.nan
+        watts = self.model.cluster.power_watts or np.nan
         return self.jobs.world_size * watts / self.tokens_per_second
 
     def days_to_train(self, tokens: float) -> Array:
@@ -121,8 +121,8 @@ class CostModel:
         log_sd: of step times around the prediction, beyond what the covariance explains.
     """
 
-    machine: Machine
-    profile: Profile
+    cluster: Cluster
+    framework: Framework
     constants: TimeConstants = field(default_factory=TimeConstants)
     memory: MemoryModel = field(default_factory=MemoryModel)
     covariance: Array | None = None
@@ -130,16 +130,16 @@ class CostModel:
 
     @property
     def memory_limit_bytes(self) -> float:
-        return float(self.machine.memory_bytes)
+        return float(self.cluster.memory_bytes)
 
     def predict(self, jobs: Jobs) -> Prediction:
         """Memory and time of every job; about a million rows take seconds."""
         return Prediction(
             model=self,
             jobs=jobs,
-            memory=self.memory.parts(jobs, self.profile),
-            time=step(jobs, self.machine, self.profile, self.constants),
-            fits=self.memory.fits(jobs, self.profile, self.memory_limit_bytes),
+            memory=self.memory.parts(jobs, self.framework),
+            time=step(jobs, self.cluster, self.framework, self.constants),
+            fits=self.memory.fits(jobs, self.framework, self.memory_limit_bytes),
         )
 
     def calibrated(self, evidence: Evidence) -> CostModel:
@@ -156,7 +156,7 @@ class CostModel:
             jobs, measured = evidence.jobs[timed], np.log(evidence.step_time_s[timed])
 
             def residuals(constants: TimeConstants) -> Array:
-                predicted = step(jobs, self.machine, self.profile, constants).total
+                predicted = step(jobs, self.cluster, self.framework, constants).total
                 return np.asarray(np.log(predicted) - measured)
 
             known = None if self.covariance is None else TRANSFER**2 * self.covariance
@@ -172,7 +172,7 @@ class CostModel:
             )
         memory = self.memory.calibrated(
             evidence.jobs,
-            self.profile,
+            self.framework,
             evidence.peak_bytes,
             evidence.out_of_memory,
             self.memory_limit_bytes,
@@ -185,7 +185,7 @@ class CostModel:
         covariance = between_machines() if known is None else known
 
         def logarithm(constants: TimeConstants) -> Array:
-            return np.log(step(jobs, self.machine, self.profile, constants).total)
+            return np.log(step(jobs, self.cluster, self.framework, constants).total)
 
         return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
-from analysis.cost.profiles import Profile
+from search_spaces.frameworks import Framework
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 
@@ -25,7 +25,7 @@ class Stages:
     last: Array
 
 
-def stages(jobs: Jobs, profile: Profile) -> Stages:
+def stages(jobs: Jobs, framework: Framework) -> Stages:
     """Layers of the fullest stage and of the one with the output layer.
 
     Most frameworks give every stage equally many (where pp does not divide them, the first ones
@@ -34,7 +34,7 @@ def stages(jobs: Jobs, profile: Profile) -> Stages:
     and 32 stages the one with the output layer is measured to be faster than that says.
     """
     layers, pp = jobs.num_layers, jobs.pp
-    if not profile.stages_by_weight:
+    if not framework.stages_by_weight:
         return Stages(np.ceil(layers / pp), np.floor(layers / pp))
     head = jobs.embedding_parameters / jobs.layer_parameters  # in layers
     share = (layers + head) / pp

@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from analysis.cost import links
+from analysis.cost import collectives as links
+from analysis.cost.collectives import Group, LinkConstants, one_adapter
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.links import Group, LinkConstants, one_adapter
-from analysis.cost.profiles import Profile
 from analysis.cost.stages import stages
-from analysis.machine import Machine
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class _Layer:
 
 
 def step(
-    jobs: Jobs, machine: Machine, profile: Profile, constants: TimeConstants | None = None
+    jobs: Jobs, cluster: Cluster, framework: Framework, constants: TimeConstants | None = None
 ) -> StepParts:
     """Seconds of one step of every job, by cause.
 
@@ -112,11 +112,11 @@ def step(
     longest path at the speed of a rank alone, if that is longer.
     """
     c = constants or TimeConstants()
-    compute = Compute(machine, profile, c)
-    layer = _layer(jobs, machine, profile, compute, c)
+    compute = Compute(cluster, framework, c)
+    layer = _layer(jobs, cluster, framework, compute, c)
     head_forward, head_backward = compute.head(jobs)
     head = head_forward + head_backward
-    dealt = stages(jobs, profile)
+    dealt = stages(jobs, framework)
     m, p, v = jobs.gas, jobs.pp, jobs.vpp
     ends = dealt.last * layer.total + head
     inner = dealt.most * layer.total
@@ -125,13 +125,13 @@ def step(
     on_slowest = np.where(slow_is_last, head, 0.0)
     slowest = count * layer.total + on_slowest
     everything = jobs.num_layers * layer.total + head
-    sends = _sends(jobs, machine, profile, c)
-    alone = machine.shared_by
+    sends = _sends(jobs, cluster, framework, c)
+    alone = cluster.shared_by
     path = m * slowest + np.maximum(everything - slowest, 0) / v
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     window = count * layer.device * 2 / 3
-    data = _data(jobs, machine, profile, c, window, slowest)
+    data = _data(jobs, cluster, framework, c, window, slowest)
     return StepParts(
         forward_backward=m * count * layer.device * used,
         recompute=m * count * layer.again * used,
@@ -149,15 +149,15 @@ def step(
 
 
 def _layer(
-    jobs: Jobs, machine: Machine, profile: Profile, compute: Compute, c: TimeConstants
+    jobs: Jobs, cluster: Cluster, framework: Framework, compute: Compute, c: TimeConstants
 ) -> _Layer:
     """Both passes of one layer."""
     forward = compute.forward(jobs)
     backward = compute.backward(jobs, forward)
-    one_sum, extra = _tensor(jobs, machine, profile, c)
+    one_sum, extra = _tensor(jobs, cluster, framework, c)
     full = jobs.recompute == FULL
     calls = np.where(jobs.tp > 1, 2.0, 0.0) * np.where(extra > 0, 2.0, 1.0)
-    across = (jobs.pp > 1) & (jobs.world_size > machine.gpus_per_node)
+    across = (jobs.pp > 1) & (jobs.world_size > cluster.gpus_per_node)
     call = c.host_call_s + np.where(across, c.contended_call_s * jobs.tp, 0.0)
     first = _host(forward, 2 * one_sum, calls * call)
     second = _host(backward, 2 * one_sum + extra, 1.5 * calls * call)
@@ -166,7 +166,7 @@ def _layer(
     return _Layer(
         device=forward.device + backward.device,
         again=again,
-        tensor=4 * one_sum + extra + np.where(full, profile.repeated_sums * one_sum, 0.0),
+        tensor=4 * one_sum + extra + np.where(full, framework.repeated_sums * one_sum, 0.0),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
 
@@ -178,7 +178,7 @@ def _host(times: PassTimes, communication: Array, calls_s: Array) -> Array:
 
 
 def _tensor(
-    jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants
+    jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants
 ) -> tuple[Array, Array]:
     """One sum of activations over the tensor-parallel ranks, and a backward pass's further gathers.
 
@@ -188,38 +188,38 @@ def _tensor(
     """
     group = Group(jobs.tp, np.ones(len(jobs)), jobs.world_size)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
-    parallel = jobs.sequence_parallel | profile.sequence_parallel
-    gather = links.all_gather_s(machine, c, group, num_bytes)
-    scatter = links.reduce_scatter_s(machine, c, group, num_bytes)
-    whole = links.all_reduce_s(machine, c, group, num_bytes)
+    parallel = jobs.sequence_parallel | framework.sequence_parallel
+    gather = links.all_gather_s(cluster, c, group, num_bytes)
+    scatter = links.reduce_scatter_s(cluster, c, group, num_bytes)
+    whole = links.all_reduce_s(cluster, c, group, num_bytes)
     one = np.where(parallel, gather + scatter, whole)
     return one, np.where(parallel, 2 * gather, 0.0)
 
 
-def _sends(jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants) -> Array:
+def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
     """What a stage waits for its neighbours in one micro-batch: activations and their gradients.
 
     A stage sends activations to a neighbour as it receives their gradients from it, at once. One in
     the middle has two neighbours, in a pipeline of two each has one.
     """
-    share = np.where(jobs.sequence_parallel | profile.sequence_parallel, jobs.tp, 1.0)
+    share = np.where(jobs.sequence_parallel | framework.sequence_parallel, jobs.tp, 1.0)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
-    one = links.send_s(machine, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
-    nodes = jobs.world_size / machine.gpus_per_node
+    one = links.send_s(cluster, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
+    nodes = jobs.world_size / cluster.gpus_per_node
     # A switch rather than a slope: large jobs meet a disturbed network, small ones hardly ever.
     host = c.send_s + c.crowded_send_s / (1 + (64 / nodes) ** 6)
     return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + host)
 
 
-def _reduces_every_time(jobs: Jobs, profile: Profile) -> Mask:
+def _reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
     """Where whole gradients are reduced after every micro-batch, and not once a step."""
     pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
-    return np.asarray(pipelined & profile.gradients_synced_per_micro_batch)
+    return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
 
 
-def stage_parameters(jobs: Jobs, profile: Profile) -> Array:
+def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     """Weights on a rank of the fullest stage."""
-    dealt = stages(jobs, profile)
+    dealt = stages(jobs, framework)
     table = jobs.embedding_parameters
     tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0) * table
     inner = dealt.most * jobs.layer_parameters
@@ -229,7 +229,12 @@ def stage_parameters(jobs: Jobs, profile: Profile) -> Array:
 
 
 def _data(
-    jobs: Jobs, machine: Machine, profile: Profile, c: TimeConstants, window: Array, micro: Array
+    jobs: Jobs,
+    cluster: Cluster,
+    framework: Framework,
+    c: TimeConstants,
+    window: Array,
+    micro: Array,
 ) -> tuple[Array, Array, Array]:
     """Exposed seconds of gathering weights, reducing gradients and publishing weights.
 
@@ -237,16 +242,16 @@ def _data(
         window: backward pass of one micro-batch on the slowest stage.
         micro: both passes of it.
     """
-    weights = stage_parameters(jobs, profile)
+    weights = stage_parameters(jobs, framework)
     gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
-    reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, profile.reduce_bytes)
+    reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, framework.reduce_bytes)
     held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
     ones = np.ones(len(jobs))
     # Split weights and gradients come and go layer by layer, and each call has its latency.
-    units = stages(jobs, profile).most + 1
-    by_layer = one_adapter(machine) if profile.one_adapter else machine
+    units = stages(jobs, framework).most + 1
+    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
 
-    def gather(over: Machine, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
+    def gather(over: Cluster, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
         group = Group(size, stride * jobs.tp, jobs.world_size)
         return calls * links.all_gather_s(over, c, group, num_bytes / calls)
 
@@ -269,18 +274,18 @@ def _data(
     rest = weights * reduce_bytes / jobs.gradient_shard
     further = jobs.optimizer_shard / jobs.gradient_shard
     scatter = links.reduce_scatter_s(
-        machine, c, Group(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
+        cluster, c, Group(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
     )
     copies = jobs.dp / jobs.optimizer_shard
     sums = links.all_reduce_s(
-        machine, c, Group(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size), rest / further
+        cluster, c, Group(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size), rest / further
     )
-    every = _reduces_every_time(jobs, profile)
+    every = _reduces_every_time(jobs, framework)
     once = scatter + sums * np.where(every, jobs.gas, 1.0)
     overlaps = np.where(
         jobs.optimizer_shard > 1,
-        profile.overlaps_gradients and profile.overlaps_split_gradients,
-        profile.overlaps_gradients,
+        framework.overlaps_gradients and framework.overlaps_split_gradients,
+        framework.overlaps_gradients,
     )
     hidden = c.overlap * window * overlaps
     per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
@@ -289,7 +294,7 @@ def _data(
     # Publishing what the optimizer's share updated, where weights are split less than it.
     spread = jobs.optimizer_shard / jobs.weight_shard
     publish = gather(
-        machine, spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones
+        cluster, spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones
     )
     return gathers, per_micro + once, publish
 
@@ -297,6 +302,6 @@ def _data(
 def _update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
     """AdamW: per weight of the share, master weight and two moments in float32 are read and
     written, the gradient read, the weight written; and all gradients are cleared and scaled."""
-    weights = stage_parameters(jobs, compute.profile)
+    weights = stage_parameters(jobs, compute.framework)
     moved = weights / jobs.optimizer_shard * (24 + 4 + 2) + weights / jobs.gradient_shard * 8
     return np.asarray(c.update * moved / compute.memory_bytes_per_s)

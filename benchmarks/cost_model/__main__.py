@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.table import Table, frame_of
-from analysis.sweeps.tables import TableError, missing, read
+from analysis.sweeps.read import TableError, missing, read
+from analysis.sweeps.record import Table, frame_of
 
 from . import goals, report
 from .evaluate import (

@@ -17,14 +17,14 @@ import numpy as np
 
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
-from analysis.cost.profiles import profile
-from analysis.sweeps.table import Table
-from analysis.sweeps.tables import read
+from analysis.sweeps.read import read
+from analysis.sweeps.record import Table
+from search_spaces.frameworks import framework_named
 
 from .fit import evidence_of
 from .metrics import mean, median, relative_errors
 from .report import percent
-from .transfer import machine_of
+from .transfer import cluster_of
 
 DISTURBED = 2.0
 
@@ -51,9 +51,9 @@ def _ratios(table: Table) -> Iterator[Array]:
     """Predicted over measured of each landscape's runs, by a fit to the table and then to them."""
     for key in np.unique(table.landscape):
         rows = table[table.landscape == key]
-        machine, habits = machine_of(rows), profile(str(rows.profile[0]))
-        same = table[(table.machine == machine.name) & (table.profile == habits.name)]
-        model = CostModel(machine, habits).calibrated(evidence_of([same]))
+        cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
+        same = table[(table.cluster == cluster.name) & (table.framework == habits.name)]
+        model = CostModel(cluster, habits).calibrated(evidence_of([same]))
         model = model.calibrated(evidence_of([rows]))
         ratios = model.predict(rows.jobs).step_time_s / rows.step_time_s
         yield ratios[np.isfinite(ratios)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from analysis.cost.jobs import Array, Mask
-from analysis.sweeps.table import Table, keys
+from analysis.sweeps.record import Table, keys
 
 from . import metrics
 from .folds import (
@@ -126,7 +126,7 @@ class Result:
     scheme: str
     folds: dict[str, Scores]
     pooled: Scores
-    by_profile: dict[str, Scores]
+    by_framework: dict[str, Scores]
 
 
 def evaluate(
@@ -149,7 +149,7 @@ def evaluate(
         # A landscape is ranked once for every choice of calibration rows.
         names = np.concatenate([np.full(a.fold.rows.sum(), a.fold.name) for a in answers])
         rows = replace(rows, landscape=keys(rows.landscape, names))
-    parts = {str(p): rows.profile == p for p in np.unique(rows.profile)}
+    parts = {str(p): rows.framework == p for p in np.unique(rows.framework)}
     return Result(
         predictor.name,
         scheme,

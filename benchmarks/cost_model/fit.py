@@ -21,9 +21,9 @@ import yaml
 from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import Jobs
 from analysis.cost.model import CostModel, Evidence
-from analysis.cost.profiles import PROFILES, Profile
-from analysis.sweeps.table import Table
-from analysis.sweeps.tables import read
+from analysis.sweeps.read import read
+from analysis.sweeps.record import Table
+from search_spaces.frameworks import FRAMEWORKS, Framework
 
 from .transfer import of_framework, of_gpus, parts_of
 
@@ -38,9 +38,9 @@ def main() -> None:
     tables = [t for path in sorted(truth.glob("*.csv")) if (t := read(path)) is not None and len(t)]
     timed_parts = parts_of(tables)
     frameworks = {}
-    for name, profile in PROFILES.items():
+    for name, framework in FRAMEWORKS.items():
         own: dict[str, Any] = {}
-        if found := _on_one_machine(tables, profile):
+        if found := _on_one_machine(tables, framework):
             own = written(found[0], found[1])
             print(f"{name}: {own['source']}, spread {own['log_sd']}")
         if elsewhere := of_framework(timed_parts, name):
@@ -60,19 +60,19 @@ HEAD = """\
 """
 
 
-def _on_one_machine(tables: Sequence[Table], profile: Profile) -> tuple[CostModel, str] | None:
+def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[CostModel, str] | None:
     """A framework's model on the machine that has most of its rows, and which they are."""
     by_machine: dict[str, list[Table]] = {}
     for table in tables:
-        for key in np.unique(table.machine[table.profile == profile.name]):
-            rows = (table.machine == key) & (table.profile == profile.name)
+        for key in np.unique(table.cluster[table.framework == framework.name]):
+            rows = (table.cluster == key) & (table.framework == framework.name)
             by_machine.setdefault(str(key), []).append(thinned(table[rows]))
     if not by_machine:
         return None
     key, parts = max(by_machine.items(), key=lambda item: sum(map(timed, item[1])))
     if sum(map(timed, parts)) < LEAST_ROWS:
         return None
-    model = CostModel(parts[0].machines[key], profile).calibrated(evidence_of(parts))
+    model = CostModel(parts[0].clusters[key], framework).calibrated(evidence_of(parts))
     rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
     return model, f"{rows_of} on {key}"
 

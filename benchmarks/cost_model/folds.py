@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.machine import Machine
-from analysis.sweeps.table import Keys, Table
+from analysis.sweeps.record import Keys, Table
+from search_spaces.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Questions:
     """Jobs to be predicted: a table without what was measured."""
 
     jobs: Jobs
-    machines: Mapping[str, Machine]
-    machine: Keys
-    profile: Keys
+    clusters: Mapping[str, Cluster]
+    cluster: Keys
+    framework: Keys
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -48,7 +48,7 @@ class Fold:
 
 def ask(table: Table) -> Questions:
     """A table's questions."""
-    return Questions(table.jobs, table.machines, table.machine, table.profile)
+    return Questions(table.jobs, table.clusters, table.cluster, table.framework)
 
 
 def zero_shot(table: Table) -> Iterator[Fold]:

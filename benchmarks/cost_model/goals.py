@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from analysis.sweeps.table import Table
+from analysis.sweeps.record import Table
 
 from .evaluate import CALIBRATED, LEFT_OUT, Result, Scores
 from .report import percent
@@ -65,7 +65,7 @@ class Goal:
     applies: Callable[[Table], bool]
     scheme: str
     figures: Callable[[Scores], list[Figure]]
-    profile: str = ""
+    framework: str = ""
 
 
 def _kind(kind: str) -> Callable[[Table], bool]:
@@ -102,7 +102,7 @@ GOALS = (
          _vtrain(False), LEFT_OUT, lambda s: [at_most(s.time_error, 0.08)]),
     Goal("BLOOM, rows of the fp16 optimizer: memory", "<= 7 %", "36 % (llm-analysis)",
          _kind("bloom"), LEFT_OUT, lambda s: [at_most(s.memory_error, 0.07)],
-         profile="megatron-deepspeed"),
+         framework="megatron-deepspeed"),
     Goal("BLOOM after 8 calibration rows: time", "<= 5 %", "", _kind("bloom"), CALIBRATED,
          lambda s: [at_most(s.time_error, 0.05)]),
     Goal("Sweep: out of memory, right / runnable, wrongly pruned", ">= 95 % / <= 1 %",
@@ -123,7 +123,7 @@ def judged(table: Table, results: Sequence[Result], predictor: str) -> list[str]
         for result in results:
             if (result.predictor, result.scheme) != (predictor, goal.scheme):
                 continue
-            scores = result.by_profile.get(goal.profile, result.pooled)
+            scores = result.by_framework.get(goal.framework, result.pooled)
             figures = goal.figures(scores)
             values = " / ".join(f.text for f in figures)
             reached = "yes" if figures and all(f.reached for f in figures) else "no"

@@ -14,9 +14,9 @@ import numpy as np
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Evidence, hardware_flops
-from analysis.cost.profiles import Profile, profile
-from analysis.machine import Machine
-from analysis.sweeps.table import Table
+from analysis.sweeps.record import Table
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework, framework_named
 
 from .folds import Questions
 from .transfer import parts_of, transferred
@@ -40,7 +40,7 @@ class Predicted:
     time_log_sd: Array
 
 
-Fitted = Callable[[Jobs, Machine, Profile], Predicted]
+Fitted = Callable[[Jobs, Cluster, Framework], Predicted]
 
 
 class Predictor(Protocol):
@@ -60,9 +60,9 @@ class Predictor(Protocol):
 def predict(fitted: Fitted, asked: Questions) -> Predicted:
     """Of jobs of several machines and frameworks."""
     columns = {f.name: np.full(len(asked), np.nan) for f in fields(Predicted)}
-    for machine, name in sorted({*zip(asked.machine, asked.profile, strict=True)}):
-        rows = (asked.machine == machine) & (asked.profile == name)
-        part = fitted(asked.jobs[rows], asked.machines[str(machine)], profile(str(name)))
+    for cluster, name in sorted({*zip(asked.cluster, asked.framework, strict=True)}):
+        rows = (asked.cluster == cluster) & (asked.framework == name)
+        part = fitted(asked.jobs[rows], asked.clusters[str(cluster)], framework_named(str(name)))
         for column, values in columns.items():
             values[rows] = getattr(part, column)
     return Predicted(**columns)
@@ -82,17 +82,17 @@ class Meshtune:
     def fit(self, train: Sequence[Table]) -> Fitted:
         models: dict[tuple[str, str], CostModel] = {}
 
-        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
-            key = (machine.name, habits.name)
+        def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
+            key = (cluster.name, habits.name)
             if key not in models:
-                models[key] = self._model(train, machine, habits)
+                models[key] = self._model(train, cluster, habits)
             return _answer(models[key], jobs)
 
         return fitted
 
-    def _model(self, train: Sequence[Table], machine: Machine, habits: Profile) -> CostModel:
-        model = CostModel(machine, habits)
-        parts = [t[(t.machine == machine.name) & (t.profile == habits.name)] for t in train]
+    def _model(self, train: Sequence[Table], cluster: Cluster, habits: Framework) -> CostModel:
+        model = CostModel(cluster, habits)
+        parts = [t[(t.cluster == cluster.name) & (t.framework == habits.name)] for t in train]
         parts = [part for part in parts if len(part)]
         used = parts[:2] if parts and len(parts[0]) <= FEW_ROWS else parts[:1]
         for rows in reversed(used):
@@ -105,7 +105,7 @@ class Meshtune:
 def _answer(model: CostModel, jobs: Jobs) -> Predicted:
     found = model.predict(jobs)
     # Tables state what the framework prints, which is not what a job needs at least.
-    peak_bytes = model.memory.peak_bytes(jobs, model.profile)
+    peak_bytes = model.memory.peak_bytes(jobs, model.framework)
     return Predicted(found.step_time_s, peak_bytes, found.fits, found.time_log_sd)
 
 
@@ -121,11 +121,11 @@ class Transfer:
     def fit(self, train: Sequence[Table]) -> Fitted:
         parts, known = parts_of(train), dict[tuple[str, str], CostModel]()
 
-        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
-            key = (machine.name, habits.name)
+        def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
+            key = (cluster.name, habits.name)
             if key not in known:
-                constants = transferred(parts, machine, habits)
-                known[key] = CostModel(machine, habits, constants)
+                constants = transferred(parts, cluster, habits)
+                known[key] = CostModel(cluster, habits, constants)
             return _answer(known[key], jobs)
 
         return fitted
@@ -138,8 +138,8 @@ class Shipped:
     learns = True
 
     def fit(self, train: Sequence[Table]) -> Fitted:
-        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
-            return _answer(cost_model(machine, habits), jobs)
+        def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
+            return _answer(cost_model(cluster, habits), jobs)
 
         return fitted
 
@@ -151,8 +151,8 @@ class FlopsAndBubble:
     learns = False
 
     def fit(self, train: Sequence[Table]) -> Fitted:
-        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
-            rate = 0.45 * machine.peak_tflops("bf16") * 1e12
+        def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
+            rate = 0.45 * cluster.peak_tflops("bf16") * 1e12
             bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
             time_s = hardware_flops(jobs) / (rate * jobs.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
@@ -184,21 +184,21 @@ class LlmAnalysis:
             logging.disable(logging.NOTSET)
 
     def fit(self, train: Sequence[Table]) -> Fitted:
-        def fitted(jobs: Jobs, machine: Machine, habits: Profile) -> Predicted:
+        def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             logging.disable(logging.WARNING)
             try:
-                rows = [self._one(jobs[i : i + 1], machine, habits) for i in range(len(jobs))]
+                rows = [self._one(jobs[i : i + 1], cluster, habits) for i in range(len(jobs))]
             finally:
                 logging.disable(logging.NOTSET)
             time_s, peak_bytes = np.array(rows, dtype=float).reshape(-1, 2).T
-            fits = np.where(peak_bytes <= machine.memory_bytes, 1.0, 0.0)
+            fits = np.where(peak_bytes <= cluster.memory_bytes, 1.0, 0.0)
             nothing = np.full(len(jobs), np.nan)
             fits = np.where(np.isnan(peak_bytes), np.nan, fits)
             return Predicted(time_s, peak_bytes, fits, nothing)
 
         return fitted
 
-    def _one(self, job: Jobs, machine: Machine, habits: Profile) -> tuple[float, float]:
+    def _one(self, job: Jobs, cluster: Cluster, habits: Framework) -> tuple[float, float]:
         """Step time and peak memory; nan where the package cannot express the job."""
         n = {f.name: int(getattr(job, f.name)[0]) for f in fields(Jobs)}
         a, c = self._analysis, self._config
@@ -217,10 +217,10 @@ class LlmAnalysis:
         gpu = c.GPUConfig(
             name="gpu",
             mem_per_GPU_in_GB=self._UNLIMITED_GB,
-            hbm_bandwidth_in_GB_per_sec=machine.memory_gb_per_s or 1.0,
-            intra_node_bandwidth_in_GB_per_sec=machine.links[-1].gb_per_s if machine.links else 1.0,
+            hbm_bandwidth_in_GB_per_sec=cluster.memory_gb_per_s or 1.0,
+            intra_node_bandwidth_in_GB_per_sec=cluster.links[-1].gb_per_s if cluster.links else 1.0,
             intra_node_min_message_latency=8e-6,
-            peak_fp16_TFLOPS=machine.peak_tflops("bf16"),
+            peak_fp16_TFLOPS=cluster.peak_tflops("bf16"),
         )
         degrees = c.ParallelismConfig(
             tp_size=n["tp"],

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from analysis.sweeps.table import Table
+from analysis.sweeps.record import Table
 
 from .evaluate import Result, Scores
 from .metrics import BINS, median
@@ -60,8 +60,8 @@ def _ten(s: Scores) -> str:
 def lines(result: Result, folds: bool) -> Iterable[str]:
     """All that is said of one predictor and scheme; of learning ones fold by fold."""
     yield line(result.predictor, result.scheme, "all", result.pooled)
-    for profile, scores in result.by_profile.items():
-        yield line(result.predictor, result.scheme, profile, scores)
+    for framework, scores in result.by_framework.items():
+        yield line(result.predictor, result.scheme, framework, scores)
     if folds and len(result.folds) > 1:
         for name, scores in result.folds.items():
             yield line(result.predictor, result.scheme, name, scores)
@@ -70,8 +70,8 @@ def lines(result: Result, folds: bool) -> Iterable[str]:
 def about(table: Table) -> str:
     """What stands above a table's scores."""
     said = [f"{len(table)} rows"]
-    if table.machines:
-        said[0] += f" on {', '.join(sorted(table.machines))}"
+    if table.clusters:
+        said[0] += f" on {', '.join(sorted(table.clusters))}"
     if table.failed.any():
         said.append(
             f"{table.failed.sum()} failed, {table.not_memory.sum()} of them not for memory (a run "

@@ -18,10 +18,10 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.cost.model import hardware_flops
-from analysis.cost.profiles import Profile, profile
-from analysis.machine import Machine
-from analysis.sweeps.machines import machine_of, shipped, with_network
-from analysis.sweeps.table import frame_of, numbers
+from analysis.sweeps.gpus import cluster_of, shipped, with_network
+from analysis.sweeps.record import frame_of, numbers
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework, framework_named
 from trainer.formats import BLOCK, Format
 from trainer.placement import Placement, Preset, Topology, Wishes, place
 
@@ -38,12 +38,12 @@ class Setup:
     """
 
     jobs: Jobs
-    machine: Machine
-    profile: Profile
+    cluster: Cluster
+    framework: Framework
 
     def best_tflops(self, fitted: Fitted) -> float:
         """Hardware TFLOP/s of a GPU: the most among the candidates that are thought to fit."""
-        found = fitted(self.jobs, self.machine, self.profile)
+        found = fitted(self.jobs, self.cluster, self.framework)
         rate = hardware_flops(self.jobs) / (found.step_time_s * self.jobs.world_size) / 1e12
         return float(np.max(np.where(found.fits < 0.5, np.nan, rate), initial=-np.inf,
                             where=~(found.fits < 0.5)))  # fmt: skip
@@ -94,7 +94,7 @@ def gpt_shape(layers: float, hidden: float, heads: float, seq: float) -> dict[st
 
 def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Dash et al. 2023, section V-B: one replica; flash attention, sequences of 2048 assumed."""
-    habits = replace(profile("megatron-deepspeed"), flash_attention=True)
+    habits = replace(framework_named("megatron-deepspeed"), flash_attention=True)
     made = []
     for _, row in frame.iterrows():
         known = [row["tp"], row["pp"], row["mbs"]]
@@ -136,9 +136,9 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         columns = {name: np.array([grid[name] for grid in grids]) for name in grids[0]}
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
         j = j[j.num_heads % j.tp == 0]
-        machine = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
-        facts = shipped(machine) if machine else machine_of(row["gpu"], per_node)
-        habits = replace(profile("axonn"), flash_attention=row["system"] != "Frontier")
+        cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
+        facts = shipped(cluster) if cluster else cluster_of(row["gpu"], per_node)
+        habits = replace(framework_named("axonn"), flash_attention=row["system"] != "Frontier")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
     return made
@@ -170,7 +170,7 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = candidates(
             {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[1]
         )
-        habits = replace(profile("megatron-deepspeed"), flash_attention=True)
+        habits = replace(framework_named("megatron-deepspeed"), flash_attention=True)
         return Setup(j, shipped("frontier"), habits)
 
     zero3, zero_pp, topo = (setup(preset, 384) for preset in ("zero3", "zero++", "zero_topo"))
@@ -200,7 +200,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
 
     Number of nodes and batch are not stated: 4 nodes, 8,192 tokens a GPU.
     """
-    machine = with_network(shipped("dgx_a100"), 1, 12.5 / 8)
+    cluster = with_network(shipped("dgx_a100"), 1, 12.5 / 8)
     made = []
     for _, row in frame.iterrows():
         if row["model"] not in _TUNED:
@@ -223,7 +223,9 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
                 {**shape, **placement_columns(placed)},
                 tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[_TUNED_TOKENS / 2048],
             )  # fmt: skip
-            return Setup(j, machine, replace(profile("megatron-deepspeed"), flash_attention=True))
+            return Setup(
+                j, cluster, replace(framework_named("megatron-deepspeed"), flash_attention=True)
+            )
 
         ratio = float(row["qgz_hpz_fixed"]) / float(row["qgz_only"])
         made.append(Statement("Dai", row["model"], ratio, setup("hpz"), setup("zero3")))

@@ -13,10 +13,10 @@ import numpy as np
 from analysis.cost.constants import fit
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
 from analysis.cost.jobs import Array
-from analysis.cost.profiles import Profile, profile
 from analysis.cost.step import TimeConstants, step
-from analysis.machine import Machine
-from analysis.sweeps.table import Table
+from analysis.sweeps.record import Table
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework, framework_named
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2
@@ -27,36 +27,36 @@ def parts_of(tables: Iterable[Table]) -> list[Table]:
     found = []
     for table in tables:
         rows = np.isfinite(table.step_time_s) & (table.step_time_s > 0)
-        for key in sorted({*zip(table.machine[rows], table.profile[rows], strict=True)}):
-            found.append(table[rows & (table.machine == key[0]) & (table.profile == key[1])])
+        for key in sorted({*zip(table.cluster[rows], table.framework[rows], strict=True)}):
+            found.append(table[rows & (table.cluster == key[0]) & (table.framework == key[1])])
     return found
 
 
-def machine_of(part: Table) -> Machine:
+def cluster_of(part: Table) -> Cluster:
     """That all rows of the part are from."""
-    return part.machines[str(part.machine[0])]
+    return part.clusters[str(part.cluster[0])]
 
 
 def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
     """What is a framework's own, from its runs on any machine; nothing without any."""
-    found = [p for p in parts if p.profile[0] == name]
+    found = [p for p in parts if p.framework[0] == name]
     return part(shared(found), OF_FRAMEWORK) if found else {}
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
     """What is a GPU's own, from runs of any framework; of a kind that was not seen, ``any_gpu``."""
-    found = [p for p in parts if gpu_kind(machine_of(p)) == kind]
+    found = [p for p in parts if gpu_kind(cluster_of(p)) == kind]
     return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
 
 
 def of_gpus(parts: Sequence[Table]) -> dict[float, dict[str, float]]:
     """By the kinds that were seen."""
-    return {kind: of_gpu(parts, kind) for kind in sorted({gpu_kind(machine_of(p)) for p in parts})}
+    return {kind: of_gpu(parts, kind) for kind in sorted({gpu_kind(cluster_of(p)) for p in parts})}
 
 
-def transferred(parts: Sequence[Table], machine: Machine, habits: Profile) -> TimeConstants:
+def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> TimeConstants:
     """For a framework on a machine on which it was not seen."""
-    return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(machine)))
+    return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(cluster)))
 
 
 def shared(parts: Sequence[Table]) -> TimeConstants:
@@ -70,10 +70,10 @@ def shared(parts: Sequence[Table]) -> TimeConstants:
 
 
 def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
-    machine, habits = machine_of(rows), profile(str(rows.profile[0]))
+    cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
 
     def residuals(constants: TimeConstants) -> Array:
-        times = step(rows.jobs, machine, habits, constants).total
+        times = step(rows.jobs, cluster, habits, constants).total
         return np.asarray(np.log(times / rows.step_time_s))
 
     return residuals

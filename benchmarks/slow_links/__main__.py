@@ -31,7 +31,7 @@ from benchmarks.slow_links.selfcheck import (
     compute_spread,
     load_average,
 )
-from trainer.prepare import prepare_data, python_source_files
+from trainer.data.prepare import prepare_data, python_source_files
 
 _RANKS_PER_NODE = 2
 # Of all cores, by all ranks of the largest cluster. The rest is for the kernel's network and for

@@ -19,17 +19,17 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from analysis.run import read_run
-from analysis.trial import Trial
+from analysis.run.fold import read_run
+from analysis.run.folder import RunFolder
+from analysis.run.trial import Trial
 from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
-from slurm.core import Lease, Outcome, TrialSpec
-from slurm.local import LocalLauncher
-from slurm.steps import Hopeless
-from workflows.budget import Budget
-from workflows.folder import RunFolder
-from workflows.session import run_session
-from workflows.space import load_space
+from search_spaces import load_space
+from slurm.local.launcher import LocalLauncher
+from slurm.outcome.step_log import Hopeless
+from slurm.trial import Lease, Outcome, TrialSpec
+from workflows.search.budget import Budget
+from workflows.search.session import run_session
 
 SPACE = "placements_slow_links"
 _RANK_MODULE = "benchmarks.slow_links.rank"

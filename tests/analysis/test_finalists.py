@@ -19,9 +19,9 @@ from analysis.finalists import (
     repeats_since_proposal,
     verdict,
 )
-from analysis.run import Run, read_run
-from analysis.settled import saved_rows, shares, verdict_rows
-from analysis.table import load
+from analysis.run.fold import Run, read_run
+from analysis.run.frame import load
+from analysis.verdict import saved_rows, shares, verdict_rows
 
 FOLDER = Path("run")
 Write = Callable[..., Run]
@@ -300,7 +300,7 @@ def test_what_is_settled_is_right_as_often_as_said(spread: float, disturbed: flo
 def _final(
     rng: np.random.Generator, truth: np.ndarray, spread: float, disturbed: float
 ) -> tuple[Run, int]:
-    from analysis.run import apply
+    from analysis.run.fold import apply
 
     run = Run(FOLDER, objective={"maximize": "speed"})
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.front import front_figure, inline_svg
 from analysis.pareto import comparable, front, non_dominated
-from analysis.report import write_report
-from analysis.run import Run, read_run
+from analysis.report.front import front_figure, inline_svg
+from analysis.report.page import write_report
+from analysis.run.fold import Run, read_run
 
 GOALS = [{"maximize": "tokens_per_second"}, {"minimize": "num_nodes"}]
 # Tokens per second and nodes of trials 1, 2, ...: 1, 3 and 5 are the front, 4 equals 3.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from analysis.cost.collectives import bus_bytes_per_s
 from analysis.cost.groups import LinkConstants, group_of
-from analysis.cost.links import bus_bytes_per_s
-from analysis.machine import Machine
-from analysis.measured import (
+from analysis.preflight.facts import (
     Point,
     collectives,
     derived_links,
@@ -18,7 +17,8 @@ from analysis.measured import (
     link_warnings,
     slow_gpu_warnings,
 )
-from workflows.cluster_file import shipped_clusters
+from analysis.preflight.file import shipped_clusters
+from search_spaces.cluster import Cluster
 
 MIB = 2**20
 
@@ -33,9 +33,9 @@ def point(
     return Point(operation, gpus, nodes, stride, unit.size_bytes, seconds)
 
 
-def machine(**facts: object) -> Machine:
+def cluster(**facts: object) -> Cluster:
     base = {"name": "m", "gpus_per_node": 8, "memory_gib": 80, "peak_bf16_tflops": 989}
-    return Machine.model_validate({**base, **facts})
+    return Cluster.model_validate({**base, **facts})
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
@@ -65,7 +65,7 @@ def test_what_shipped_clusters_were_measured_at_is_not_suspicious() -> None:
 
 
 def test_the_worst_group_of_either_kind_is_named() -> None:
-    nominal = machine(
+    nominal = cluster(
         links=[{"level": "node", "gpus": 8, "gb_per_s": 450}], nic={"count": 8, "gb_per_s": 50}
     )
     measured = [
@@ -80,12 +80,12 @@ def test_the_worst_group_of_either_kind_is_named() -> None:
 
 
 def test_small_messages_and_unknown_links_are_not_judged() -> None:
-    nominal = machine(links=[{"level": "node", "gpus": 8, "gb_per_s": 450}])
+    nominal = cluster(links=[{"level": "node", "gpus": 8, "gb_per_s": 450}])
     assert link_warnings([point(8, 1, size_mib=1), point(16, 1, nodes=2)], nominal) == []
-    assert link_warnings([point(16, 0.1, nodes=2)], machine(nic={"count": 1, "gb_per_s": 9})) == []
+    assert link_warnings([point(16, 0.1, nodes=2)], cluster(nic={"count": 1, "gb_per_s": 9})) == []
 
 
-def bandwidth(cluster: Machine, gpus: int, stride: int = 1) -> float:
+def bandwidth(cluster: Cluster, gpus: int, stride: int = 1) -> float:
     return float(bus_bytes_per_s(cluster, LinkConstants(), group_of(gpus, stride))[0]) / 1e9
 
 
@@ -94,7 +94,7 @@ def test_derived_links_reproduce_what_was_measured() -> None:
                 point(2, 2.5, nodes=2, stride=8)]  # fmt: skip
     links, nic = derived_links(measured, 8), derived_nic(measured, 8)
     assert [(link.level, link.gpus) for link in links] == [("group of 4", 4), ("node", 8)]
-    found = machine(links=links, nic=nic)
+    found = cluster(links=links, nic=nic)
     assert bandwidth(found, 4) == pytest.approx(150, rel=0.01)
     assert bandwidth(found, 8) == pytest.approx(40, rel=0.01)
     assert bandwidth(found, 16) == pytest.approx(22, rel=0.01)
@@ -105,7 +105,7 @@ def test_derived_links_reproduce_what_was_measured() -> None:
 def test_gpus_with_a_link_to_each_other_one_are_recognised() -> None:
     [link] = derived_links([point(2, 76), point(4, 225)], 4)
     assert link.fully_connected
-    found = machine(gpus_per_node=4, links=[link])
+    found = cluster(gpus_per_node=4, links=[link])
     assert [bandwidth(found, n) for n in (2, 4)] == pytest.approx([76, 228], rel=0.01)
 
 

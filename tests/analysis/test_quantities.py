@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis import quantities
+from analysis import units as quantities
 
 
 @pytest.mark.parametrize(

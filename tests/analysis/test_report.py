@@ -14,14 +14,14 @@ import yaml
 
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
-from analysis.cost.profiles import MESHTUNE
-from analysis.forecast import Forecast
-from analysis.machine import Link, Machine, Nic
-from analysis.report import write_report
-from analysis.run import RunError, read_run
-from analysis.stacks import Stack, stacks_figure
+from analysis.prediction.held_out import Forecast
+from analysis.report.page import write_report
+from analysis.report.stacks import Stack, stacks_figure
+from analysis.run.fold import RunError, read_run
+from search_spaces.cluster import Cluster, Link, Nic
+from search_spaces.frameworks import MESHTUNE
 from trainer.config import ModelConfig
-from workflows.best import load_best
+from workflows.train import load_best
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \ud800"
@@ -240,12 +240,12 @@ def forecast(measured_over_predicted: float = 1.0) -> Forecast:
         "tp": [2, 2, 1], "pp": [4, 2, 1], "mbs": [1, 2, 4], "gas": [16, 8, 4],
         "dp": [2, 4, 16], "world_size": [16, 16, 16], "vpp": [1, 1, 1],
     }  # fmt: skip
-    machine = Machine(
+    cluster = Cluster(
         name="m", gpus_per_node=8, memory_gib=64, peak_bf16_tflops=191,
         links=[Link(level="node", gpus=8, gb_per_s=100)], nic=Nic(count=4, gb_per_s=25),
     )  # fmt: skip
     rows = jobs({k: np.array(v) for k, v in columns.items()}, shape)
-    found = CostModel(machine, MESHTUNE).predict(rows)
+    found = CostModel(cluster, MESHTUNE).predict(rows)
     ran = np.array([1.0, 1.0, np.nan])
     return Forecast(
         trials=(0, 1, 2),

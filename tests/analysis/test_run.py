@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from analysis.run import RunError, read_run
+from analysis.run.fold import RunError, read_run
 
 
 def test_importing_analysis_does_not_import_pandas():

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from analysis.encoding import encode
-from analysis.sensitivity import NotEnough, failure_sensitivity, objective_sensitivity
+from analysis.report.encoding import encode
+from analysis.report.sensitivity import NotEnough, failure_sensitivity, objective_sensitivity
 
 
 def table(count: int, target, **columns) -> pd.DataFrame:

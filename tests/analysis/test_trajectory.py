@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from analysis.run import read_run
-from analysis.trajectory import failure_window, failures, ranking, trajectory
+from analysis.report.trajectory import failure_window, failures, ranking, trajectory
+from analysis.run.fold import read_run
 
 
 def test_trials_are_in_the_order_of_their_ends_and_the_best_never_gets_worse(build):

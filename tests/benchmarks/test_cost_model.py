@@ -11,16 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from analysis.cost.jobs import FULL, SELECTIVE, Jobs, jobs
-from analysis.cost.profiles import Profile
-from analysis.machine import Machine
-from analysis.sweeps.machines import UnknownGpuError, machine_of
-from analysis.sweeps.table import Table
-from analysis.sweeps.tables import TableError, read
+from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from analysis.sweeps.read import TableError, read
+from analysis.sweeps.record import Table
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
 from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted
 from benchmarks.cost_model.statements import read_statements
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 NAN = float("nan")
@@ -73,11 +73,11 @@ def read_sweep(path: Path, rows: Sequence[str]) -> Table:
 
 def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
     table = read_sweep(tmp_path, [row(), failed_row(mbs=2, gas=2)])
-    assert table.kind == "sweep" and list(table.profile) == ["nanotron"] * 2
+    assert table.kind == "sweep" and list(table.framework) == ["nanotron"] * 2
     assert table.step_time_s[0] == pytest.approx(32 * 4096 / 1000)
     assert table.peak_bytes[0] == 10 * 2**30
     assert np.isnan(table.step_time_s[1]) and list(table.failed) == [False, True]
-    assert table.machines["dgx_h100"].memory_gib == 80
+    assert table.clusters["dgx_h100"].memory_gib == 80
 
 
 def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     assert table is not None
     assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.sequence_parallel) == [False, True, True]
-    assert list(table.profile) == ["megatron-lm", "nanotron", "fsdp"]
+    assert list(table.framework) == ["megatron-lm", "nanotron", "fsdp"]
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_flags_are_words_or_digits(tmp_path: Path) -> None:
 def test_a_gpu_may_be_a_clusters_file(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("{name: own, gpus_per_node: 4, memory_gib: 192, peak_bf16_tflops: 1307}\n")
-    assert machine_of(str(own), 4).memory_gib == 192
-    assert machine_of("NVIDIA A100-SXM4-80GB").name == "dgx_a100"
+    assert cluster_of(str(own), 4).memory_gib == 192
+    assert cluster_of("NVIDIA A100-SXM4-80GB").name == "dgx_a100"
 
 
 def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
@@ -173,17 +173,17 @@ def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
 def test_a_gpu_stands_for_a_cluster(
     gpu: str, gpus_per_node: int | None, cluster: str, memory_gib: float
 ) -> None:
-    machine = machine_of(gpu, gpus_per_node)
-    assert (machine.name, machine.memory_gib) == (cluster, memory_gib)
+    found = cluster_of(gpu, gpus_per_node)
+    assert (found.name, found.memory_gib) == (cluster, memory_gib)
 
 
 def test_a_node_of_another_size_keeps_its_share_of_the_network() -> None:
-    small, large = machine_of("H100", 4), machine_of("MI250X", 2)
+    small, large = cluster_of("H100", 4), cluster_of("MI250X", 2)
     assert small.gpus_per_node == 4 and [link.gpus for link in small.links] == [4]
     assert small.nic is not None and small.nic.count * small.nic.gb_per_s == 200
     assert [(link.gpus, link.gb_per_s) for link in large.links] == [(2, 200)]
     with pytest.raises(UnknownGpuError, match="accepted"):
-        machine_of("GTX 1080")
+        cluster_of("GTX 1080")
 
 
 # ---- folds ----
@@ -201,7 +201,7 @@ class Remembering:
     def fit(self, train: Sequence[Table]) -> Fitted:
         self.train.append(tuple(train))
 
-        def fitted(asked: Jobs, machine: Machine, habits: Profile) -> Predicted:
+        def fitted(asked: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             self.asked.append(asked)
             ones = np.ones(len(asked))
             return Predicted(ones, ones, ones, ones)
@@ -306,7 +306,7 @@ def test_flops_and_bubble_is_what_its_formula_says() -> None:
         }
     )
     flops = 96 * 128 * 2048 * 24 * 2304**2 * (1 + 2048 / (6 * 2304) + 51200 / (16 * 24 * 2304))
-    found = FlopsAndBubble().fit(())(j, machine_of("A100-80GB"), Profile("any"))
+    found = FlopsAndBubble().fit(())(j, cluster_of("A100-80GB"), Framework("any"))
     assert found.step_time_s[0] == pytest.approx(
         flops / (0.45 * 312e12 * 32) * (1 + 3 / 16), rel=1e-12
     )
@@ -360,7 +360,7 @@ def test_stated_figures_are_the_papers() -> None:
     assert (recipe.tp[0], recipe.pp[0], recipe.global_batch[0]) == (8, 64, 1600)
     assert set(recipe.dp) == {1, 2, 4, 8, 16}  # replicas are not stated for all
     axonn = found["AxoNN", "Frontier 320B"].setup
-    assert axonn.machine.name == "frontier" and set(axonn.jobs.world_size) == {32768}
+    assert axonn.cluster.name == "frontier" and set(axonn.jobs.world_size) == {32768}
     assert len(found["Dash", "22B"].setup.jobs) > 20  # its degrees are not stated
     hpz = found["Dai", "Llama-2-7B"].setup.jobs
     assert (hpz.weight_shard[0], hpz.secondary_shard[0]) == (32, 8)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from analysis.trajectory import trajectory
-from benchmarks.figure9 import HOUR_S, TABLE_4, course, picture, simulate
-from workflows.budget import Budget
-from workflows.simulate import simulated_launcher
-from workflows.space import load_space
+from analysis.report.trajectory import trajectory
+from benchmarks.search.figure9 import HOUR_S, TABLE_4, course, picture, simulate
+from search_spaces import load_space
+from workflows.search.budget import Budget
+from workflows.simulation.workload import simulated_launcher
 
 SEEDS = range(3)
 WIDE = "gpt_175b_frontier"

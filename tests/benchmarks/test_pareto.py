@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.pareto import Sought, area, lines, main, play, shares, sought
+from benchmarks.search.pareto import Sought, area, lines, main, play, shares, sought
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run import Run
-from analysis.trial import Attempt, Trial
-from benchmarks.node_time import allowed, node_time
+from analysis.run.fold import Run
+from analysis.run.trial import Attempt, Trial
+from benchmarks.driver.node_time import allowed, node_time
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
 from analysis.cost.jobs import jobs
-from analysis.cost.profiles import profile
 from analysis.cost.step import TimeConstants, step
-from analysis.sweeps.machines import shipped
-from analysis.sweeps.published import table as published
-from analysis.sweeps.table import Table
+from analysis.sweeps.gpus import shipped
+from analysis.sweeps.record import Table
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import parts_of, transferred
+from benchmarks.published.single import table as published
+from search_spaces.frameworks import framework_named
 
 PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)
@@ -35,21 +35,24 @@ def made(name: str, framework: str, cluster: str, hidden: float) -> Table:
             "dp": 8, "gas": 4, "mbs": mbs, "zero_stage": 0,
         }
     )  # fmt: skip
-    times = step(asked, shipped(cluster), profile(framework), TRUE).total
+    times = step(asked, shipped(cluster), framework_named(framework), TRUE).total
     return published(Path(name), asked, shipped(cluster), framework, step_time_s=times)
 
 
 def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_together() -> None:
     parts = parts_of([made("a", "fsdp", "dgx_a100", 8192), made("b", "axonn", "dgx_h100", 6144)])
-    found = transferred(parts, shipped("alps"), profile("fsdp"))
+    found = transferred(parts, shipped("alps"), framework_named("fsdp"))
     assert 0.55 < found.gemm_share < 0.75 < PRIOR.gemm_share  # of the H100, by the other framework
     assert found.launch_s > 2 * PRIOR.launch_s  # of the framework, on the other GPU
     assert found.inter_node_share == PRIOR.inter_node_share  # a network's, and it is not known
-    nowhere = transferred(parts, shipped("frontier"), profile("nanotron"))
+    nowhere = transferred(parts, shipped("frontier"), framework_named("nanotron"))
     assert nowhere.launch_s == PRIOR.launch_s
-    kinds = [transferred(parts, shipped(c), profile("nanotron")) for c in ("dgx_a100", "dgx_h100")]
+    kinds = [
+        transferred(parts, shipped(c), framework_named("nanotron"))
+        for c in ("dgx_a100", "dgx_h100")
+    ]
     assert nowhere.gemm_share == pytest.approx(np.median([k.gemm_share for k in kinds]), rel=1e-3)
-    assert transferred([], shipped("frontier"), profile("nanotron")) == PRIOR
+    assert transferred([], shipped("frontier"), framework_named("nanotron")) == PRIOR
 
 
 def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:
@@ -70,14 +73,14 @@ def test_an_interval_covers_the_rows_within_it() -> None:
 
 
 def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:
-    at_home = cost_model(shipped("dgx_h100"), profile("nanotron"))
-    abroad = cost_model(shipped("perlmutter"), profile("nanotron"))
+    at_home = cost_model(shipped("dgx_h100"), framework_named("nanotron"))
+    abroad = cost_model(shipped("perlmutter"), framework_named("nanotron"))
     assert at_home.covariance is not None and at_home.log_sd != abroad.log_sd
     assert abroad.covariance is None
     assert abroad.constants.inter_node_share == PRIOR.inter_node_share
     assert abroad.memory.constants == at_home.memory.constants
-    other = cost_model(shipped("perlmutter"), profile("fsdp"))
+    other = cost_model(shipped("perlmutter"), framework_named("fsdp"))
     assert abroad.constants.gemm_share == other.constants.gemm_share != PRIOR.gemm_share
-    unknown = cost_model(shipped("tiny_cpu"), profile("meshtune"))
+    unknown = cost_model(shipped("tiny_cpu"), framework_named("meshtune"))
     assert unknown.constants.step_s == PRIOR.step_s and unknown.log_sd == abroad.log_sd
     assert tables()["h100_nanotron_sweep"] > 0

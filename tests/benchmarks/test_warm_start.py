@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.warm_start import MODEL, NODES, Compared, lines, main, pairs, sweeps
+from benchmarks.search.warm_start import MODEL, NODES, Compared, lines, main, pairs, sweeps
 
 
 def test_a_landscape_is_paired_with_its_nearest_in_one_respect(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm import minicluster as mini
+from slurm.minicluster import cluster as mini
 
 
 @pytest.fixture(scope="session")

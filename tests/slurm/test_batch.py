@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from slurm import batch, shell
-from slurm.batch import BatchError, batch_script, time_limit_s
-from slurm.minicluster import Minicluster
-from slurm.site import load_site
-from workflows.journal import Journal
+from analysis.run.journal import Journal
+from slurm.minicluster.cluster import Minicluster
+from slurm.srun import batch, shell
+from slurm.srun.batch import BatchError, batch_script, time_limit_s
+from slurm.srun.site import load_site
 
-SHIPPED = Path(batch.__file__).with_name("search.sbatch")
+SHIPPED = Path(__file__).parent / "golden" / "search.sbatch"
 
 
 def script(run_dir: Path, **changes: Any) -> str:
@@ -215,7 +215,7 @@ def test_an_allocation_in_which_only_finalists_were_measured_again_is_repeated(
 FINALS = """\
 import sys
 from pathlib import Path
-from workflows.journal import Journal
+from analysis.run.journal import Journal
 journal = Journal(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
 journal.write("started", trial=1, attempt=2, name="x", nodes=["n1"], repeat=True)
 journal.write("ended", trial=1, attempt=2, kind="KIND", objective=1.0, result={}, message="",

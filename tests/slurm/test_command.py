@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm.command import RANK_SCRIPT, master_port, srun_argv, srun_environment
-from slurm.core import LauncherError, Lease, TrialSpec
-from slurm.site import Site, SiteError, load_site, shipped_sites
+from slurm.launcher import LauncherError
+from slurm.srun.command import RANK_SCRIPT, master_port, srun_argv, srun_environment
+from slurm.srun.site import Site, SiteError, load_site, shipped_sites
+from slurm.trial import Lease, TrialSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 LEASE = Lease("7", ("node002", "node003"))

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from slurm import processes
-from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
-from slurm.local import LocalLauncher, visible_gpus
-from slurm.shepherd import TRIAL_VARIABLE
+from slurm.launcher import LauncherError
+from slurm.local.launcher import LocalLauncher, visible_gpus
+from slurm.local.shepherd import TRIAL_VARIABLE
+from slurm.outcome.kinds import Kind
+from slurm.trial import Lease, Outcome, TrialSpec
 
 OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
 
@@ -153,7 +155,7 @@ def test_a_rank_that_ignores_the_polite_signal_is_killed(
 def test_a_crash_of_one_rank_ends_the_others(
     launcher: LocalLauncher, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurm.local._FAILURE_GRACE_S", 0.3)
+    monkeypatch.setattr("slurm.local.launcher._FAILURE_GRACE_S", 0.3)
     outcome = run(launcher, make("sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'))
     assert outcome.kind is Kind.CRASH
     assert outcome.exit_code == 3
@@ -239,8 +241,8 @@ def test_trials_run_side_by_side(launcher: LocalLauncher, make: Any, tmp_path: P
 DRIVER = """
 import sys, threading
 from pathlib import Path
-from slurm.core import Lease, TrialSpec
-from slurm.local import LocalLauncher
+from slurm.trial import Lease, TrialSpec
+from slurm.local.launcher import LocalLauncher
 
 local = LocalLauncher(preload=sys.argv[3])
 name, directory = sys.argv[1], Path(sys.argv[2])

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm import minicluster as mini
-from slurm import miniconf, minidaemons, processes
+from slurm import processes
+from slurm.minicluster import cluster as mini
+from slurm.minicluster import config as miniconf
+from slurm.minicluster import daemons as minidaemons
 
 needs_slurm = pytest.mark.slurm
 

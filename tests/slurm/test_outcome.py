@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from slurm.core import Kind, Lease, ResultSource, TrialSpec
-from slurm.evidence import Evidence, clear, gather
-from slurm.outcome import TAIL_LINES, classify, read_result
-from slurm.watch import End, Watched
+from slurm.outcome.classify import TAIL_LINES, classify, read_result
+from slurm.outcome.evidence import Evidence, clear, gather
+from slurm.outcome.kinds import Kind
+from slurm.outcome.watch import End, Watched
+from slurm.trial import Lease, ResultSource, TrialSpec
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 

@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from slurm.core import Lease
 from slurm.pool import MAX_BYPASSES, NodePool
+from slurm.trial import Lease
 
 NODES = tuple(f"n{i}" for i in range(1, 9))
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run import Run, RunError, read_events, read_run
-from slurm.minicluster import Minicluster
-from workflows.journal import driver_of
+from analysis.run.fold import Run, RunError, read_events, read_run
+from analysis.run.journal import driver_of
+from slurm.minicluster.cluster import Minicluster
 
 pytestmark = pytest.mark.slurm
 
@@ -74,7 +74,7 @@ def write_space(folder: Path, parameters: str, trials: int) -> Path:
 
 
 def meshtune(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "workflows.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "workflows.cli.main", *map(str, arguments)]
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 
 from slurm.clock import VirtualClock
-from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
-from slurm.simulate import NODE_LOSS_S, SimulatedLauncher
-from slurm.simulated_cluster import EPOCH, Cluster
-from slurm.simulated_trial import Price
-from slurm.steps import Early, Hopeless, Step
+from slurm.launcher import LauncherError
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Early, Hopeless, Step
+from slurm.simulated.cluster import EPOCH, SimulatedCluster
+from slurm.simulated.launcher import NODE_LOSS_S, SimulatedLauncher
+from slurm.simulated.trial import Price
+from slurm.trial import Lease, Outcome, TrialSpec
 
 GIB = 2**30
-CALM = Cluster(
+CALM = SimulatedCluster(
     nodes=8,
     noise=0.0,
     node_noise=0.0,
@@ -86,7 +88,7 @@ def run(
     return ends
 
 
-def one(cluster: Cluster, spec: TrialSpec) -> Outcome:
+def one(cluster: SimulatedCluster, spec: TrialSpec) -> Outcome:
     return run(SimulatedLauncher(cluster, Work()), [spec])[0][2]
 
 
@@ -304,7 +306,7 @@ def test_a_cluster_has_nodes() -> None:
 
 def test_it_imports_none_of_the_search(tmp_path: Path) -> None:
     code = (
-        "import sys, slurm.simulate\n"
+        "import sys, slurm.simulated.launcher\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'torch', 'numpy', 'deephyper', "
         "'analysis', 'workflows', 'trainer'}))"
     )

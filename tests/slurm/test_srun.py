@@ -15,13 +15,16 @@ from typing import Any
 
 import pytest
 
-from slurm import processes, shell
-from slurm.allocation import Allocation, parse_time_left
-from slurm.core import Kind, LauncherError, Lease, Outcome, TrialSpec
-from slurm.minicluster import Minicluster
-from slurm.shell import SlurmError
-from slurm.site import load_site
-from slurm.srun import SrunLauncher
+from slurm import processes
+from slurm.launcher import LauncherError
+from slurm.minicluster.cluster import Minicluster
+from slurm.outcome.kinds import Kind
+from slurm.srun import shell
+from slurm.srun.allocation import Allocation, parse_time_left
+from slurm.srun.launcher import SrunLauncher
+from slurm.srun.shell import SlurmError
+from slurm.srun.site import load_site
+from slurm.trial import Lease, Outcome, TrialSpec
 
 needs_slurm = pytest.mark.slurm
 NEVER = threading.Event()
@@ -262,8 +265,8 @@ def test_what_a_killed_driver_left_is_settled(
     other = trial(tmp_path, "other", HANG + SLEEP)
     driver = (
         "import threading, sys; from pathlib import Path\n"
-        "from slurm.allocation import Allocation; from slurm.core import Lease, TrialSpec\n"
-        "from slurm.site import load_site; from slurm.srun import SrunLauncher\n"
+        "from slurm.srun.allocation import Allocation; from slurm.trial import Lease, TrialSpec\n"
+        "from slurm.srun.site import load_site; from slurm.srun.launcher import SrunLauncher\n"
         "job, node, name, directory, *argv = sys.argv[1:]\n"
         "launcher = SrunLauncher(load_site('generic'), Allocation(job))\n"
         "spec = TrialSpec(name, Path(directory), tuple(argv), 1, 2, 600)\n"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from slurm.core import Kind, Lease, Outcome, ResultSource, TrialSpec
-from slurm.local import LocalLauncher
-from slurm.steps import Early, Step, StepLog
+from slurm.local.launcher import LocalLauncher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Early, Step, StepLog
+from slurm.trial import Lease, Outcome, ResultSource, TrialSpec
 
 EARLY = Early("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
 SPEAK = """

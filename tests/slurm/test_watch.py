@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from slurm.core import TrialSpec
-from slurm.watch import End, watch
+from slurm.outcome.watch import End, watch
+from slurm.trial import TrialSpec
 
 
 def spec(folder: Path, **changes: Any) -> TrialSpec:

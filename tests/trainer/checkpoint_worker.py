@@ -21,12 +21,12 @@ import rank_worker
 from rank_worker import RandomTokens
 
 import trainer.train
-from trainer import chunks
-from trainer.checkpoint import CheckpointError, Checkpoints, restore
-from trainer.chunks import SaveChunks
+from trainer.checkpoint import chunks
+from trainer.checkpoint.checkpoints import CheckpointError, Checkpoints, restore
+from trainer.checkpoint.chunks import SaveChunks
 from trainer.config import ConfigError, TrainConfig
-from trainer.device import Device
-from trainer.precision import LossScaler
+from trainer.model.precision import LossScaler
+from trainer.runtime.device import Device
 from trainer.train import Trainer
 
 CHUNKS_BEFORE_EVENT = 5

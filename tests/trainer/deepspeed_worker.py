@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 from rank_worker import RandomTokens
 
-from trainer import deepspeed_engine
 from trainer.config import ConfigError, TrainConfig
-from trainer.deepspeed_engine import DeepSpeedTrainer
-from trainer.model import Block
+from trainer.deepspeed import engine as deepspeed_engine
+from trainer.deepspeed.engine import DeepSpeedTrainer
+from trainer.model.transformer import Block
 from trainer.train import train
 
 KEPT: list[Any] = []

@@ -1,7 +1,7 @@
 """Two ranks, of which rank 1 runs out of memory on a lane's thread; a program, started by a test.
 
-Arguments: the configuration, a folder for logs, and the method of ``trainer.hooks`` that fails in
-its third call, such as ``GatherWeights._gather``. Prints the exit codes as JSON.
+Arguments: the configuration, a folder for logs, and the method of ``trainer.zero.hooks`` that
+fails in its third call, such as ``GatherWeights._gather``. Prints the exit codes as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import fork_ranks
 import torch
 
-from trainer import hooks
+from trainer.zero import hooks
 
 if __name__ == "__main__":
     config, logs, where = sys.argv[1:]

@@ -15,11 +15,11 @@ from torch import Tensor
 
 import trainer.train
 from trainer.config import TrainConfig
-from trainer.device import Device
-from trainer.fsdp import ShardedWeights
-from trainer.loss import cross_entropy
+from trainer.parallel.loss import cross_entropy
+from trainer.runtime.device import Device
 from trainer.train import Trainer
-from trainer.zero import WholeWeights
+from trainer.zero.buckets import WholeWeights
+from trainer.zero.fsdp import ShardedWeights
 
 
 def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str, Any]:

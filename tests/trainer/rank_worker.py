@@ -27,13 +27,13 @@ import torch.nn.functional as F
 from observed_training import observe
 
 import trainer.train
-from trainer import zero
 from trainer.config import TrainConfig
-from trainer.device import Device
-from trainer.initialize import initialize
-from trainer.model import Stage
-from trainer.precision import LossScaler
+from trainer.model.initialize import initialize
+from trainer.model.precision import LossScaler
+from trainer.model.transformer import Stage
+from trainer.runtime.device import Device
 from trainer.train import Trainer, train
+from trainer.zero import buckets as zero
 
 
 class RandomTokens:

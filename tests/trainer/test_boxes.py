@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.boxes import Cut
+from trainer.model.slices import Cut
 
 
 @st.composite

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
-from trainer.checkpoint import complete
+from trainer.checkpoint.checkpoints import complete
 from trainer.config import ConfigError, TrainConfig
 
 WORKER = Path(__file__).with_name("checkpoint_worker.py")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import ConfigError
-from trainer.data import TokenDataset, shuffled
-from trainer.indexed import read_index
-from trainer.prepare import BYTE_VOCAB_SIZE, END_OF_DOCUMENT, prepare_data, python_source_files
+from trainer.data.dataset import TokenDataset, shuffled
+from trainer.data.indexed import read_index
+from trainer.data.prepare import BYTE_VOCAB_SIZE, END_OF_DOCUMENT, prepare_data, python_source_files
 
 # Megatron-LM's own table of number types.
 MEGATRON_CODES = {

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.deepspeed_rules import unsupported
+from trainer.deepspeed.rules import unsupported
 
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
 RANKS = 4

@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.distributed import EXIT_PEER_FAILED
-from trainer.lanes import InOrder, ThreadLane
-from trainer.prepare import prepare_data
+from trainer.data.prepare import prepare_data
 from trainer.run import EXIT_OUT_OF_MEMORY
+from trainer.runtime.peers import EXIT_PEER_FAILED
+from trainer.zero.background import InOrder, ThreadLane
 
 WAIT_S = 60
 

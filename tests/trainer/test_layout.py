@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from trainer.config import ModelConfig
 from trainer.formats import BLOCK, Format
-from trainer.kinds import slots
-from trainer.layout import ROW, UnitLayout, fill, padded
-from trainer.model import Stage
+from trainer.model.parameters import slots
+from trainer.model.shapes import Parameter, in_order, stage_parameters
+from trainer.model.transformer import Stage
+from trainer.parallel.tensor import split
 from trainer.placement import Placement, Share
-from trainer.shapes import Parameter, in_order, stage_parameters
-from trainer.tensor_parallel import split
+from trainer.zero.layout import ROW, UnitLayout, fill, padded
 
 SMALL = {"num_layers": 4, "hidden_size": 24, "num_heads": 4, "vocab_size": 22, "seq_length": 6}
 MODELS = {

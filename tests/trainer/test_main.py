@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from slurm.steps import StepLog
+from slurm.outcome.step_log import StepLog
 from trainer.__main__ import main
 from trainer.config import ConfigError
-from trainer.distributed import EXIT_PEER_FAILED, RankEnvironment, rank_environment
-from trainer.prepare import prepare_data, python_source_files
+from trainer.data.prepare import prepare_data, python_source_files
 from trainer.run import EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY
 from trainer.run import run as run_alone
+from trainer.runtime.peers import EXIT_PEER_FAILED, RankEnvironment, rank_environment
 
 MB = 1_000_000
 Config = dict[str, Any]

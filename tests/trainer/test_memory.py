@@ -11,7 +11,7 @@ import textwrap
 import pytest
 import torch
 
-from trainer.memory import out_of_memory
+from trainer.runtime.memory import out_of_memory
 
 MIB = 1 << 20
 

@@ -9,9 +9,9 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.collectives import Traffic
 from trainer.config import TrainConfig
-from trainer.mesh import Mesh, build_mesh
+from trainer.parallel.collectives import Traffic
+from trainer.parallel.mesh import Mesh, build_mesh
 
 MODEL = {
     "num_layers": 4,

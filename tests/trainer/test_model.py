@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer import initialize as initialization
-from trainer import tensor_parallel
 from trainer.config import ConfigError, ModelConfig
-from trainer.device import Device
-from trainer.initialize import initialize
-from trainer.kinds import slots
-from trainer.loss import cross_entropy
-from trainer.model import Stage
-from trainer.precision import LossScaler
-from trainer.zero import fill
+from trainer.model import initialize as initialization
+from trainer.model.initialize import initialize
+from trainer.model.parameters import slots
+from trainer.model.precision import LossScaler
+from trainer.model.transformer import Stage
+from trainer.parallel import tensor as tensor_parallel
+from trainer.parallel.loss import cross_entropy
+from trainer.runtime.device import Device
+from trainer.zero.buckets import fill
 
 GPT = ModelConfig(num_layers=4, hidden_size=24, num_heads=6, vocab_size=40, seq_length=12)
 LLAMA = ModelConfig(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.volume import step_volume
+from trainer.zero.traffic import step_volume
 
 pytestmark = pytest.mark.timeout(600)  # the ranks of all cases run before the first test
 

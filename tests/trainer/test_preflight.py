@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainer.adapters import network_adapters
-from trainer.probe import OPERATIONS, Shape, group_shapes
+from trainer.preflight.network import network_adapters
+from trainer.preflight.probe import OPERATIONS, Shape, group_shapes
 
 DEADLINE_S = 120.0
 

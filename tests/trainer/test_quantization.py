@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trainer import quantization, quantization_cpu, quantization_torch
 from trainer.formats import BLOCK, Format
-from trainer.quantization import DTYPES, dequantize, dequantize_sum, quantize
+from trainer.quantization import blocks as quantization
+from trainer.quantization import cpu as quantization_cpu
+from trainer.quantization import reference as quantization_torch
+from trainer.quantization.blocks import DTYPES, dequantize, dequantize_sum, quantize
 
 FORMATS = (Format.INT8, Format.INT4)
 LEVELS = {Format.INT8: 127, Format.INT4: 7}

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from trainer.formats import Format
-from trainer.lanes import InOrder
-from trainer.layout import UnitLayout
 from trainer.placement import Placement, Share
-from trainer.secondary import SecondaryCopy
+from trainer.zero.background import InOrder
+from trainer.zero.layout import UnitLayout
+from trainer.zero.secondary import SecondaryCopy
 
 WIDTH = 4
 LEARNING_RATE = 0.1

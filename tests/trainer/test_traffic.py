@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.collectives import Traffic
 from trainer.config import TrainConfig
-from trainer.device import Device
+from trainer.model.shapes import in_order, stage_parameters
+from trainer.parallel.collectives import Traffic
 from trainer.placement import Level
-from trainer.shapes import in_order, stage_parameters
+from trainer.runtime.device import Device
 from trainer.train import Trainer
-from trainer.volume import Report, step_volume
+from trainer.zero.traffic import Report, step_volume
 
 GPT = {
     "num_layers": 4,
@@ -124,7 +124,7 @@ def test_a_step_sends_what_was_predicted(
 
 
 def test_predictions_are_made_without_torch() -> None:
-    code = "import sys, trainer.volume; print('torch' in sys.modules)"
+    code = "import sys, trainer.zero.traffic; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

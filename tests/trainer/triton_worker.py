@@ -24,7 +24,7 @@ def run_case(kernels: ModuleType, case: dict[str, Any]) -> None:
 
 def interpret(file: str) -> None:
     os.environ["TRITON_INTERPRET"] = "1"  # is read when triton is imported
-    from trainer import quantization_triton
+    from trainer.quantization import gpu as quantization_triton
 
     cases = torch.load(file, weights_only=False)
     for case in cases:
@@ -36,7 +36,7 @@ def compile_all() -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from trainer import quantization_triton as kernels
+    from trainer.quantization import gpu as kernels
 
     targets = GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx90a", 64)  # H100, MI250
     pointers = {"codes": "*i8", "scales": "*fp32"}

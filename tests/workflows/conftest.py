@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workflows.space import SearchSpace, load_space
+from search_spaces import SearchSpace, load_space
 
 SPACE = """
 version: 1

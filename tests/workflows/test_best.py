@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.report import write_report
-from workflows.cli import main
-from workflows.space.load import SHIPPED
+from analysis.report.page import write_report
+from search_spaces.load import SHIPPED
+from workflows.cli.main import main
 
 SPACE = """
 version: 1
@@ -47,7 +47,7 @@ def test_the_best_of_an_own_trainer_trains_in_a_folder_of_its_own(
 
 def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    meshtune = [sys.executable, "-m", "workflows.cli"]
+    meshtune = [sys.executable, "-m", "workflows.cli.main"]
     space = tmp_path / "roomy.yaml"  # its best is not at the edge of memory, where luck decides
     text = (SHIPPED / "tiny_cpu.yaml").read_text()
     space.write_text(re.sub(r"device_memory_bytes: \d+", "device_memory_bytes: 1000000000", text))

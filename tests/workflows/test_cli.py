@@ -11,23 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from slurm.local import LocalLauncher
-from workflows import commands, launchers
-from workflows.cli import _parser, main
-from workflows.folder import RunFolder
-from workflows.journal import Journal
-from workflows.search_arguments import flags_again
-from workflows.space import load_space
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from search_spaces import load_space
+from slurm.local.launcher import LocalLauncher
+from workflows.cli import commands, launchers
+from workflows.cli.arguments import flags_again
+from workflows.cli.main import _parser, main
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workflows.cli", *arguments]
+    command = [sys.executable, "-m", "workflows.cli.main", *arguments]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
-        "import sys; from workflows.cli import main\n"
+        "import sys; from workflows.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'deephyper', 'rich', 'yaml'}\n"
@@ -119,7 +119,7 @@ def test_a_batch_script_can_be_read_before_it_is_submitted(
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
-    meshtune = f"{sys.executable} -m workflows.cli check gpt_22b_frontier"
+    meshtune = f"{sys.executable} -m workflows.cli.main check gpt_22b_frontier"
     done = subprocess.run(
         ["bash", "-c", f"{meshtune} | true; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,

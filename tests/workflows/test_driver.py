@@ -16,20 +16,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analysis.run import read_run
-from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
-from slurm.steps import Hopeless
-from workflows.agenda import MAX_RETRIES
-from workflows.budget import Budget
-from workflows.driver import Driver
-from workflows.ending import CONTINUE, DONE, FAILED, Ending
-from workflows.folder import RunFolder
-from workflows.journal import Journal
-from workflows.progress import Progress
-from workflows.proposer import Proposer
-from workflows.session import _signals
-from workflows.space import SearchSpace
-from workflows.trials import TrialFactory
+from analysis.run.fold import read_run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from search_spaces import SearchSpace
+from slurm.launcher import Launcher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Hopeless
+from slurm.trial import Lease, Outcome, TrialSpec
+from workflows.optimizer.proposer import Proposer
+from workflows.search.budget import Budget
+from workflows.search.driver import Driver
+from workflows.search.progress import Progress
+from workflows.search.schedule import MAX_RETRIES
+from workflows.search.session import _signals
+from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
+from workflows.search.trials import TrialFactory
 
 Make = Callable[..., SearchSpace]
 Script = Callable[[int, int, Lease], Outcome]  # trial, attempt, lease -> end

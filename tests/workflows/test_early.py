@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Run
-from analysis.trial import Attempt, Trial
-from slurm.steps import Early
-from workflows.early import EarlyStop
-from workflows.space import SearchSpace
+from analysis.run.fold import Run
+from analysis.run.trial import Attempt, Trial
+from search_spaces import SearchSpace
+from slurm.outcome.step_log import Early
+from workflows.search.early_stopping import EarlyStop
 
 Make = Callable[..., SearchSpace]
 CONFIG = {"num_nodes": 1, "tp": 1, "mbs": 1}

@@ -12,18 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run import read_events, read_run
-from slurm.core import Kind, Launcher, Lease, Outcome, TrialSpec
-from slurm.steps import Hopeless
-from workflows.agenda import MAX_RETRIES
-from workflows.budget import Budget, node_hours
-from workflows.driver import Driver
-from workflows.ending import CONTINUE, DONE, Ending
-from workflows.folder import RunFolder
-from workflows.journal import Journal
-from workflows.proposer import Proposer
-from workflows.space import SearchSpace
-from workflows.trials import TrialFactory
+from analysis.run.fold import read_events, read_run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from search_spaces import SearchSpace
+from slurm.launcher import Launcher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Hopeless
+from slurm.trial import Lease, Outcome, TrialSpec
+from workflows.optimizer.proposer import Proposer
+from workflows.search.budget import Budget, node_hours
+from workflows.search.driver import Driver
+from workflows.search.schedule import MAX_RETRIES
+from workflows.search.stopping import CONTINUE, DONE, Ending
+from workflows.search.trials import TrialFactory
 
 Make = Callable[..., SearchSpace]
 Script = Callable[[int, int], Outcome]  # trial, attempt -> end

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.run import Run
-from analysis.trial import Trial
-from workflows.candidates import Candidates
-from workflows.cli import main
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace, load_space
+from search_spaces.points.candidates import Candidates
+from workflows.cli.main import main
 from workflows.forecast import forecast_of
-from workflows.pricing import Pricing
-from workflows.space import SearchSpace, load_space
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_peak_memory_is_compared_with_what_the_trainer_would_report(
     for trial in made.trials.values():
         if trial.ok:
             jobs = pricing.jobs_of([trial.config])
-            [reported] = pricing.model.memory.peak_bytes(jobs, pricing.model.profile)
+            [reported] = pricing.model.memory.peak_bytes(jobs, pricing.model.framework)
             assert reported < 0.97 * pricing.model.predict(jobs).peak_bytes[0]
             trial.result = {**trial.result, "peak_memory_bytes": float(reported)}
     forecast = forecast_of(made)

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Run
-from analysis.trial import Trial
-from workflows.belief import DOUBT_FAILURES, PROBES
-from workflows.candidates import Candidates
-from workflows.gain import expected_gain
-from workflows.guide import Guide
-from workflows.pricing import Pricing
-from workflows.proposer import Proposal, Proposer
-from workflows.residual import Residual
-from workflows.space import Objective, SearchSpace, load_space
-from workflows.trials import start_up_s
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import Objective, SearchSpace, load_space
+from search_spaces.points.candidates import Candidates
+from workflows.optimizer.expected_gain import expected_gain
+from workflows.optimizer.gaussian_process import Residual
+from workflows.optimizer.model_guided import Guide
+from workflows.optimizer.model_trust import DOUBT_FAILURES, PROBES
+from workflows.optimizer.proposer import Proposal, Proposer
+from workflows.search.trials import start_up_s
 
 Speed = Callable[[Mapping[str, Any]], float | None]
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.run import RunError, fold, read_events, read_run
-from workflows.budget import Budget, node_hours, wall_time_s
-from workflows.journal import Journal, RunBusyError, driver_of
+from analysis.run.fold import RunError, fold, read_events, read_run
+from analysis.run.journal import Journal, RunBusyError, driver_of
+from workflows.search.budget import Budget, node_hours, wall_time_s
 
 
 class Clock:
@@ -109,7 +109,7 @@ def test_two_drivers_cannot_hold_one_run(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     opened(journal)
     code = (
-        "import sys; from pathlib import Path; from workflows.journal import Journal\n"
+        "import sys; from pathlib import Path; from analysis.run.journal import Journal\n"
         "Journal(Path(sys.argv[1]))"
     )
     other = subprocess.run(

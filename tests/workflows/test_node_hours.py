@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from analysis.run import Run, read_run
-from analysis.trial import Attempt, Trial
-from workflows.budget import node_hours
-from workflows.cli import main
-from workflows.node_hours import NodeHours
-from workflows.pricing import Pricing
-from workflows.space import SearchSpace, load_space
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from analysis.run.trial import Attempt, Trial
+from search_spaces import SearchSpace, load_space
+from workflows.cli.main import main
+from workflows.search.budget import node_hours
+from workflows.search.node_hours import NodeHours
 
 Make = Callable[..., SearchSpace]
 PRICED = """\

@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 
 from analysis.pareto import front, non_dominated
-from analysis.run import Run, read_run
-from analysis.trial import Trial
-from slurm.core import Kind, Outcome
-from workflows.cli import main
-from workflows.folder import RunFolder
-from workflows.objectives import figures
-from workflows.pareto import Aim, points, spread_ranks, weights
-from workflows.pricing import Pricing
-from workflows.proposer import Policy, Proposal, Proposer
-from workflows.space import Objective, SearchSpace, load_space
-from workflows.trials import journalled, judge
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from analysis.run.folder import RunFolder
+from analysis.run.trial import Trial
+from search_spaces import Objective, SearchSpace, load_space
+from slurm.outcome.kinds import Kind
+from slurm.trial import Outcome
+from workflows.cli.main import main
+from workflows.optimizer.proposer import Policy, Proposal, Proposer
+from workflows.optimizer.scalarization import Aim, points, spread_ranks, weights
+from workflows.search.objectives import figures
+from workflows.search.trials import journalled, judge
 
 Make = Callable[..., SearchSpace]
 Answer = Callable[[Mapping[str, Any]], Mapping[str, float] | None]

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.machine import Machine
-from slurm.allocation import Allocation
-from slurm.core import LauncherError
-from slurm.local import LocalLauncher
-from slurm.site import load_site
-from slurm.srun import SrunLauncher
-from workflows.cli import main
-from workflows.cluster_file import NotMeasuredError, cluster_file, shipped_clusters
+from analysis.prediction.pricing import Pricing
+from analysis.preflight.file import NotMeasuredError, cluster_file, shipped_clusters
+from search_spaces import load_space
+from search_spaces.cluster import Cluster
+from slurm.launcher import LauncherError
+from slurm.local.launcher import LocalLauncher
+from slurm.srun.allocation import Allocation
+from slurm.srun.launcher import SrunLauncher
+from slurm.srun.site import load_site
+from workflows.cli.main import main
 from workflows.preflight import cluster_name, conclude, default_ranks
-from workflows.pricing import Pricing
-from workflows.space import load_space
 
 WHEN = datetime(2026, 1, 2, tzinfo=UTC)
 H100 = {
@@ -54,8 +54,8 @@ def result(device: dict[str, Any] = H100, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def written(text: str) -> Machine:
-    return Machine.model_validate(yaml.safe_load(text))
+def written(text: str) -> Cluster:
+    return Cluster.model_validate(yaml.safe_load(text))
 
 
 def test_this_machine_is_measured_and_a_space_can_be_priced_with_it(

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.memory import state_bytes
-from analysis.cost.profiles import MESHTUNE
-from analysis.run import Run
-from analysis.trial import Trial
+from analysis.cost.memory_fit import state_bytes
+from analysis.prediction.pricing import NotPricedError, Pricing
+from analysis.prediction.ranking import rank
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import load_space, shipped_spaces
+from search_spaces.frameworks import MESHTUNE
+from search_spaces.load import SHIPPED
+from search_spaces.points.candidates import Candidates
 from trainer.config import TrainConfig
-from workflows.candidates import Candidates
-from workflows.cli import main
-from workflows.predict import rank
-from workflows.pricing import NotPricedError, Pricing
-from workflows.space import load_space, shipped_spaces
-from workflows.space.load import SHIPPED
+from workflows.cli.main import main
 
 
 def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
@@ -86,7 +86,7 @@ def test_an_own_trainer_is_priced_with_its_frameworks_habits(
     shown = capsys.readouterr().out
     assert "of 4 configurations are expected to fit" in shown
     assert "memory:" in shown and "forward backward" in shown
-    assert Pricing(load_space(str(_own(tmp_path)))).model.profile.name == "nanotron"
+    assert Pricing(load_space(str(_own(tmp_path)))).model.framework.name == "nanotron"
 
 
 @pytest.mark.parametrize(

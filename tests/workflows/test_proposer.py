@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from analysis.run import Run
-from analysis.trial import Trial
-from workflows.candidates import Candidates
-from workflows.proposer import Proposer
-from workflows.space import SearchSpace, load_space
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace, load_space
+from search_spaces.points.candidates import Candidates
+from workflows.optimizer.proposer import Proposer
 
 Make = Callable[..., SearchSpace]
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Run
-from analysis.trial import Trial
-from workflows.cli import main
-from workflows.folder import RunFolder
-from workflows.landscapes import Landscape, recorded
-from workflows.replay import Played, chooser, play, summary
-from workflows.space import load_space
+from analysis.run.fold import Run
+from analysis.run.folder import RunFolder
+from analysis.run.trial import Trial
+from search_spaces import load_space
+from workflows.cli.main import main
+from workflows.replay.landscapes import Landscape, recorded
+from workflows.replay.play import Played, chooser, play, summary
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth/h100_nanotron_sweep.csv"
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from analysis.cost.step import TimeConstants
-from analysis.figures import png
-from analysis.run import Run
-from analysis.scaling import scaling_figure
-from analysis.trial import Trial
-from workflows.cli import main
-from workflows.pricing import Pricing
-from workflows.scaling import scale, text
-from workflows.space import load_space
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.scaling import scale, text
+from analysis.report.plots import png
+from analysis.report.scaling import scaling_figure
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import load_space
+from workflows.cli.main import main
 
 # Dash et al. 2023, Table V.
 RECIPE = {"num_nodes": 16, "tp": 4, "pp": 16, "vpp": 1, "mbs": 1, "gas": 320, "zero_stage": 1}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run import read_events, read_run
+from analysis.run.fold import read_events, read_run
 
 # A trainer of the user's: notes that it lives, takes a moment, prints its result.
 TRAINER = """
@@ -80,7 +80,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def search(
-    place: Path, *more: str, program: tuple[str, ...] = ("-m", "workflows.cli")
+    place: Path, *more: str, program: tuple[str, ...] = ("-m", "workflows.cli.main")
 ) -> list[str]:
     command = [sys.executable, *program, "search", str(place / "space.yaml")]
     return [*command, "--run-dir", str(place / "run"), "--launcher", "local", *more]
@@ -225,7 +225,7 @@ def test_a_second_driver_is_refused(place: Path) -> None:
 
 def test_status_tells_how_a_run_stands(place: Path) -> None:
     finish(place)
-    command = [sys.executable, "-m", "workflows.cli", "status", str(place / "run")]
+    command = [sys.executable, "-m", "workflows.cli.main", "status", str(place / "run")]
     status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "6 of 6 done, 0 running" in status.stdout
     assert "budget: 6 trials" in status.stdout
@@ -234,7 +234,7 @@ def test_status_tells_how_a_run_stands(place: Path) -> None:
 @pytest.mark.parametrize("command", ["status", "report"])
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -> None:
     asked = subprocess.run(
-        [sys.executable, "-m", "workflows.cli", command, str(tmp_path)],
+        [sys.executable, "-m", "workflows.cli.main", command, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

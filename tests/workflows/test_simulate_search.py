@@ -12,21 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.run import Run, read_run
-from slurm.simulated_cluster import EPOCH
-from workflows.budget import Budget
-from workflows.cli import main
-from workflows.driver import Driver
-from workflows.ending import DONE, Ending
-from workflows.errors import UsageError
-from workflows.folder import RunFolder
-from workflows.journal import Journal
-from workflows.pricing import Pricing
-from workflows.proposer import Proposer
-from workflows.session import dry_run, run_session
-from workflows.simulate import Answers, SpaceWorkload, simulated_launcher
-from workflows.space import SearchSpace, load_space
-from workflows.trials import TrialFactory
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from search_spaces import SearchSpace, load_space
+from slurm.simulated.cluster import EPOCH
+from workflows.cli.errors import UsageError
+from workflows.cli.main import main
+from workflows.optimizer.proposer import Proposer
+from workflows.search.budget import Budget
+from workflows.search.driver import Driver
+from workflows.search.session import dry_run, run_session
+from workflows.search.stopping import DONE, Ending
+from workflows.search.trials import TrialFactory
+from workflows.simulation.workload import Answers, SpaceWorkload, simulated_launcher
 
 SPACE = """\
 version: 1

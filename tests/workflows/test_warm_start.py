@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.run import read_run
-from workflows.cli import main
-from workflows.pricing import Pricing
-from workflows.space import load_space
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import read_run
+from search_spaces import load_space
+from workflows.cli.main import main
 
 OTHER, OWN = "gpt_22b_frontier", "gpt_175b_frontier"
 # A cluster that is not as the cost model has it, in the same way for both models.

@@ -18,19 +18,19 @@ from analysis.cost.axonn import (
     transformer_layers,
     volumes,
 )
+from analysis.cost.collectives import bus_bytes_per_s
 from analysis.cost.groups import LinkConstants, group_of
-from analysis.cost.links import bus_bytes_per_s
-from analysis.machine import Machine
-from workflows.space.load import SHIPPED
-from workflows.space.mistakes import validate
-from workflows.space.source import read
+from search_spaces.cluster import Cluster
+from search_spaces.language.document import read
+from search_spaces.language.messages import validate
+from search_spaces.load import SHIPPED
 
 TRUTH = Path(__file__).parents[4] / "shared" / "truth" / "axonn_bandwidth.csv"
 NOMINAL = LinkConstants(node_share=1, inter_node_share=1)
 
 
-def cluster(name: str) -> Machine:
-    return validate(Machine, read(SHIPPED / "clusters" / f"{name}.yaml"))
+def shipped_cluster(name: str) -> Cluster:
+    return validate(Cluster, read(SHIPPED / "clusters" / f"{name}.yaml"))
 
 
 def test_equations_1_to_5_count_these_bytes() -> None:
@@ -54,12 +54,12 @@ def test_a_transposed_layer_swaps_x_and_y() -> None:
 
 def test_each_volume_is_sent_over_the_bandwidth_of_its_own_groups() -> None:
     """Equation 6 is the sum; the groups along x stay innermost when their role is y's."""
-    machine, grid = cluster("perlmutter"), grid_of(2, 2, 4, 8)
-    bandwidth = bandwidths(machine, NOMINAL, grid)
+    cluster, grid = shipped_cluster("perlmutter"), grid_of(2, 2, 4, 8)
+    bandwidth = bandwidths(cluster, NOMINAL, grid)
     assert bandwidth.x == pytest.approx(76e9) and bandwidth.y == pytest.approx(76e9)
     assert bandwidth.z == pytest.approx(25e9) and bandwidth.data == pytest.approx(25e9)
     wide = grid_of(4, 8, 1, 1)
-    bandwidth = bandwidths(machine, NOMINAL, wide)
+    bandwidth = bandwidths(cluster, NOMINAL, wide)
     for layer in (Layer(64, 32, 16), Layer(64, 32, 16, transposed=True)):
         sent, taken = volumes(wide, layer), layer_s(wide, layer, bandwidth)
         inner, outer = (225e9, 25e9)
@@ -67,14 +67,14 @@ def test_each_volume_is_sent_over_the_bandwidth_of_its_own_groups() -> None:
         assert taken["all_reduce_y"] == pytest.approx(sent.all_reduce_y / y)
         assert taken["all_reduce_x"] == pytest.approx(sent.all_reduce_x / x)
         total = sum(taken.values())
-        assert communication_s(machine, NOMINAL, wide, [layer, layer]) == pytest.approx(2 * total)
+        assert communication_s(cluster, NOMINAL, wide, [layer, layer]) == pytest.approx(2 * total)
 
 
 def test_the_two_rings_of_figures_3_and_4_share_the_adapters() -> None:
     """Eight GPUs on two nodes: one ring of all has beta_inter, two rings of four half of it."""
-    machine = cluster("perlmutter")
-    assert bandwidths(machine, NOMINAL, grid_of(8, 1, 1, 1)).x == pytest.approx(100e9)
-    assert bandwidths(machine, NOMINAL, grid_of(2, 4, 1, 1)).y == pytest.approx(50e9)
+    cluster = shipped_cluster("perlmutter")
+    assert bandwidths(cluster, NOMINAL, grid_of(8, 1, 1, 1)).x == pytest.approx(100e9)
+    assert bandwidths(cluster, NOMINAL, grid_of(2, 4, 1, 1)).y == pytest.approx(50e9)
 
 
 def test_a_grid_with_z_alone_sends_what_sharded_data_parallelism_does() -> None:
@@ -94,11 +94,11 @@ def test_a_grid_with_x_alone_sends_what_megatron_does() -> None:
 
 
 def test_one_gpu_does_not_communicate_and_columns_agree_with_single_grids() -> None:
-    machine = cluster("frontier")
+    cluster = shipped_cluster("frontier")
     layers = transformer_layers(4096, 6144, 24576)
     sides = np.array([(1, 1, 1, 1), (2, 2, 2, 4), (1, 8, 4, 2), (64, 1, 1, 1)], float).T
-    together = communication_s(machine, NOMINAL, grid_of(*sides), layers)
-    alone = [communication_s(machine, NOMINAL, grid_of(*one), layers)[0] for one in sides.T]
+    together = communication_s(cluster, NOMINAL, grid_of(*sides), layers)
+    alone = [communication_s(cluster, NOMINAL, grid_of(*one), layers)[0] for one in sides.T]
     assert together.tolist() == pytest.approx(alone)
     assert together[0] == 0 and np.all(together[1:] > 0)
 
@@ -113,7 +113,7 @@ def test_the_authors_bandwidths_are_the_clusters_and_equation_7s(name: str) -> N
         pytest.skip("the measured table axonn_bandwidth.csv is not here")
     with TRUTH.open() as lines:
         table = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    machine = cluster(name)
+    cluster = shipped_cluster(name)
     nodes_share = {"perlmutter": 0.8, "frontier": 0.4}[name]
     constants = LinkConstants(inter_node_share=nodes_share)
     rows = [row for row in table if row["machine"] == name]
@@ -121,5 +121,5 @@ def test_the_authors_bandwidths_are_the_clusters_and_equation_7s(name: str) -> N
     for row in rows:
         inner = int(row["inner"].lstrip(">="))
         size = 64 if row["group"] == "any" or row["group"][0] == ">" else int(row["group"])
-        bandwidth = bus_bytes_per_s(machine, constants, group_of(size, inner))
+        bandwidth = bus_bytes_per_s(cluster, constants, group_of(size, inner))
         assert bandwidth == pytest.approx(float(row["GBps"]) * 1e9), row

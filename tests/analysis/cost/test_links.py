@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.cost import links
+from analysis.cost import collectives as links
+from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
 from analysis.cost.groups import Group, LinkConstants, group_of, path_of
-from analysis.cost.links import MIB
-from analysis.machine import Collective, Machine
-from workflows.space.load import SHIPPED
-from workflows.space.mistakes import validate
-from workflows.space.source import read
+from search_spaces.cluster import Cluster, Collective
+from search_spaces.language.document import read
+from search_spaces.language.messages import validate
+from search_spaces.load import SHIPPED
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Timed = Callable[[Machine, LinkConstants, Group, Array], Array]
+Timed = Callable[[Cluster, LinkConstants, Group, Array], Array]
 
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
 COLLECTIVES: dict[str, Timed] = {
@@ -36,12 +36,12 @@ EXACT = LinkConstants(
 )
 
 
-def cluster(name: str) -> Machine:
-    return validate(Machine, read(SHIPPED / "clusters" / f"{name}.yaml"))
+def shipped_cluster(name: str) -> Cluster:
+    return validate(Cluster, read(SHIPPED / "clusters" / f"{name}.yaml"))
 
 
-def without_measurements(machine: Machine, **changes: object) -> Machine:
-    return machine.model_copy(update={"measured": [], **changes})
+def without_measurements(cluster: Cluster, **changes: object) -> Cluster:
+    return cluster.model_copy(update={"measured": [], **changes})
 
 
 def truth(name: str, **only: str) -> list[dict[str, str]]:
@@ -75,10 +75,10 @@ ALL_GROUPS = group_of(
 @pytest.mark.parametrize("name", ["frontier", "perlmutter", "alps", "dgx_a100", "dgx_h100"])
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_more_bytes_never_take_less_time(name: str, operation: str) -> None:
-    machine, timed = cluster(name), COLLECTIVES[operation]
+    cluster, timed = shipped_cluster(name), COLLECTIVES[operation]
     sizes = np.geomspace(1, 1e11, 200)
     for size, stride in zip(ALL_GROUPS.size, ALL_GROUPS.stride, strict=True):
-        taken = timed(machine, CONSTANTS, group_of(size, stride), sizes)
+        taken = timed(cluster, CONSTANTS, group_of(size, stride), sizes)
         assert np.all(np.diff(taken) >= 0) and taken[0] > 0
         assert taken[-1] > 2 * taken[len(taken) // 2]
 
@@ -86,9 +86,9 @@ def test_more_bytes_never_take_less_time(name: str, operation: str) -> None:
 @pytest.mark.parametrize("operation", COLLECTIVES)
 def test_nothing_to_send_or_nobody_to_send_to_takes_no_time(operation: str) -> None:
     timed = COLLECTIVES[operation]
-    machine = cluster("frontier")
-    assert timed(machine, CONSTANTS, group_of([2, 64]), np.zeros(2)).tolist() == [0, 0]
-    assert timed(machine, CONSTANTS, group_of([1, 1], [1, 64]), np.array([1e9, 1.0])).tolist() == [
+    cluster = shipped_cluster("frontier")
+    assert timed(cluster, CONSTANTS, group_of([2, 64]), np.zeros(2)).tolist() == [0, 0]
+    assert timed(cluster, CONSTANTS, group_of([1, 1], [1, 64]), np.array([1e9, 1.0])).tolist() == [
         0,
         0,
     ]
@@ -96,78 +96,78 @@ def test_nothing_to_send_or_nobody_to_send_to_takes_no_time(operation: str) -> N
 
 def test_a_ring_in_a_node_sends_its_share_over_the_nominal_link() -> None:
     """8 ranks, 800 MB, 300 GB/s: 7/8 of it once for an all-gather, twice for an all-reduce."""
-    machine = without_measurements(cluster("dgx_a100"))
+    cluster = without_measurements(shipped_cluster("dgx_a100"))
     once = 0.875 * 8e8 / 300e9
     for operation, times in [("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)]:
-        taken = COLLECTIVES[operation](machine, EXACT, group_of(8), np.array([8e8]))
+        taken = COLLECTIVES[operation](cluster, EXACT, group_of(8), np.array([8e8]))
         assert taken == pytest.approx(times * once, rel=1e-6)
-    assert links.all_to_all_s(machine, EXACT, group_of(8), np.array([8e8])) == pytest.approx(once)
+    assert links.all_to_all_s(cluster, EXACT, group_of(8), np.array([8e8])) == pytest.approx(once)
 
 
 def test_fully_connected_gpus_use_a_link_to_each_other_one() -> None:
     """Perlmutter: 100 GB/s for a pair, 300 for all four. Published: 76 and 225."""
-    machine = without_measurements(cluster("perlmutter"))
-    bandwidth = links.bus_bytes_per_s(machine, EXACT, group_of([2, 4]))
+    cluster = without_measurements(shipped_cluster("perlmutter"))
+    bandwidth = links.bus_bytes_per_s(cluster, EXACT, group_of([2, 4]))
     assert bandwidth == pytest.approx([100e9, 300e9])
-    switch = links.bus_bytes_per_s(cluster("dgx_h100"), EXACT, group_of([2, 8]))
+    switch = links.bus_bytes_per_s(shipped_cluster("dgx_h100"), EXACT, group_of([2, 8]))
     assert switch == pytest.approx([450e9, 450e9])
 
 
 def test_groups_of_a_node_share_its_adapters() -> None:
     """Equation 7 of Singh et al. 2024: beta_inter / min(G_node, ranks of the groups inside)."""
-    machine = without_measurements(cluster("perlmutter"))
+    cluster = without_measurements(shipped_cluster("perlmutter"))
     strides = np.array([1, 2, 4, 8, 64])
-    bandwidth = links.bus_bytes_per_s(machine, EXACT, group_of(16, strides))
+    bandwidth = links.bus_bytes_per_s(cluster, EXACT, group_of(16, strides))
     assert bandwidth == pytest.approx(100e9 / np.minimum(4, strides))
-    assert links.members_per_node(machine, group_of(16, strides)).tolist() == [4, 2, 1, 1, 1]
+    assert links.members_per_node(cluster, group_of(16, strides)).tolist() == [4, 2, 1, 1, 1]
 
 
 def test_the_level_is_the_innermost_link_that_holds_the_group() -> None:
-    machine = cluster("frontier")
+    cluster = shipped_cluster("frontier")
     groups = group_of([1, 2, 2, 2, 2, 4, 8, 9], [8, 1, 2, 4, 8, 1, 1, 1])
-    assert links.level(machine, groups).tolist() == [0, 0, 1, 2, 3, 1, 2, 3]
+    assert links.level(cluster, groups).tolist() == [0, 0, 1, 2, 3, 1, 2, 3]
 
 
 def test_blocks_that_do_not_divide_a_node_straddle_two_of_them() -> None:
     """Ranks 6 to 11 are the second group of six: two on the first node of eight."""
-    machine = cluster("dgx_a100")
+    cluster = shipped_cluster("dgx_a100")
     alone, among = group_of(6, 1, 6), group_of(6, 1, 24)
-    assert links.level(machine, alone) == [0]
-    assert links.level(machine, among) == [1]
-    assert links.members_per_node(machine, alone) == 6
-    assert links.members_per_node(machine, among) == 3
+    assert links.level(cluster, alone) == [0]
+    assert links.level(cluster, among) == [1]
+    assert links.members_per_node(cluster, alone) == 6
+    assert links.members_per_node(cluster, among) == 3
     sent = np.array([1e9])
-    assert links.all_gather_s(machine, CONSTANTS, among, sent) > links.all_gather_s(
-        machine, CONSTANTS, alone, sent
+    assert links.all_gather_s(cluster, CONSTANTS, among, sent) > links.all_gather_s(
+        cluster, CONSTANTS, alone, sent
     )
 
 
 def test_two_nodes_reduce_faster_than_a_flat_ring_over_their_adapters() -> None:
     """A hierarchy sends S out of each of two nodes of 4, a ring 1.75 S."""
-    machine = without_measurements(cluster("alps"))
-    taken = links.all_reduce_s(machine, EXACT, group_of(8), np.array([1e9]))
+    cluster = without_measurements(shipped_cluster("alps"))
+    taken = links.all_reduce_s(cluster, EXACT, group_of(8), np.array([1e9]))
     assert taken == pytest.approx(1e9 / 100e9, rel=1e-6)
-    many = links.all_reduce_s(machine, EXACT, group_of(4096), np.array([1e9]))
+    many = links.all_reduce_s(cluster, EXACT, group_of(4096), np.array([1e9]))
     assert many == pytest.approx(2 * 1e9 / 100e9, rel=2e-3)
 
 
 def test_small_messages_wait_for_hops_and_a_tree_of_nodes_has_few() -> None:
-    machine = cluster("dgx_h100")
+    cluster = shipped_cluster("dgx_h100")
     few, many = group_of(8, 8), group_of(512, 8)
     tiny = np.array([1.0])
     c = CONSTANTS
-    assert links.all_gather_s(machine, c, many, tiny) == pytest.approx(
+    assert links.all_gather_s(cluster, c, many, tiny) == pytest.approx(
         c.call_s + 511 * c.inter_node_hop_s, rel=1e-3
     )
-    assert links.all_reduce_s(machine, c, many, tiny) == pytest.approx(
+    assert links.all_reduce_s(cluster, c, many, tiny) == pytest.approx(
         c.call_s + 2 * 9 * c.inter_node_hop_s, rel=1e-3
     )
-    assert links.all_reduce_s(machine, c, few, tiny) < links.all_reduce_s(machine, c, many, tiny)
+    assert links.all_reduce_s(cluster, c, few, tiny) < links.all_reduce_s(cluster, c, many, tiny)
 
 
 def test_a_stated_latency_goes_before_the_constant() -> None:
-    machine = cluster("perlmutter")
-    path = path_of(machine, CONSTANTS, group_of(8))
+    cluster = shipped_cluster("perlmutter")
+    path = path_of(cluster, CONSTANTS, group_of(8))
     assert path.inter_node_hop_s == pytest.approx(9e-6)
     assert path.ring_latency_s == pytest.approx(6 * CONSTANTS.hop_s + 9e-6)
 
@@ -177,52 +177,52 @@ def test_an_all_to_all_leaves_the_node_once_for_every_member() -> None:
 
     With one GPU of each of 4 nodes: 3/4 of 1 GB through an eighth of the adapters.
     """
-    machine = without_measurements(cluster("dgx_a100"))
-    taken = links.all_to_all_s(machine, EXACT, group_of([16, 4], [1, 8]), np.array([1e9, 1e9]))
+    cluster = without_measurements(shipped_cluster("dgx_a100"))
+    taken = links.all_to_all_s(cluster, EXACT, group_of([16, 4], [1, 8]), np.array([1e9, 1e9]))
     assert taken == pytest.approx([8 * 0.5e9 / 200e9, 0.75e9 / 25e9], rel=1e-6)
 
 
 def test_a_message_to_the_next_stage_takes_the_slowest_neighbours_link() -> None:
     """Frontier, 100 GB/s of adapters: all 8 ranks of a node send at once, or one of two chains."""
-    machine = cluster("frontier")
+    cluster = shipped_cluster("frontier")
     sent = np.full(5, 1e9)
     stride, stages = np.array([8, 1, 2, 2, 1]), np.array([4, 2, 4, 8, 1])
-    taken = links.send_s(machine, EXACT, stride, sent, stages)
+    taken = links.send_s(cluster, EXACT, stride, sent, stages)
     rates = [100e9 / 8, 200e9, 50e9, 25e9]
     assert taken[:4] == pytest.approx(1e9 / np.array(rates), rel=1e-3)
     assert taken[4] == 0
-    assert links.send_s(machine, EXACT, 8, 0.0) == 0
+    assert links.send_s(cluster, EXACT, 8, 0.0) == 0
 
 
 def test_a_measured_send_goes_before_the_formula_where_as_many_ranks_send() -> None:
-    machine = cluster("frontier")
+    cluster = shipped_cluster("frontier")
     facts = [
         Collective(operation="send", gpus=2, nodes=2, stride=8, size_mib=1024, bus_gb_per_s=4),
         Collective(operation="send", gpus=2, nodes=1, stride=1, size_mib=1024, bus_gb_per_s=60),
     ]
-    known = machine.model_copy(update={"measured": [*machine.measured, *facts]})
+    known = cluster.model_copy(update={"measured": [*cluster.measured, *facts]})
     stride, stages = np.array([8, 16, 1, 2, 4]), np.array([4, 2, 2, 2, 4])
     before, taken = (
         links.send_s(facts_of, EXACT, stride, np.full(5, 1e9), stages)
-        for facts_of in (machine, known)
+        for facts_of in (cluster, known)
     )
     assert taken[:3] == pytest.approx(1 / np.array([4, 4, 60]), rel=1e-6)
     assert taken[3:] == pytest.approx(before[3:])
     # It is no collective: all-gathers of the same pairs keep the formula's time.
     pair = group_of([2, 2], [8, 1])
-    same = [links.all_gather_s(m, EXACT, pair, np.full(2, 1e9)) for m in (machine, known)]
+    same = [links.all_gather_s(m, EXACT, pair, np.full(2, 1e9)) for m in (cluster, known)]
     assert same[0] == pytest.approx(same[1])
 
 
 def test_links_that_the_facts_do_not_state_are_asked_for() -> None:
-    machine = without_measurements(cluster("dgx_a100"), nic=None)
+    cluster = without_measurements(shipped_cluster("dgx_a100"), nic=None)
     one = np.array([1.0])
-    assert links.all_gather_s(machine, CONSTANTS, group_of(8), one) > 0
+    assert links.all_gather_s(cluster, CONSTANTS, group_of(8), one) > 0
     with pytest.raises(ValueError, match="states no nic"):
-        links.all_gather_s(machine, CONSTANTS, group_of(16), one)
+        links.all_gather_s(cluster, CONSTANTS, group_of(16), one)
     with pytest.raises(ValueError, match="states no nic"):
-        links.send_s(machine, CONSTANTS, 8, one)
-    bare = without_measurements(machine, links=[])
+        links.send_s(cluster, CONSTANTS, 8, one)
+    bare = without_measurements(cluster, links=[])
     with pytest.raises(ValueError, match="states no links"):
         links.all_reduce_s(bare, CONSTANTS, group_of(2), one)
 
@@ -232,34 +232,34 @@ def test_a_measured_group_has_its_measured_time_and_others_the_formula() -> None
         Collective(operation="all_reduce", gpus=8, nodes=1, size_mib=size, bus_gb_per_s=bus)
         for size, bus in [(64.0, 50.0), (1024.0, 80.0)]
     ]
-    plain = without_measurements(cluster("dgx_a100"))
-    machine = plain.model_copy(update={"measured": entries})
+    plain = without_measurements(shipped_cluster("dgx_a100"))
+    cluster = plain.model_copy(update={"measured": entries})
     sizes = np.array([64, 1024]) * MIB
-    taken = links.all_reduce_s(machine, CONSTANTS, group_of(8), sizes)
+    taken = links.all_reduce_s(cluster, CONSTANTS, group_of(8), sizes)
     assert taken == pytest.approx(1.75 * sizes / np.array([50e9, 80e9]))
-    between = links.all_reduce_s(machine, CONSTANTS, group_of(8), 256 * MIB)
+    between = links.all_reduce_s(cluster, CONSTANTS, group_of(8), 256 * MIB)
     assert taken[0] < between < taken[1]
     for other in (group_of(4), group_of(8, 2)):
-        assert links.all_reduce_s(machine, CONSTANTS, other, sizes) == pytest.approx(
+        assert links.all_reduce_s(cluster, CONSTANTS, other, sizes) == pytest.approx(
             links.all_reduce_s(plain, CONSTANTS, other, sizes)
         )
 
 
 def test_a_measured_node_bounds_the_wider_ring_that_enters_it() -> None:
     """Frontier's nominal slowest link is 50 GB/s, its node of eight was measured at 135."""
-    machine = cluster("frontier")
-    assert links.bus_bytes_per_s(machine, EXACT, group_of([8, 16])) == pytest.approx([135e9, 100e9])
+    cluster = shipped_cluster("frontier")
+    assert links.bus_bytes_per_s(cluster, EXACT, group_of([8, 16])) == pytest.approx([135e9, 100e9])
 
 
 def test_nvlink_all_reduce_is_predicted_at_sizes_and_groups_not_fitted_to() -> None:
     """A100, 2 to 8 GPUs on a switch, 1 MiB to 1 GiB. Reached: 6.1 %; unfitted 8.1 %."""
     rows = truth("nvlink_allreduce_busbw.csv", gpu="a100")
-    machine = without_measurements(cluster("dgx_a100"))
+    cluster = without_measurements(shipped_cluster("dgx_a100"))
     gpus, sizes = column(rows, "n_gpus"), column(rows, "size_MiB") * MIB
     measured = column(rows, "time_us") * 1e-6
 
     def predict(constants: LinkConstants) -> Array:
-        return links.all_reduce_s(machine, constants, group_of(gpus), sizes)
+        return links.all_reduce_s(cluster, constants, group_of(gpus), sizes)
 
     assert other_half(predict, measured, np.arange(len(gpus)) % 2 == 1) < 0.08
     assert other_half(predict, measured, np.isin(gpus, [2, 4, 8])) < 0.08
@@ -278,7 +278,7 @@ def test_one_measured_size_makes_up_for_an_irregular_node(operation: str) -> Non
     gpus, sizes = column(rows, "n_gcd"), column(rows, "size_MiB")
     measured, bus = column(rows, "time_s"), column(rows, "busbw_GBps")
     largest = sizes == 512
-    machine = Machine(
+    cluster = Cluster(
         name="mi200", gpus_per_node=16, memory_gib=64, peak_bf16_tflops=191.5,
         links=[{"level": "node", "gpus": 16, "gb_per_s": 50}],
         measured=[
@@ -290,7 +290,7 @@ def test_one_measured_size_makes_up_for_an_irregular_node(operation: str) -> Non
 
     def predict(constants: LinkConstants) -> Array:
         groups = group_of(gpus[rest])
-        return COLLECTIVES[operation](machine, constants, groups, sizes[rest] * MIB)
+        return COLLECTIVES[operation](cluster, constants, groups, sizes[rest] * MIB)
 
     assert other_half(predict, measured[rest], np.arange(rest.sum()) % 2 == 1) < 0.09
 
@@ -300,10 +300,10 @@ def test_two_nodes_of_gh200_are_predicted_at_sizes_not_fitted_to() -> None:
     rows = truth("alps_gh200_allreduce.csv", cxi_hook="on")
     rows = [row for row in rows if float(row["size_bytes"]) >= MIB]
     sizes, measured = column(rows, "size_bytes"), column(rows, "time_us") * 1e-6
-    machine = without_measurements(cluster("alps"))
+    cluster = without_measurements(shipped_cluster("alps"))
 
     def predict(constants: LinkConstants) -> Array:
-        return links.all_reduce_s(machine, constants, group_of(8), sizes)
+        return links.all_reduce_s(cluster, constants, group_of(8), sizes)
 
     assert other_half(predict, measured, np.arange(len(sizes)) % 2 == 1) < 0.15
     assert error(predict(CONSTANTS), measured) < 0.40
@@ -316,13 +316,13 @@ def test_strided_groups_over_two_nodes_share_the_adapters_as_measured() -> None:
     """
     rows = truth("a100_two_node_bandwidth.csv", nodes="2")
     whole = next(float(row["allreduce_GBps"]) for row in rows if row["group_size"] == "16")
-    machine = without_measurements(cluster("dgx_a100"))
-    machine = machine.model_copy(
-        update={"nic": machine.nic and machine.nic.model_copy(update={"gb_per_s": whole / 8})}
+    cluster = without_measurements(shipped_cluster("dgx_a100"))
+    cluster = cluster.model_copy(
+        update={"nic": cluster.nic and cluster.nic.model_copy(update={"gb_per_s": whole / 8})}
     )
     strided = [row for row in rows if row["consecutive"] == "0"]
     size, measured = column(strided, "group_size"), column(strided, "allreduce_GBps")
-    ring = links.bus_bytes_per_s(machine, EXACT, group_of(size, 16 / size)) / 1e9
+    ring = links.bus_bytes_per_s(cluster, EXACT, group_of(size, 16 / size)) / 1e9
     assert ring == pytest.approx(whole / (16 / size))
     assert error(ring, measured) < 0.25
     assert np.all(np.argsort(ring) == np.argsort(measured))

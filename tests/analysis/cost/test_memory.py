@@ -12,9 +12,9 @@ import pytest
 
 from analysis.cost.activations import end_stages, layer_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
-from analysis.cost.memory import MemoryConstants, MemoryModel, memory, reported, state_bytes
-from analysis.cost.profiles import PROFILES, Profile, profile
-from analysis.sweeps.tables import read
+from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported, state_bytes
+from analysis.sweeps.read import read
+from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
 from trainer.placement import PRESETS, Placement, Topology, Wishes, place
 
@@ -77,14 +77,14 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
     if dp == 16:
         placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
     for placement in placements:
-        made = state_bytes(np.array([PARAMETERS]), as_job(placement), profile("meshtune"))
+        made = state_bytes(np.array([PARAMETERS]), as_job(placement), framework_named("meshtune"))
         wanted = placement.bytes_per_rank(PARAMETERS)
         assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
 
 
-MEGATRON = PROFILES["megatron-lm"]
+MEGATRON = FRAMEWORKS["megatron-lm"]
 
-UNFUSED = Profile("unfused", flash_attention=False, masked_dropout=True)
+UNFUSED = Framework("unfused", flash_attention=False, masked_dropout=True)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,16 @@ def test_layers_that_pp_does_not_divide_fill_the_first_stage_and_ends_get_stages
 def test_stages_by_weight_count_the_output_layer() -> None:
     # 16 layers and an output layer that weighs four: 20 layers' weights over four stages.
     job = gpt(num_layers=16, hidden_size=2048, ffn_size=8192, gated=True, vocab_size=131072, pp=4)
-    first, _, last = end_stages(job, profile("nanotron"))
+    first, _, last = end_stages(job, framework_named("nanotron"))
     assert first.layers[0] == 5
     assert last.layers[0] == 1
 
 
 def test_a_framework_that_fills_its_pipeline_refuses_few_micro_batches_and_empty_stages() -> None:
     job = gpt(pp=np.array([4, 4, 64]), gas=np.array([2, 3, 64]), num_layers=16)
-    assert refused(job, profile("nanotron")).tolist() == [True, False, True]
+    assert refused(job, framework_named("nanotron")).tolist() == [True, False, True]
     assert not refused(job, MEGATRON).any()
-    assert MemoryModel().fits(job, profile("nanotron"), 1e15).tolist() == [0, 1, 0]
+    assert MemoryModel().fits(job, framework_named("nanotron"), 1e15).tolist() == [0, 1, 0]
 
 
 def test_the_last_stage_decides_where_the_vocabulary_is_large() -> None:
@@ -192,7 +192,7 @@ def test_logits_and_a_recomputed_layer_are_not_in_memory_at_once() -> None:
 
 
 def test_a_step_copies_gradients_where_activations_were() -> None:
-    habits = profile("megatron-deepspeed")
+    habits = framework_named("megatron-deepspeed")
     without = replace(habits, step_gradient_bytes=(0, 0))
     job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
     added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
@@ -209,8 +209,8 @@ def test_no_published_run_of_megatron_deepspeed_is_thought_not_to_fit() -> None:
         pytest.skip(f"needs the published table {path}")
     table = read(path)
     assert table is not None
-    limit = next(iter(table.machines.values())).memory_bytes
-    fits = MemoryModel().fits(table.jobs, profile("megatron-deepspeed"), limit)
+    limit = next(iter(table.clusters.values())).memory_bytes
+    fits = MemoryModel().fits(table.jobs, framework_named("megatron-deepspeed"), limit)
     assert fits.min() > 0.9
 
 
@@ -218,17 +218,17 @@ def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows(
     job = gpt(num_layers=8, tp=1, dp=64, zero_stage=3)
     matrix, layer, table = 4 * 6144**2, 12 * 6144**2, 51200 * 6144
 
-    def working(habits: Profile) -> float:
+    def working(habits: Framework) -> float:
         return float(memory(job, habits, MemoryConstants()).working[0])
 
-    plain = Profile("plain", logits_bytes=1e6)  # nothing of the layer is beside the logits
+    plain = Framework("plain", logits_bytes=1e6)  # nothing of the layer is beside the logits
     assert working(plain) == pytest.approx(2 * (2 * layer + table))
     assert working(replace(plain, live_parameters=6e8)) == pytest.approx(2 * 6e8)
     assert working(replace(plain, live_parameters=1)) == pytest.approx(2 * max(matrix, table))
 
 
 def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None:
-    habits = profile("torchtitan")
+    habits = framework_named("torchtitan")
     llama = {
         "num_layers": 32,
         "hidden_size": 4096,
@@ -254,23 +254,25 @@ def test_torchtitans_published_peaks_are_foretold_without_any_fit() -> None:
         pytest.skip(f"needs the published table {path}")
     table = read(path)
     assert table is not None
-    peaks = MemoryModel().peak_bytes(table.jobs, profile("torchtitan"))
+    peaks = MemoryModel().peak_bytes(table.jobs, framework_named("torchtitan"))
     assert np.abs(peaks / table.peak_bytes - 1).mean() < 0.1
 
 
 def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:
     job = gpt(pp=np.array([1, 4, 4]), zero_stage=np.array([3, 1, 0]), dp=8, recompute=FULL)
-    parts = memory(job, profile("fsdp"), MemoryConstants())
+    parts = memory(job, framework_named("fsdp"), MemoryConstants())
     assert np.allclose(sum(parts.as_dict().values()), parts.total)
     assert parts.working[0] > parts.working[1], "split weights are gathered layer by layer"
-    one_by_one = [memory(job[i : i + 1], profile("fsdp"), MemoryConstants()) for i in range(3)]
+    one_by_one = [
+        memory(job[i : i + 1], framework_named("fsdp"), MemoryConstants()) for i in range(3)
+    ]
     assert np.allclose([p.total[0] for p in one_by_one], parts.total)
 
 
 def test_counters_differ_by_what_they_see() -> None:
     job = gpt(dp=4, zero_stage=1, sequence_parallel=True)
     figures = [
-        reported(job, Profile("any", reports=what), MemoryConstants())[0][0]
+        reported(job, Framework("any", reports=what), MemoryConstants())[0][0]
         for what in ("allocated", "reserved", "device")
     ]
     assert figures == sorted(figures)
@@ -278,7 +280,7 @@ def test_counters_differ_by_what_they_see() -> None:
 
 
 def test_memory_grows_with_the_micro_batch_and_falls_with_more_shards() -> None:
-    for known in PROFILES.values():
+    for known in FRAMEWORKS.values():
         by_batch = memory(gpt(mbs=np.array([1, 2, 4])), known, MemoryConstants()).total
         assert np.all(np.diff(by_batch) > 0), known.name
         stages = gpt(dp=8, zero_stage=np.array([0, 1, 2]))

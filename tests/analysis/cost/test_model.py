@@ -13,19 +13,19 @@ import yaml
 from analysis.cost.constants import log_sd
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Evidence, hardware_flops, model_flops
-from analysis.cost.profiles import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON
 from analysis.cost.step import TimeConstants, step
-from analysis.machine import Machine
 from search_spaces import __file__ as spaces
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON
 from trainer import flops
 from trainer.config import ModelConfig
 
 SHAPES = {"22b": (48, 6144, 48), "175b": (96, 12288, 96), "1t": (128, 25600, 128)}
 
 
-def machine(name: str) -> Machine:
+def cluster(name: str) -> Cluster:
     path = Path(spaces).parent / "clusters" / f"{name}.yaml"
-    return Machine.model_validate(yaml.safe_load(path.read_text()))
+    return Cluster.model_validate(yaml.safe_load(path.read_text()))
 
 
 def shape(name: str, seq_length: int = 2048) -> ModelConfig:
@@ -43,7 +43,7 @@ def frontier(name: str, **columns: Any) -> np.ndarray:
     """Hardware TFLOP/s per GCD of Megatron-DeepSpeed, as Dash et al. 2023 train."""
     given = {"recompute": FULL, "zero_stage": 1, "vpp": 1, **columns}
     of = jobs(given, shape(name))
-    seconds = step(of, machine("frontier"), MEGATRON_DEEPSPEED).total
+    seconds = step(of, cluster("frontier"), MEGATRON_DEEPSPEED).total
     return np.asarray(hardware_flops(of) / seconds / of.world_size / 1e12)
 
 
@@ -58,7 +58,7 @@ def test_flops_are_the_trainers() -> None:
 
 def test_parts_add_up_and_none_is_negative() -> None:
     of = some_jobs(500)
-    parts = step(of, machine("dgx_h100"), NANOTRON)
+    parts = step(of, cluster("dgx_h100"), NANOTRON)
     assert all(np.all(part >= 0) for part in parts.as_dict().values())
     np.testing.assert_allclose(sum(parts.as_dict().values()), parts.total)
 
@@ -97,10 +97,10 @@ def test_stages_cost_nothing_at_a_fixed_ratio_to_micro_batches() -> None:
 
 
 def test_ranks_that_share_processors_do_not_pay_for_a_bubble() -> None:
-    own = machine("dgx_h100")
+    own = cluster("dgx_h100")
     shared = own.model_copy(update={"shared_by": 2})
 
-    def total(pp: int, gas: int, on: Machine) -> float:
+    def total(pp: int, gas: int, on: Cluster) -> float:
         parts = step(
             jobs({"tp": 1, "dp": 1, "pp": pp, "gas": gas, "mbs": 1, "vpp": 1}, shape("22b")),
             on,
@@ -149,9 +149,9 @@ def some_jobs(count: int) -> Jobs:
 def test_eight_trials_remove_most_of_a_bias() -> None:
     """Another machine in truth: slower products, slower links, a slower host."""
     of = some_jobs(300)
-    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    model = CostModel(cluster("dgx_h100"), MEGATRON_LM)
     truth = TimeConstants(gemm_share=0.7, inner_size=180, node_share=0.5, launch_s=2e-3, step_s=0.1)
-    true = step(of, model.machine, model.profile, truth).total
+    true = step(of, model.cluster, model.framework, truth).total
     trials = slice(0, 8)
     nan = np.full(8, np.nan)
     evidence = Evidence(of[trials], true[trials], nan, np.zeros(8, dtype=bool))
@@ -188,13 +188,13 @@ def test_what_counts_for_little_at_its_median_widens_the_interval_by_its_edge() 
 
 def test_before_any_evidence_a_job_that_leaves_its_node_is_less_sure() -> None:
     of = jobs({"tp": 1, "pp": 1, "dp": [8, 512], "mbs": 1, "gas": 1, "zero_stage": 3}, shape("22b"))
-    inside, outside = CostModel(machine("dgx_h100"), MEGATRON_LM).predict(of).time_log_sd
+    inside, outside = CostModel(cluster("dgx_h100"), MEGATRON_LM).predict(of).time_log_sd
     assert outside > 1.2 * inside > 1.2 * PRIOR_LOG_SD
 
 
 def test_one_absurd_trial_does_not_carry_the_model_away() -> None:
     of = some_jobs(60)
-    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    model = CostModel(cluster("dgx_h100"), MEGATRON_LM)
     true = model.predict(of).step_time_s * 1.1
     told = true[:10].copy()
     told[4] *= 30
@@ -206,7 +206,7 @@ def test_one_absurd_trial_does_not_carry_the_model_away() -> None:
 
 def test_nothing_usable_changes_nothing() -> None:
     of = some_jobs(3)
-    model = CostModel(machine("dgx_h100"), MEGATRON_LM)
+    model = CostModel(cluster("dgx_h100"), MEGATRON_LM)
     nan = np.full(3, np.nan)
     failed = np.ones(3, dtype=bool)
     after = model.calibrated(Evidence(of, nan, nan, failed))
@@ -216,6 +216,6 @@ def test_nothing_usable_changes_nothing() -> None:
 
 def test_more_memory_never_makes_a_job_less_likely_to_fit() -> None:
     of = some_jobs(200)
-    small = CostModel(machine("perlmutter"), MEGATRON_LM)
-    large = CostModel(small.machine.model_copy(update={"memory_gib": 80.0}), small.profile)
+    small = CostModel(cluster("perlmutter"), MEGATRON_LM)
+    large = CostModel(small.cluster.model_copy(update={"memory_gib": 80.0}), small.framework)
     assert np.all(large.predict(of).fits >= small.predict(of).fits - 1e-12)

@@ -10,17 +10,17 @@ import pytest
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
 from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Evidence
-from analysis.cost.profiles import profile
 from analysis.cost.step import TimeConstants
-from analysis.cost.transfer import discounted, shared, taken_over
-from analysis.sweeps.machines import shipped
+from analysis.cost.warm_start import discounted, shared, taken_over
+from analysis.sweeps.gpus import shipped
+from search_spaces.frameworks import framework_named
 
 ALL = [f.name for f in fields(TimeConstants)]
 NETWORK = [name for name in ALL if name not in (*OF_FRAMEWORK, *OF_GPU)]
 
 
 def model(cluster: str, framework: str, **constants: float) -> CostModel:
-    start = CostModel(shipped(cluster), profile(framework))
+    start = CostModel(shipped(cluster), framework_named(framework))
     return replace(start, constants=replace(start.constants, **constants))
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_shared_stays_with_its_uncertainty() -> None:
         at = ALL.index(name)
         expected = 0.011 if name in OF_FRAMEWORK else spread**2
         assert found.covariance[at, at] == pytest.approx(expected)
-    assert (found.machine, found.profile) == (own.machine, own.profile)
+    assert (found.cluster, found.framework) == (own.cluster, own.framework)
 
 
 def test_memory_goes_with_the_framework() -> None:

@@ -1,0 +1,283 @@
+"""Time of collectives, by the links that they cross.
+
+A collective takes a start, a latency per hop, and its volume over the bandwidth of the slowest link
+on its way (Thakur et al. 2005, cited by Singh et al. 2024, V-B). Groups that work at the same time
+share a node's network adapters (Singh et al. 2024, eq. 7). Where the cluster's facts hold a
+measurement of the same group, it replaces the formula: on some nodes bandwidth neither grows nor
+falls with the size of the group.
+
+In every function ``num_bytes`` is a column, or one number; nothing is sent, and no time taken, by a
+group of one or where there are no bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from analysis.cost.constants import Array
+from analysis.cost.groups import (
+    GB,
+    Group,
+    LinkConstants,
+    Path,
+    group_of,
+    inside_node,
+    inter_node_hop_s,
+    level,
+    measured_groups,
+    measured_rings,
+    members_per_node,
+    nic_of,
+    one_adapter,
+    path_of,
+)
+from search_spaces.cluster import Cluster, Collective
+
+__all__ = [
+    "Group",
+    "LinkConstants",
+    "all_gather_s",
+    "all_reduce_s",
+    "all_to_all_s",
+    "bus_bytes_per_s",
+    "group_of",
+    "level",
+    "members_per_node",
+    "one_adapter",
+    "reduce_scatter_s",
+    "send_s",
+]
+
+MIB = 2.0**20
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+
+
+def all_gather_s(
+    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to give every rank all of a tensor of which each has 1 / size.
+
+    Ring: size - 1 steps; (size - 1) / size of the bytes over every link.
+
+    Args:
+        num_bytes: of the whole, gathered tensor.
+    """
+    return _once_around(cluster, constants, group, num_bytes, "all_gather")
+
+
+def reduce_scatter_s(
+    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to sum a tensor over the ranks and leave 1 / size of it with each.
+
+    The ring of an all-gather, backwards.
+
+    Args:
+        num_bytes: of the whole tensor, as each rank has it before.
+    """
+    return _once_around(cluster, constants, group, num_bytes, "reduce_scatter")
+
+
+def all_reduce_s(
+    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds to sum a tensor over the ranks and give all of it to each.
+
+    The faster of a ring (reduce-scatter, then all-gather) and of a hierarchy: reduce inside each
+    node, up and down a binary tree of nodes, spread inside each node. NCCL chooses between the
+    same two. The hierarchy sends 2 (N - 1) / N of the bytes out of each of N nodes and not
+    2 (n - 1) / n, which is why two nodes can measure more than their adapters' bandwidth, and its
+    latency grows with the logarithm of N.
+
+    Args:
+        num_bytes: of the tensor.
+    """
+    path = path_of(cluster, constants, group)
+    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
+    ring_latency_s = constants.call_s + 2 * path.ring_latency_s
+    ring_s = ring_latency_s + 2 * _sent(size) * num_bytes / path.ring_bytes_per_s
+    tree_latency_s = constants.call_s + 2 * (
+        (path.members - 1) * path.hop_s + np.ceil(np.log2(path.nodes)) * path.inter_node_hop_s
+    )
+    per_byte_s = np.maximum(
+        _sent(path.nodes) / path.nic_bytes_per_s, _sent(path.members) / path.node_bytes_per_s
+    )
+    tree_s = tree_latency_s + 2 * per_byte_s * num_bytes
+    latency_s = np.minimum(ring_latency_s, tree_latency_s)
+    formula_s = np.minimum(ring_s, tree_s)
+    return _or_measured(cluster, "all_reduce", path, num_bytes, latency_s, formula_s)
+
+
+def all_to_all_s(
+    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+) -> Array:
+    """Seconds until every rank has sent 1 / size of its bytes to every rank.
+
+    Inside the node and between nodes at the same time; one message for each peer.
+
+    Args:
+        num_bytes: of the tensor that each rank has.
+    """
+    path = path_of(cluster, constants, group)
+    size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
+    inside = (path.members - 1) / size
+    # A node's members send out together, over the part of its adapters that is theirs.
+    outside = path.members * (size - path.members) / size
+    per_byte_s = np.maximum(inside / path.node_bytes_per_s, outside / path.nic_bytes_per_s)
+    latency_s = constants.call_s + (size - 1) * path.hop_s
+    latency_s = latency_s + np.where(path.nodes > 1, path.inter_node_hop_s, 0.0)
+    formula_s = latency_s + per_byte_s * num_bytes
+    return _or_measured(cluster, "all_to_all", path, num_bytes, latency_s, formula_s)
+
+
+def send_s(
+    cluster: Cluster,
+    constants: LinkConstants,
+    stride: ArrayLike,
+    num_bytes: ArrayLike,
+    size: ArrayLike = 2,
+) -> Array:
+    """Seconds to send from one rank to the next of its group, over the slowest such link.
+
+    Ranks at a node's edge, as many as ``stride`` says, send at once and share its adapters; one
+    rank uses its own adapter only.
+
+    Args:
+        stride: from a rank to the next: tp * dp between pipeline stages.
+        num_bytes: of one rank's message.
+        size: of the group: pipeline stages. Some neighbours in a long chain are on two nodes.
+    """
+    chain = group_of(size, stride)
+    num_bytes = np.asarray(num_bytes, np.float64)
+    index = level(cluster, chain)
+    crosses = index >= max(1, len(cluster.links))
+    pair = np.where((chain.size > 1) & ~crosses, 2.0, 1.0)
+    bytes_per_s, hop_s = inside_node(cluster, constants, index, pair)
+    if crosses.any():
+        nic = nic_of(cluster)
+        senders = np.minimum(chain.stride, cluster.gpus_per_node)
+        adapters = np.minimum(nic.count / senders, np.ceil(nic.count / cluster.gpus_per_node))
+        between = adapters * nic.gb_per_s * GB * constants.inter_node_share
+        bytes_per_s = np.where(crosses, between, bytes_per_s)
+        hop_s = np.where(crosses, inter_node_hop_s(cluster, constants), hop_s)
+    start_s = constants.call_s + hop_s
+    taken = _or_measured_send(cluster, chain, crosses, num_bytes, start_s, num_bytes / bytes_per_s)
+    return np.where((num_bytes > 0) & (chain.size > 1), taken, 0.0)
+
+
+def _or_measured_send(
+    cluster: Cluster,
+    chain: Group,
+    crosses: NDArray[np.bool_],
+    num_bytes: Array,
+    start_s: Array,
+    transfer_s: Array,
+) -> Array:
+    """The formula's time, or the measured one where a pair sent under the same conditions.
+
+    Inside a node that is a pair at the same stride. Between nodes all pairs of two nodes were
+    measured at once, so that it holds where at least as many ranks send.
+    """
+    taken = start_s + transfer_s
+    for (_, nodes, stride), entries in measured_groups(cluster).items():
+        own = [entry for entry in entries if entry.operation == "send"]
+        if not own:
+            continue
+        rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
+        rows = rows & (chain.stride >= stride)
+        # Start and transfer were measured together.
+        measured_s = _interpolated_s(own, "send", 0.0, np.broadcast_to(num_bytes, rows.shape))
+        taken = np.where(rows, measured_s, taken)
+    return np.asarray(taken)
+
+
+def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: Group) -> Array:
+    """Bandwidth of a ring for large messages: of the slowest link that it crosses.
+
+    Measured groups have the value of their largest message; inf for a group of one.
+    """
+    path = path_of(cluster, constants, group)
+    bandwidth = path.ring_bytes_per_s
+    for (gpus, nodes, stride), measured in measured_rings(cluster).items():
+        rows = (group.size == gpus) & (path.nodes == nodes) & (group.stride == stride)
+        bandwidth = np.where(rows, measured, bandwidth)
+    return bandwidth
+
+
+def _once_around(
+    cluster: Cluster,
+    constants: LinkConstants,
+    group: Group,
+    num_bytes: ArrayLike,
+    operation: Operation,
+) -> Array:
+    path = path_of(cluster, constants, group)
+    num_bytes = np.asarray(num_bytes, np.float64)
+    latency_s = constants.call_s + path.ring_latency_s
+    formula_s = latency_s + _sent(group.size) * num_bytes / path.ring_bytes_per_s
+    return _or_measured(cluster, operation, path, num_bytes, latency_s, formula_s)
+
+
+def _sent(ranks: Array) -> Array:
+    """Share of the bytes that one rank of a ring sends on."""
+    return (ranks - 1) / ranks
+
+
+def _or_measured(
+    cluster: Cluster,
+    operation: Operation,
+    path: Path,
+    num_bytes: Array,
+    latency_s: Array,
+    formula_s: Array,
+) -> Array:
+    """The formula's time, or the measured one where the facts have the same group."""
+    if not cluster.measured:
+        return np.where((num_bytes <= 0) | (path.group.size <= 1), 0.0, formula_s)
+    if np.ndim(formula_s) > 1:  # of several constants at once
+        starts = np.broadcast_to(latency_s, formula_s.shape)
+        each = zip(starts, formula_s, strict=True)
+        return np.stack([_or_measured(cluster, operation, path, num_bytes, a, b) for a, b in each])
+    columns = np.broadcast_arrays(
+        formula_s, num_bytes, path.group.size, path.group.stride, path.nodes, latency_s
+    )
+    taken, sent, size, stride, nodes, start_s = columns
+    taken = taken.copy()
+    for key, entries in measured_groups(cluster).items():
+        own = [entry for entry in entries if entry.operation == operation]
+        own = own or [entry for entry in entries if entry.operation == "any"]
+        rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
+        if own and rows.size:
+            # These rows are alike but for their bytes, so that their latency is one number.
+            taken[rows] = _interpolated_s(own, operation, float(start_s[rows[0]]), sent[rows])
+    taken[(sent <= 0) | (size <= 1)] = 0.0
+    return taken
+
+
+def _interpolated_s(
+    entries: list[Collective], operation: Operation, latency_s: float, num_bytes: Array
+) -> Array:
+    """Latency, and a transfer interpolated between the measured ones.
+
+    The logarithm of the transfer is linear in the logarithm of the size; outside of the measured
+    sizes the nearest one's bandwidth holds.
+    """
+    entries = sorted(entries, key=lambda entry: entry.size_mib)
+    sizes = np.array([entry.size_mib for entry in entries]) * MIB
+    bus = np.array([entry.bus_gb_per_s for entry in entries]) * GB
+    volume = (
+        (2 if operation == "all_reduce" else 1)
+        * (1.0 if operation == "send" else _sent(np.array(entries[0].gpus, np.float64)))
+        * sizes
+    )
+    measured_s = volume / bus
+    # A latency above the shortest measurement would leave no time for the bytes.
+    latency_s = min(latency_s, 0.9 * float(measured_s.min()))
+    transfers = np.maximum.accumulate(measured_s - latency_s)
+    some = np.maximum(num_bytes, 1.0)
+    within = np.exp(np.interp(np.log(some), np.log(sizes), np.log(transfers)))
+    outside = np.minimum(some / sizes[0], 1.0) * np.maximum(some / sizes[-1], 1.0)
+    return np.asarray(latency_s + within * outside)

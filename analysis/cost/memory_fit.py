@@ -1,0 +1,111 @@
+"""The probability that a job fits into a GPU's memory, and how measured runs sharpen it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from scipy.special import ndtr
+
+from analysis.cost.activations import refused
+from analysis.cost.constants import fit, log_sd
+from analysis.cost.jobs import Array, Jobs, Mask
+from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported, state_bytes
+from search_spaces.frameworks import Framework
+
+__all__ = ["MemoryConstants", "MemoryModel", "MemoryParts", "memory", "reported", "state_bytes"]
+
+PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
+NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
+"""In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
+BOUND_LOG_SD = 0.04  # in what a job needs at least
+OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
+NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
+TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Memory with constants, and how sure of it.
+
+    Attributes:
+        constants: of the formulas.
+        covariance: of their logarithms; None before any evidence, when it is their spreads'.
+        log_sd: standard deviation of the logarithm of the memory needed.
+    """
+
+    constants: MemoryConstants = field(default_factory=MemoryConstants)
+    covariance: Array | None = None
+    log_sd: float = PRIOR_LOG_SD
+
+    def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
+        """What the fullest rank needs, in parts; bytes."""
+        return memory(jobs, framework, self.constants)
+
+    def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
+        """What the framework would report as its peak."""
+        return reported(jobs, framework, self.constants)[0]
+
+    def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
+        """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
+        needed = self.parts(jobs, framework).total
+        margin = np.log(limit_bytes / needed)
+        deviation = np.full(len(jobs), self.log_sd)
+        near = np.abs(margin) < NEAR
+        if near.any():
+            close = jobs[near]
+            spreads = MemoryConstants.spreads()
+            spread = log_sd(
+                self.constants,
+                np.diag(spreads**2) if self.covariance is None else self.covariance,
+                lambda c: np.log(memory(close, framework, c).total),
+            )
+            deviation[near] = np.hypot(self.log_sd, spread)
+        return np.where(refused(jobs, framework), 0.0, ndtr(margin / deviation))
+
+    def calibrated(
+        self,
+        jobs: Jobs,
+        framework: Framework,
+        peak_bytes: Array,
+        out_of_memory: Mask,
+        limit_bytes: float,
+    ) -> MemoryModel:
+        """The model after evidence.
+
+        Reported peaks are residuals, failures for memory say that a job needs more than there is,
+        all other rows that it needs less. A failure whose predicted need is far below the limit
+        had another cause and says nothing.
+
+        Args:
+            jobs: what was run, to the end or until memory was short.
+            profile: of the framework.
+            peak_bytes: as the framework reports it; nan where unknown.
+            out_of_memory: failed for lack of memory, or for a reason unknown.
+            limit_bytes: memory of the device.
+        """
+        needed = self.parts(jobs, framework).total
+        believed = out_of_memory & (needed > OTHER_CAUSE * limit_bytes) & ~refused(jobs, framework)
+        measured = np.isfinite(peak_bytes) & ~out_of_memory
+        rows = believed | ~out_of_memory
+        if not rows.any():
+            return self
+        failed, peaks = believed[rows], np.log(peak_bytes[measured])
+        bounded, known = jobs[rows], jobs[measured]
+
+        noise = NOISE_LOG_SD[framework.reports]
+
+        def residuals(constants: MemoryConstants) -> Array:
+            over = np.log(memory(bounded, framework, constants).total / limit_bytes)
+            bounds = np.where(failed, np.minimum(over, 0.0), np.maximum(over, 0.0))
+            predicted, held = reported(known, framework, constants)
+            beyond = np.maximum(np.log(held) - peaks, 0.0)
+            sure = np.concatenate([bounds, beyond], axis=-1) * (noise / BOUND_LOG_SD)
+            return np.concatenate([np.log(predicted) - peaks, sure], axis=-1)
+
+        learnt = None
+        if self.covariance is not None:
+            first = np.diag(MemoryConstants.spreads() ** -2.0)
+            learnt = np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance))
+        found = fit(self.constants, residuals, noise, covariance=learnt)
+        return replace(self, constants=found.constants, covariance=found.covariance)

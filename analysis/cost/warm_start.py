@@ -1,0 +1,91 @@
+"""What one cost model may take over from another that was calibrated elsewhere.
+
+Constants belong to the framework, to the GPU, or to the machine's network (see
+``analysis.cost.fitted``). Whatever two models do not share says nothing of the other's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+
+from analysis.cost.constants import Array
+from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
+from analysis.cost.memory_fit import MemoryConstants
+from analysis.cost.model import TRANSFER, CostModel
+from analysis.cost.step import TimeConstants
+
+
+def shared(model: CostModel, other: CostModel) -> list[str]:
+    """Names of time's constants that both models have in common, by what they belong to."""
+    framework = model.framework.name == other.framework.name
+    gpu = gpu_kind(model.cluster) == gpu_kind(other.cluster)
+    network = model.cluster.name == other.cluster.name
+    return [
+        f.name
+        for f in fields(TimeConstants)
+        if (framework if f.name in OF_FRAMEWORK else gpu if f.name in OF_GPU else network)
+    ]
+
+
+def taken_over(model: CostModel, other: CostModel) -> CostModel:
+    """``model`` with the constants that it shares with ``other`` as ``other`` has them.
+
+    Memory goes by the framework. A model is no surer of its predictions for what others' runs were
+    like: within one run times scatter less than what a change of model or nodes leaves open.
+    """
+    names = shared(model, other)
+    taken = np.array([f.name in names for f in fields(TimeConstants)])
+    values = {name: getattr(other.constants, name) for name in names}
+    found = replace(model, constants=replace(model.constants, **values))
+    if other.covariance is not None:
+        covariance = np.zeros_like(other.covariance)
+        for kept, rows in ((_covariance(other), taken), (_covariance(model), ~taken)):
+            covariance[np.ix_(rows, rows)] = kept[np.ix_(rows, rows)]
+        found = replace(found, covariance=covariance)
+    if model.framework.name == other.framework.name:
+        found = replace(found, memory=other.memory)
+    return replace(found, log_sd=max(model.log_sd, other.log_sd))
+
+
+def discounted(model: CostModel, before: CostModel) -> CostModel:
+    """A model that was calibrated with a run, as one for others to start from.
+
+    A calibration starts from constants wider than what is known (``TRANSFER``), for the run may be
+    another case. So may the next one be: what this run says is taken for as wide again there, but
+    what it does not speak of stays as sure as it was.
+
+    Args:
+        model: after the run.
+        before: the model that was calibrated.
+    """
+    if model.covariance is not None and model.covariance is not before.covariance:
+        first = np.diag(TimeConstants.spreads() ** 2)
+        known = first / TRANSFER**2 if before.covariance is None else before.covariance
+        start = TRANSFER**2 * known
+        model = replace(model, covariance=_more(known, start, model.covariance))
+    own, old = model.memory.covariance, before.memory.covariance
+    if own is not None and own is not old:
+        first = np.diag(MemoryConstants.spreads() ** 2)
+        known = first if old is None else old
+        start = first if old is None else _no_wider(TRANSFER**2 * old, first)
+        memory = replace(model.memory, covariance=_more(known, start, own))
+        model = replace(model, memory=memory)
+    return model
+
+
+def _more(known: Array, start: Array, after: Array) -> Array:
+    """What was known, and what a run added to where its calibration started; covariances."""
+    inverse = np.linalg.inv
+    return inverse(inverse(known) + inverse(after) - inverse(start))
+
+
+def _no_wider(a: Array, b: Array) -> Array:
+    return np.asarray(np.linalg.inv(np.linalg.inv(a) + np.linalg.inv(b)))
+
+
+def _covariance(model: CostModel) -> Array:
+    if model.covariance is None:
+        return np.diag(TimeConstants.spreads() ** 2)
+    return model.covariance

@@ -1,0 +1,1 @@
+"""What the cost model says of a space and its configurations."""

@@ -1,0 +1,238 @@
+"""What the cost model says of a space's configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.fitted import cost_model
+from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
+from analysis.cost.memory_fit import MemoryConstants, MemoryModel
+from analysis.cost.model import CostModel, Evidence, Prediction
+from analysis.cost.warm_start import discounted, shared, taken_over
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace
+from search_spaces.frameworks import MEGATRON_DEEPSPEED, MESHTUNE, framework_named
+from search_spaces.rules.rule import Facts
+from trainer.formats import Format
+
+DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
+_NEEDED = ("tp", "pp", "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
+# On CPU a limit counts from what the process held before it trained.
+CPU_MEMORY = MemoryModel(
+    MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
+)
+# Result keys that follow from a step's time; each by its own convention in trainer.result.
+_OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
+    "tokens_per_second": lambda p: p.tokens_per_second,
+    "tokens_per_second_per_gpu": lambda p: p.tokens_per_second / p.jobs.world_size,
+    "samples_per_second": lambda p: p.tokens_per_second / p.jobs.seq_length,
+    "tflops_per_gpu": lambda p: p.tflops_per_gpu,
+    "step_time_s.median": lambda p: p.step_time_s,
+    "peak_memory_bytes": lambda p: p.peak_bytes,
+    "num_nodes": lambda p: p.num_nodes,
+    "node_seconds_per_token": lambda p: p.num_nodes / p.tokens_per_second,
+    "joules_per_token": lambda p: p.joules_per_token,
+}
+# Objectives from which a step's time follows: its product or its ratio with them is the job's own.
+RATES = ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second", "tflops_per_gpu")
+TIMES = ("step_time_s.median", "node_seconds_per_token", "joules_per_token", "energy_joules")
+
+
+class NotPricedError(ValueError):
+    """The cost model cannot price this space; the message says what is missing."""
+
+
+class Pricing:
+    """Prices the configurations of one space.
+
+    Attributes:
+        model: before any trial of the space was measured; replace it by a calibrated one.
+        memory_failures: kinds of trials that needed more memory than there is.
+
+    Raises:
+        NotPricedError: if the space has no model, or lacks a parameter that a price needs.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        if space.model is None:
+            raise NotPricedError("the space has no model")
+        self.space, self._shape = space, space.model
+        some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
+        missing = [name for name in _NEEDED if name not in space.columns(some).columns]
+        if missing:
+            raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
+        builtin = space.trainer.builtin
+        cluster = space.cluster
+        on_cpu = builtin is not None and builtin.device == "cpu"
+        if builtin is not None and builtin.device_memory_bytes:
+            gib = builtin.device_memory_bytes / 2**30
+            cluster = cluster.model_copy(update={"memory_gib": gib})
+        habits = (
+            MESHTUNE if builtin else framework_named(space.trainer.framework or DEFAULT_FRAMEWORK)
+        )
+        if on_cpu:
+            habits = replace(habits, name="meshtune on CPU", flash_attention=False)
+        self.model = cost_model(cluster, habits)
+        # The host's memory is what the model predicts only where it is the device's.
+        self.memory_failures = ("oom", "host_oom") if on_cpu else ("oom",)
+        if on_cpu:
+            self.model = replace(self.model, memory=CPU_MEMORY)
+        engines = space.parameters.get("engine")
+        if engines is not None and set(engines.values) == {"deepspeed"}:
+            self.model = cost_model(cluster, MEGATRON_DEEPSPEED)
+
+    def jobs(self, facts: Facts, count: int) -> Jobs:
+        """The jobs of ``count`` configurations whose facts are given as columns."""
+        known = facts.columns
+        columns: dict[str, Any] = {name: known[name] for name in _NEEDED if name != "num_layers"}
+        for name in ("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard"):
+            if name in known:
+                columns[name] = known[name]
+        columns["zero_stage"] = known.get("zero_stage", 0)
+        columns["sequence_parallel"] = known.get("sequence_parallel", False)
+        words = np.asarray(known.get("recompute", "none"))
+        columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
+        columns["element_bytes"] = np.where(known.get("precision", "bf16") == "fp32", 4.0, 2.0)
+        for name, key, narrow in (
+            ("gather_bits", "quantize_weights", Format.INT8),
+            ("reduce_bits", "quantize_gradients", Format.INT4),
+            ("secondary_bits", "quantize_secondary", Format.INT8),
+        ):
+            columns[name] = np.where(known.get(key, False), narrow.bits_with_scales, 0.0)
+        columns = {name: np.broadcast_to(column, (count,)) for name, column in columns.items()}
+        return jobs(columns, self._shape)
+
+    def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
+        """Predictions for configurations of the space, raw or canonical."""
+        return self.model.predict(self.jobs_of(configs))
+
+    def predict_columns(self, raw: Mapping[str, Any], count: int) -> Prediction:
+        """The same for raw configurations given as one column per parameter."""
+        return self.model.predict(self.jobs(self.space.columns(raw), count))
+
+    def objective(self, prediction: Prediction) -> Array | None:
+        """What the objective is predicted to be; None where the model has no word for it."""
+        return self.figure(self.space.objective.key, prediction)
+
+    def figure(self, key: str, prediction: Prediction) -> Array | None:
+        """What a figure of the result is predicted to be; None where the model has no word for it.
+
+        Energy is that of the measured steps, at the power that the cluster states for a GPU.
+        """
+        if key in ("energy_joules", "joules_per_token") and not self.space.cluster.power_watts:
+            return None
+        if key == "energy_joules":
+            per_step = prediction.jobs.global_batch * prediction.jobs.seq_length
+            return prediction.joules_per_token * per_step * self.space.trial.measured_steps
+        figure = _OBJECTIVES.get(key)
+        return None if figure is None else figure(prediction)
+
+    @property
+    def prices_all_objectives(self) -> bool:
+        """Whether ``figures`` has something to say."""
+        some = {name: p.values[0] for name, p in self.space.parameters.items()}
+        return self.figures(self.predict([some])) is not None
+
+    def figures(self, prediction: Prediction) -> Array | None:
+        """The figures of all objectives, shape (n, k); None where one of them is not priced."""
+        columns = [self.figure(o.key, prediction) for o in self.space.objectives]
+        found = [column for column in columns if column is not None]
+        return np.stack(found, axis=1) if len(found) == len(columns) else None
+
+    def promise(self, prediction: Prediction) -> Array:
+        """A positive figure, the greater the better, by which configurations are ranked.
+
+        Where the model has no word for the objective, what is sought as large as possible is taken
+        for a rate and the rest for a time.
+        """
+        figure = self.objective(prediction)
+        maximize = self.space.objective.maximize
+        if figure is None:
+            figure = prediction.tokens_per_second if maximize else prediction.step_time_s
+        return np.asarray(figure if maximize else 1 / figure)
+
+    def learn(self, run: Run, of: Pricing | None = None) -> None:
+        """Calibrate the model with a run, of this space or of another model, size or machine.
+
+        Args:
+            run: its trials count as far as they ran or were out of memory.
+            of: fresh prices of that run's own space; default this one. They start from what is
+                known here already.
+
+        Raises:
+            NotPricedError: if that run has nothing in common with this space.
+        """
+        if of is None or of.space.fingerprint == self.space.fingerprint:
+            self.model = self.calibrated(run.trials.values())
+            return
+        if not shared(self.model, of.model):
+            raise NotPricedError("the run is of another framework, GPU and cluster")
+        of.model = taken_over(of.model, self.model)
+        learnt = discounted(of.calibrated(run.trials.values()), of.model)
+        self.model = taken_over(self.model, learnt)
+
+    def learn_from(self, model: CostModel) -> None:
+        """Take over what another model has learnt; machine and framework stay this space's."""
+        self.model = replace(model, cluster=self.model.cluster, framework=self.model.framework)
+
+    def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Those that say something about time or memory."""
+        return [t for t in trials if t.ok or t.kind in self.memory_failures]
+
+    def calibrated(self, trials: Iterable[Trial]) -> CostModel:
+        """The space's model after trials of it."""
+        told = self.teaching(trials)
+        if not told:
+            return self.model
+        evidence = Evidence(
+            jobs=self.jobs_of([t.config for t in told]),
+            step_time_s=np.array([self.step_time_s(t) for t in told]),
+            peak_bytes=np.array([measured(t, "peak_memory_bytes") for t in told]),
+            out_of_memory=np.array([not t.ok for t in told]),
+        )
+        return self.model.calibrated(evidence)
+
+    def step_time_s(self, trial: Trial) -> float:
+        """As reported, or from the objective where a trainer of the user's reports only that.
+
+        nan where the trial failed, or its objective says nothing of a step.
+        """
+        reported = measured(trial, "step_time_s", "median")
+        if np.isfinite(reported) or not trial.ok or not trial.objective or trial.objective < 0:
+            return reported
+        one = self.predict([trial.config])
+        figure = self.objective(one)
+        key = self.space.objective.key
+        if figure is None or key not in (*RATES, *TIMES):
+            return float("nan")
+        factor = float(figure[0]) / trial.objective
+        return float(one.step_time_s[0]) * (factor if key in RATES else 1 / factor)
+
+    def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
+        """The jobs of configurations, raw or canonical."""
+        rows = [self.space.raw(config) for config in configs]
+        raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
+        return self.jobs(self.space.columns(raw), len(rows))
+
+
+def price(space: SearchSpace) -> Pricing | None:
+    """The space's prices, or None where the cost model has no word for it."""
+    try:
+        return Pricing(space)
+    except NotPricedError:
+        return None
+
+
+def measured(trial: Trial, *path: str) -> float:
+    """A figure of a trial's result; nan where it failed or gave none."""
+    value: Any = trial.result if trial.ok else None
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return float("nan")
+    return float(value)

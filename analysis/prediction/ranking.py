@@ -1,0 +1,267 @@
+"""``meshtune predict``: what the cost model expects of a space, ranked, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.groups import MissingFactError
+from analysis.cost.model import Prediction
+from analysis.prediction.pricing import NotPricedError, Pricing
+from analysis.prediction.time_limits import in_time
+from analysis.run.fold import Run
+from analysis.units import counted, duration
+from search_spaces import CheckReport, SearchSpace, check
+from search_spaces.points.candidates import Candidates
+from workflows.search.progress import config_text
+from workflows.search.trials import start_up_s
+
+LIKELY = 0.5  # probability from which a configuration counts as one that fits
+SAMPLED = 1_000_000  # configurations priced of a space too large to list
+COUNTED = 50_000  # likewise, where only the share that fits is asked for
+GIB = 2**30
+SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
+TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is said
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Configurations of a space, the most promising first.
+
+    Attributes:
+        pricing: by which model.
+        configs: canonical.
+        prediction: theirs, in the same order.
+        num_priced: configurations that were compared.
+        num_likely: those of them that are expected to fit.
+        ranked_by: what the order follows; empty for a single configuration.
+        warnings: lines of text on the space's trials.
+    """
+
+    pricing: Pricing
+    configs: list[dict[str, Any]]
+    prediction: Prediction
+    num_priced: int
+    num_likely: int
+    ranked_by: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def rank(pricing: Pricing, top: int) -> Ranking:
+    """Price the valid configurations of a space and keep the best.
+
+    Ranked by what they promise (see ``Pricing.promise``), times the probabilities to fit and to
+    end in time; by memory where none is expected to fit.
+
+    Args:
+        pricing: of the space.
+        top: how many to keep.
+
+    Raises:
+        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    """
+    space = pricing.space
+    candidates = Candidates(space)
+    indices = candidates.indices(SAMPLED, np.random.default_rng(0), [], max_nodes=2**31)
+    if not len(indices):
+        check(space)
+    prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+    likely = int(np.count_nonzero(prediction.fits >= LIKELY))
+    value, ranked_by = -prediction.peak_bytes, "memory"
+    if likely:
+        value = pricing.promise(prediction) * prediction.fits * in_time(space, prediction)
+        first = ", the first objective," if space.more_objectives else ""
+        ranked_by = f"{space.objective.key}{first} and the probability to fit and to end in time"
+    order = np.argsort(-value, kind="stable")[:top]
+    configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
+    warnings = too_large(pricing, prediction) + too_long(pricing, prediction)
+    return Ranking(
+        pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
+    )
+
+
+def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
+    """One configuration."""
+    prediction = pricing.predict([config])
+    return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
+
+
+def lesson(pricing: Pricing, run: Run) -> str:
+    """What a calibration with a run rests on, as a line of text.
+
+    Args:
+        pricing: of the run's own space.
+        run: that the model was calibrated with.
+    """
+    told = pricing.teaching(run.trials.values())
+    failed = sum(not trial.ok for trial in told)
+    if not told:
+        return "not calibrated: no trial of the run has run or was out of memory"
+    return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
+
+
+def foreseen(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
+    """Warnings before a search: lines of text on what its trials cannot do.
+
+    Args:
+        space: to be searched.
+        pricing: its prices; None where it has none.
+
+    Raises:
+        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    """
+    candidates = Candidates(space)
+    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+    if not len(indices):
+        check(space)
+    if pricing is None:
+        return ()
+    with suppress(MissingFactError):
+        prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
+        return too_large(pricing, prediction) + too_long(pricing, prediction)
+    return ()
+
+
+def likely_to_fit(report: CheckReport) -> str:
+    """How many of a space's valid configurations are expected to fit, as a line of text."""
+    try:
+        pricing = Pricing(report.space)
+    except NotPricedError as error:
+        return f"memory is not predicted: {error}"
+    candidates = Candidates(report.space)
+    indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
+    model = pricing.model
+    jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
+    fits = model.memory.fits(jobs, model.framework, model.memory_limit_bytes)
+    likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
+    about = "about " if len(indices) < report.valid else ""
+    lines = [
+        f"{about}{likely:,} of {report.valid:,} valid configurations are "
+        f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
+        "(cost model, uncalibrated)"
+    ]
+    with suppress(MissingFactError):  # such as the network: it can be counted, not timed
+        prediction = model.predict(jobs)
+        lines += too_large(pricing, prediction) + too_long(pricing, prediction)
+    return "\n".join(lines)
+
+
+def too_large(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+    """A warning where nothing is expected to fit."""
+    if np.any(prediction.fits >= LIKELY):
+        return ()
+    least, limit = prediction.peak_bytes.min() / GIB, pricing.model.memory_limit_bytes / GIB
+    return (
+        f"warning: none is expected to fit: the least that one needs is {least:,.4g} GiB on its "
+        f"fullest GPU, of {limit:.4g} GiB; split the model more (tp, pp, zero_stage, num_nodes), "
+        "or recompute",
+    )
+
+
+def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+    """A warning where many trials that fit would not end before the space's time limits do."""
+    trial = pricing.space.trial
+    fits = prediction.fits >= LIKELY
+    if not fits.any():
+        return ()
+    step_s, steps = prediction.step_time_s[fits], trial.warmup_steps + trial.measured_steps
+    start_s = start_up_s(pricing.space)
+    limits = {
+        "timeout": (start_s + steps * step_s, trial.timeout_s),
+        "no_progress_timeout": (step_s, trial.no_progress_timeout_s or np.inf),
+    }
+    warnings = []
+    for name, (needed_s, limit_s) in limits.items():
+        share = float(np.mean(needed_s > limit_s))
+        if share > TOLERATED_SHARE:
+            warnings.append(
+                f"warning: {100 * share:.2g} % of those that fit need longer than "
+                f"trial.{name} ({duration(limit_s)}): up to {duration(needed_s.max())}, with "
+                f"{counted(steps, 'step')} of {duration(step_s.max())} and "
+                f"{duration(start_s)} to start"
+            )
+    return tuple(warnings)
+
+
+def table(ranking: Ranking) -> str:
+    """The ranking as text: one line per configuration."""
+    prediction, pricing = ranking.prediction, ranking.pricing
+    space = pricing.space
+    figure = pricing.objective(prediction)
+    low, high = prediction.interval_s()
+    heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
+    if figure is not None and space.objective.key not in ("tokens_per_second", "tflops_per_gpu"):
+        heads.insert(1, space.objective.key)
+    rows = []
+    for i, config in enumerate(ranking.configs):
+        row = [
+            str(i + 1),
+            f"{prediction.step_time_s[i]:.4g}",
+            f"{low[i]:.3g} to {high[i]:.3g}",
+            f"{prediction.tokens_per_second[i]:,.0f}",
+            f"{prediction.tflops_per_gpu[i]:.3g}",
+            f"{prediction.memory.total[i] / GIB:.3g}",
+            f"{100 * prediction.fits[i]:.0f} %",
+            config_text(config),
+        ]
+        if len(heads) > len(row) and figure is not None:
+            row.insert(1, f"{figure[i]:.5g}")
+        rows.append(row)
+    widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
+    lines = []
+    for row in [heads, *rows]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([*cells[:-1], row[-1]]).rstrip())
+    share = 100 * ranking.num_likely / max(ranking.num_priced, 1)
+    lines.append(
+        f"{space.name}: {ranking.num_likely:,} of {ranking.num_priced:,} configurations are "
+        f"expected to fit ({share:.3g} %)"
+    )
+    if ranking.ranked_by:
+        lines.append(f"ranked by {ranking.ranked_by}")
+    return "\n".join([*lines, *ranking.warnings])
+
+
+def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:
+    """Where memory and time of one configuration go, and what follows from them.
+
+    Args:
+        ranking: of which it is one.
+        tokens: to train on.
+        index: its place.
+    """
+    prediction, pricing = ranking.prediction, ranking.pricing
+    lines = [config_text(ranking.configs[index])]
+    limit = pricing.model.memory_limit_bytes
+    total = float(prediction.memory.total[index])
+    lines.append(
+        f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
+        f"fits with {100 * prediction.fits[index]:.0f} %"
+    )
+    lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
+    step_s = float(prediction.step_time_s[index])
+    low, high = prediction.interval_s()
+    lines.append(f"step: {step_s:.4g} s, 95 % between {low[index]:.4g} and {high[index]:.4g}")
+    lines += _bars(prediction.time.as_dict(), index, step_s, 1.0, "s")
+    lines.append(f"{prediction.tokens_per_node_hour[index]:.4g} tokens per node-hour")
+    lines.append(f"{prediction.days_to_train(tokens)[index]:.4g} days for {tokens:.3g} tokens")
+    joules = float(prediction.joules_per_token[index])
+    if np.isfinite(joules):
+        lines.append(f"{joules:.4g} J per token at the GPUs' stated power")
+    return "\n".join(lines)
+
+
+def _bars(
+    parts: Mapping[str, np.ndarray], index: int, total: float, unit: float, name: str
+) -> list[str]:
+    shown = sorted(((float(v[index]), k) for k, v in parts.items()), reverse=True)
+    return [
+        f"  {key.replace('_', ' '):<18} {value / unit:>9.4g} {name:<4} "
+        f"{100 * value / total:>5.1f} %  {'#' * round(40 * value / total)}".rstrip()
+        for value, key in shown
+        if value > SHOWN_SHARE * total
+    ]

@@ -1,0 +1,221 @@
+"""``meshtune predict --scaling``: one configuration over more and more nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from analysis.cost.activations import refused
+from analysis.cost.constants import EDGE, log_sd
+from analysis.cost.jobs import Array
+from analysis.cost.model import CostModel, Prediction
+from analysis.cost.step import TimeConstants, step
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.ranking import GIB, LIKELY
+from analysis.report.scaling import Curve
+from search_spaces import Parameter, SearchSpace
+from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
+from workflows.search.progress import config_text
+
+Scaling = Literal["weak", "strong"]
+DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A configuration on several numbers of nodes.
+
+    Attributes:
+        kind: ``weak``: the batch grows with the nodes; ``strong``: it stays.
+        config: what is scaled.
+        prediction: of each number of nodes that can be had, ascending.
+        efficiency: tokens/s of a node over those on the fewest nodes.
+        efficiency_log_sd: standard deviation of its logarithm; see ``_efficiency_log_sd``.
+        left_out: why other numbers of nodes are not there, as lines of text.
+    """
+
+    kind: Scaling
+    config: Mapping[str, Any]
+    prediction: Prediction
+    efficiency: Array
+    efficiency_log_sd: Array
+    left_out: tuple[str, ...]
+
+    def curve(self) -> Curve:
+        """What a figure shows of it."""
+        low, high = self.prediction.interval_s()
+        tokens = self.prediction.tokens_per_second * self.prediction.step_time_s
+        spread = np.exp(EDGE * self.efficiency_log_sd)
+        return Curve(
+            title=f"{self.kind} scaling: {config_text(self.config)}",
+            nodes=self.prediction.num_nodes,
+            tokens_per_second=self.prediction.tokens_per_second,
+            tokens_per_second_range=(tokens / high, tokens / low),
+            efficiency=self.efficiency,
+            efficiency_range=(self.efficiency / spread, self.efficiency * spread),
+        )
+
+
+def scale(
+    pricing: Pricing, config: Mapping[str, Any], kind: Scaling, nodes: Sequence[int] = ()
+) -> Scaled:
+    """Predict a configuration on other numbers of nodes.
+
+    Its degrees stay, except for those of data parallelism, which follow from the nodes. Rules of
+    the space itself, such as a limit of the batch, do not count.
+
+    Args:
+        pricing: of the configuration's space.
+        config: raw or canonical.
+        kind: of scaling.
+        nodes: on how many; default: its own, halved and doubled again and again.
+
+    Raises:
+        ValueError: if no number of nodes can be had; it says why.
+    """
+    space = pricing.space
+    facts: dict[str, Any] = space.facts(config)
+    ranks = int(facts["tp"] * facts["pp"])
+    left_out: dict[str, list[int]] = {}
+    wished = []
+    for count in sorted(set(nodes)) or _doubled(space.num_nodes(config), space.cluster.num_nodes):
+        gas = int(facts["gas"])
+        replicas = count * space.cluster.gpus_per_node // ranks
+        if kind == "strong" and replicas:
+            gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
+            if rest or not gas:
+                why = (
+                    f"{facts['global_batch_size']} sequences are not a whole number of "
+                    f"micro-batches of {facts['mbs']} on each replica"
+                )
+                left_out.setdefault(why, []).append(count)
+                continue
+        wished.append({**space.raw(config), "num_nodes": count, "gas": gas})
+    wider = _widened(space, wished)
+    prices = Pricing(wider)
+    prices.model = pricing.model
+    kept = []
+    for other in wished:
+        if why := _hindrance(prices, other):
+            left_out.setdefault(why, []).append(int(other["num_nodes"]))
+        else:
+            kept.append(other)
+    reasons = tuple(f"{_listed(counts)}: {why}" for why, counts in left_out.items())
+    if not kept:
+        raise ValueError("\n  ".join(["it can be scaled to no number of nodes", *reasons]))
+    prediction = prices.predict(kept)
+    rate = prediction.tokens_per_node_hour
+    return Scaled(
+        kind=kind,
+        config=space.canonical(config),
+        prediction=prediction,
+        efficiency=rate / rate[0],
+        efficiency_log_sd=_efficiency_log_sd(prediction),
+        left_out=reasons,
+    )
+
+
+def text(scaled: Scaled, tokens: float) -> str:
+    """A table, a line for each number of nodes; 95 % intervals in parentheses.
+
+    Args:
+        scaled: what is shown.
+        tokens: to train on.
+    """
+    prediction = scaled.prediction
+    factor = np.exp(EDGE * prediction.time_log_sd)
+    spread = np.exp(EDGE * scaled.efficiency_log_sd)
+    columns: dict[str, list[str]] = {
+        "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
+        "gas": [f"{n:.0f}" for n in prediction.jobs.gas],
+        "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
+        "step s": _ranges(prediction.step_time_s, factor),
+        "tokens/s": _ranges(prediction.tokens_per_second, factor),
+        "efficiency %": _ranges(100 * scaled.efficiency, spread),
+        "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, factor),
+        f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), factor),
+    }
+    if np.all(np.isfinite(prediction.joules_per_token)):
+        columns["J/token"] = _ranges(prediction.joules_per_token, factor)
+    columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
+    rows = [list(columns), *zip(*columns.values(), strict=True)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"{scaled.kind} scaling of {config_text(scaled.config)}"]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells))
+    lines += [f"left out: {why}" for why in scaled.left_out]
+    return "\n".join(lines)
+
+
+def _ranges(values: Array, factor: Array) -> list[str]:
+    return [
+        f"{_digits(value)} ({_digits(value / by)}-{_digits(value * by)})"
+        for value, by in zip(values.tolist(), factor.tolist(), strict=True)
+    ]
+
+
+def _digits(value: float) -> str:
+    """Three digits, without an exponent up to a million."""
+    return f"{value:,.0f}" if 999.5 <= value < 1e6 else f"{value:.3g}"
+
+
+def _doubled(count: int, most: int | None) -> list[int]:
+    most = most or count * 2**DOUBLINGS
+    while count % 2 == 0:
+        count //= 2
+    return [count << k for k in range(most.bit_length()) if count << k <= most]
+
+
+def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> SearchSpace:
+    """The space with these nodes and micro-batches, and what any configuration must keep."""
+    general = {**COMMON_RULES, **BUILTIN_TRAINER_RULES}
+    values = {
+        name: tuple(dict.fromkeys(config[name] for config in configs))
+        for name in ("num_nodes", "gas")
+        if configs
+    }
+    others = {name: p for name, p in space.parameters.items() if name not in values}
+    return replace(
+        space,
+        parameters=others | {name: Parameter(name, found) for name, found in values.items()},
+        rules=tuple(rule for rule in space.rules if rule.name in general),
+    )
+
+
+def _hindrance(prices: Pricing, config: Mapping[str, Any]) -> str:
+    """Why a configuration is not expected to run; empty if it is."""
+    if broken := prices.space.first_violation(config):
+        return broken.rpartition(" (")[0]
+    prediction, model = prices.predict([config]), prices.model
+    if prediction.fits[0] >= LIKELY:
+        return ""
+    if refused(prediction.jobs, model.framework)[0]:
+        return f"{model.framework.name} refuses it"
+    return f"expected to need more than {model.memory_limit_bytes / GIB:.4g} GiB"
+
+
+def _efficiency_log_sd(prediction: Prediction) -> Array:
+    """What the model's constants leave open of the efficiency's logarithm.
+
+    An error that all sizes share, such as in the rate of products, cancels. Before a calibration
+    the constants are as uncertain as their priors say: how links differ between machines, which
+    widens the interval of a step, is not known to widen that of a ratio.
+    """
+    model: CostModel = prediction.model
+    covariance = model.covariance
+    if covariance is None:
+        covariance = np.diag(TimeConstants.spreads() ** 2)
+
+    def logarithm(constants: TimeConstants) -> Array:
+        logs = np.log(step(prediction.jobs, model.cluster, model.framework, constants).total)
+        return np.asarray(logs - logs[..., :1])
+
+    return log_sd(model.constants, covariance, logarithm)
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return f"{', '.join(f'{count:,}' for count in counts)} node{'s' if counts[-1] > 1 else ''}"

@@ -1,0 +1,29 @@
+"""Whether trials end before their space's time limits do."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import ndtr
+
+from analysis.cost.jobs import Array
+from analysis.cost.model import Prediction
+from search_spaces import SearchSpace
+from workflows.search.trials import start_up_s
+
+
+def longest_step_s(space: SearchSpace) -> float:
+    """Seconds above which a step makes a trial end as slow or hanging."""
+    trial = space.trial
+    steps = trial.warmup_steps + trial.measured_steps
+    for_steps_s = max(0.0, trial.timeout_s - start_up_s(space))
+    return min(for_steps_s / steps, trial.no_progress_timeout_s or np.inf)
+
+
+def in_time(space: SearchSpace, prediction: Prediction) -> Array:
+    """Probability that trials end before the time limits of their space.
+
+    Step times are log-normal around the prediction, with the model's own spread.
+    """
+    with np.errstate(divide="ignore"):
+        room = np.log(longest_step_s(space) / prediction.step_time_s)
+    return np.asarray(ndtr(room / prediction.model.log_sd))

@@ -1,0 +1,1 @@
+"""From measurements of a machine to a cluster file."""

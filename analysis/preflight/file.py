@@ -1,0 +1,219 @@
+"""A cluster file from measurements, and from the data sheets in the shipped ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from analysis.cost.compute import ComputeConstants
+from analysis.cost.groups import LinkConstants
+from analysis.preflight.facts import collectives, derived_links, derived_nic, points, significant
+from search_spaces.cluster import Cluster, Link, Nic
+
+# NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
+_MODEL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)\b")
+_SAME_MEMORY = 0.12  # a driver keeps some; other editions of a GPU differ by more
+_OWN_WIDTH = 34  # of a key and its value, before a comment
+
+
+class NotMeasuredError(ValueError):
+    """The measurement ended before the least of a cluster's facts were known."""
+
+
+def shipped_clusters() -> dict[str, Cluster]:
+    """The clusters that come with meshtune, by name."""
+    folder = resources.files("search_spaces").joinpath("clusters")
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
+    found = [Cluster.model_validate(yaml.safe_load(f.read_text())) for f in files]
+    return {cluster.name: cluster for cluster in found}
+
+
+def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
+    """Shipped clusters of this GPU: same model, memory and compute units.
+
+    Args:
+        device: as torch describes it.
+        name: of the cluster; one of that name and GPU is preferred to all others.
+    """
+    model = _MODEL.search(device["name"].upper())
+    found = []
+    for cluster in shipped_clusters().values():
+        own = _MODEL.search(cluster.gpu.upper())
+        memory = device["memory_bytes"] / cluster.memory_bytes
+        units = {cluster.compute_units, device["compute_units"]} - {None}
+        same = model and own and model[1] == own[1] and len(units) <= 1
+        if same and abs(memory - 1) < _SAME_MEMORY:
+            found.append(cluster)
+    return [m for m in found if m.name == name] or found
+
+
+def cluster_file(
+    result: Mapping[str, Any], name: str, when: datetime, failure: str = ""
+) -> tuple[str, Cluster]:
+    """The file's text, and the facts in it that stand in data sheets, to judge the measured by.
+
+    Args:
+        result: of ``trainer.preflight``.
+        name: of the cluster.
+        when: it was measured.
+        failure: why the measurement is not complete.
+
+    Raises:
+        NotMeasuredError: if not even the matrix products were measured.
+    """
+    facts = _Facts(result, name)
+    host = result["hosts"][0]
+    versions = f"torch {result['torch']}, {result['device']['library']}"
+    lines = [
+        "# Measured by `meshtune preflight`; check what says so, and state num_nodes.",
+        "# Rates per direction; 1 GB/s = 1e9 bytes/s.",
+        *([f"# INCOMPLETE: {' '.join(failure.split())}"] if failure else []),
+        f"name: {_scalar(name)}",
+        f"source: {json.dumps(f'meshtune preflight, {when:%Y-%m-%d}, {host}, {versions}')}",
+        *facts.lines(),
+    ]
+    text = "\n".join(lines) + "\n"
+    Cluster.model_validate(yaml.safe_load(text))  # what is written can be read
+    return text, facts.data_sheet()
+
+
+class _Facts:
+    """A cluster's facts, each with where it is from."""
+
+    def __init__(self, result: Mapping[str, Any], name: str) -> None:
+        if not result.get("gemm"):
+            raise NotMeasuredError(result.get("message", "no matrix product was measured"))
+        self.name, self.result, self.device = name, result, result["device"]
+        self.per_node = int(result["ranks_per_node"])
+        self.num_nodes = len(result["hosts"]) // self.per_node
+        self.points = points(result.get("collectives", []))
+        known = clusters_with(self.device, name)
+        self.known = known[0] if known else None
+        alike = [m for m in known if m.gpus_per_node == self.per_node]
+        self.links = self._agreed([m.links for m in alike])
+        self.nic, self.nic_source = self._nic(alike)
+
+    def lines(self) -> list[str]:
+        """The file's lines after its name and source."""
+        known, device = self.known, self.device
+        like = f"as in {known.name}.yaml" if known else ""
+        half, full = self._best("bfloat16", "float16"), self._best("float32")
+        copied = self._middle_of("copy")
+        memory = known.memory_gb_per_s if known else None
+        if memory is None and copied:
+            memory = significant(copied / ComputeConstants().memory_share)
+        peak = known.peak_bf16_tflops if known else None
+        unstated = "the best product measured: state the data sheet's peak"
+        host = known.host_link_gb_per_s if known else None
+        pinned = self._middle_of("host_copy")
+        entries: list[tuple[str, Any, str]] = [
+            ("gpu", device["name"], ""),
+            ("gpus_per_node", self.per_node, "ranks that were started on a node"),
+            ("cpus_per_node", self.result["cpus_per_node"], ""),
+            ("shared_by", self._shared_by(), "ranks to a core"),
+            ("compute_units", 1 if device["type"] == "cpu" else device["compute_units"], ""),
+            ("power_watts", known.power_watts if known else None, like),
+            ("memory_gib", significant(device["memory_bytes"] / 2**30, 4), ""),
+            ("memory_gb_per_s", memory, self._measured_at(copied, like, "a copy")),
+            ("peak_bf16_tflops", peak or _rounded(half), like if peak else unstated),
+            ("peak_fp32_tflops", _rounded(full), unstated),
+            ("gemm_bf16_tflops", _rounded(half), "measured"),
+            ("host_link_gb_per_s", host or _rounded(pinned), self._measured_at(pinned, like, "")),
+        ]
+        lines = [_line(key, value, note) for key, value, note in entries if value is not None]
+        return [*lines, *self._link_lines(), *self._measured_lines()]
+
+    def data_sheet(self) -> Cluster:
+        """What the links should reach; without links or adapters that nobody states."""
+        return Cluster(
+            name=self.name,
+            gpus_per_node=self.per_node,
+            memory_gib=self.device["memory_bytes"] / 2**30,
+            peak_bf16_tflops=1.0,
+            links=self.links or [],
+            nic=self.nic if self.nic_source != "measured" else None,
+        )
+
+    def _shared_by(self) -> float | None:
+        """Where ranks are processes on fewer cores than they are."""
+        cores = self.result["cpus_per_node"]
+        shared = self.device["type"] == "cpu" and self.per_node > cores
+        return significant(self.per_node / cores) if shared else None
+
+    def _nic(self, alike: Sequence[Cluster]) -> tuple[Nic | None, str]:
+        named = [m for m in alike if m.name == self.name and m.nic]
+        if named:
+            return named[0].nic, f"as in {self.name}.yaml"
+        adapters = self.result.get("adapters") or {}
+        real = len(set(self.result["hosts"])) == self.num_nodes  # not nodes played by one machine
+        if adapters and real:
+            rates = sorted(adapters.values())
+            return Nic(count=len(rates), gb_per_s=rates[0]), ", ".join(sorted(adapters))
+        agreed = self._agreed([m.nic for m in alike])
+        if agreed and real:
+            return agreed, f"as in {alike[0].name}.yaml"
+        return derived_nic(self.points, self.per_node), "measured"
+
+    def _agreed(self, stated: Sequence[Any]) -> Any:
+        """What all of them say; None if they differ or nobody says anything."""
+        return stated[0] if stated and all(s == stated[0] for s in stated) else None
+
+    def _best(self, *formats: str) -> float | None:
+        """TFLOP/s of the best square product, on the median rank."""
+        squares = [
+            float(np.median(g["tflops"]))
+            for g in self.result["gemm"]
+            if g["dtype"] in formats and g["of"] == "square"
+        ]
+        return max(squares, default=None)
+
+    def _middle_of(self, kind: str) -> float | None:
+        rates = [float(np.median(c["gb_per_s"])) for c in self.result.get(kind, [])]
+        return max(rates, default=None)
+
+    def _measured_at(self, rate: float | None, like: str, what: str) -> str:
+        if rate is None:
+            return like
+        seen = f"measured {rate:.4g}{' by ' + what if what else ''}"
+        return f"{like}; {seen}" if like else seen
+
+    def _link_lines(self) -> list[str]:
+        lines = []
+        links: Sequence[Link] = self.links or derived_links(self.points, self.per_node)
+        if links:
+            share = f"{100 * LinkConstants().node_share:.0f} %"
+            how = "by data sheet" if self.links else f"measured; collectives are {share} of it"
+            lines = [f"links:  # {how}"]
+            lines += [f"  - {_flow(link.model_dump(exclude_defaults=True))}" for link in links]
+        if self.nic:
+            stated = _flow(self.nic.model_dump(exclude_defaults=True))
+            lines.append(f"nic: {stated}  # {self.nic_source}")
+        return lines
+
+    def _measured_lines(self) -> list[str]:
+        entries = [c.model_dump(exclude_defaults=True) for c in collectives(self.points)]
+        return ["measured:", *(f"  - {_flow(e)}" for e in entries)] if entries else []
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else significant(value, 4)
+
+
+def _line(key: str, value: Any, note: str) -> str:
+    text = f"{key}: {json.dumps(value)}"
+    return f"{text:<{_OWN_WIDTH}}# {note}" if note else text
+
+
+def _flow(record: Mapping[str, Any]) -> str:
+    return "{" + ", ".join(f"{key}: {_scalar(value)}" for key, value in record.items()) + "}"
+
+
+def _scalar(value: Any) -> str:
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)

@@ -1,0 +1,1 @@
+"""The report over a run: its page, pictures and tables."""

@@ -1,0 +1,229 @@
+"""The report's figures. Every function returns a matplotlib Figure; nothing touches pyplot."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from analysis.report.sensitivity import Sensitivity
+from analysis.report.trajectory import failure_window
+from analysis.run.trial import TOLD
+
+DPI = 150
+MAX_PARAMETERS = 15
+EDGE = 1.03  # where the time axis ends, relative to the last trial
+BLUE, DARK, RED, GRAY, PALE, LIGHT = (
+    "#3b82c4",
+    "#1f3a5f",
+    "#c8322b",
+    "#8a8f98",
+    "#b9bec7",
+    "#d7dade",
+)
+_TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def trajectory_figure(
+    frame: pd.DataFrame, objective: str, restarts_s: Sequence[float] = ()
+) -> Figure:
+    """Objective of each trial, best so far, failures by kind, and their rolling share over time.
+
+    After Dash et al. 2023, Figure 9.
+
+    Args:
+        frame: ``trajectory(run)``.
+        objective: label of the objective, with its unit.
+        restarts_s: search time at which the run was continued, seconds.
+    """
+    kinds = frame.loc[frame["kind"] != "ok", "kind"].value_counts().index.tolist()
+    heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
+    figure = Figure(figsize=(9, sum(heights) + 1.0), layout="constrained")
+    top, strip, bottom = figure.subplots(3, 1, sharex=True, height_ratios=heights)
+    scale_s, unit = _time_unit(frame["search_s"].max() if len(frame) else 0.0)
+    x = frame["search_s"] / scale_s
+    _draw_objective(top, x, frame, objective)
+    _draw_failures(strip, x, frame, kinds)
+    _draw_failure_share(bottom, x, frame)
+    for axes in (top, strip, bottom):
+        plain(axes)
+        for restart_s in restarts_s:
+            axes.axvline(restart_s / scale_s, color=GRAY, linewidth=0.8, linestyle=":")
+    if len(frame):
+        bottom.set_xlim(0, x.max() * EDGE or 1.0)
+    bottom.set_xlabel(f"search time ({unit})" + (", dotted: continued" if restarts_s else ""))
+    figure.align_ylabels()
+    return figure
+
+
+def _draw_objective(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, objective: str) -> None:
+    axes.set_ylabel(objective, parse_math=False)
+    if frame["objective"].isna().all():
+        axes.set_yticks([])
+        _note(axes, "no successful trial")
+        return
+    axes.scatter(x, frame["objective"], s=18, color=BLUE, alpha=0.8, linewidth=0, label="trial")
+    axes.step(
+        *_to_the_edge(x, frame["best"]), where="post", color=DARK, linewidth=1.6,
+        label="best so far",
+    )  # fmt: skip
+    axes.margins(y=0.08)
+    axes.legend(
+        frameon=False, ncols=2, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1),
+        borderaxespad=0.1,
+    )  # fmt: skip
+
+
+def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: list[str]) -> None:
+    for row, kind in enumerate(kinds):
+        times = x[frame["kind"] == kind]
+        color = RED if kind in TOLD else GRAY
+        axes.scatter(times, np.full(len(times), row), s=26, marker="v", color=color, linewidth=0)
+    counts = frame["kind"].value_counts()
+    axes.set_yticks(range(len(kinds)), [f"{kind} ({counts[kind]})" for kind in kinds], fontsize=9)
+    axes.set_ylim(max(len(kinds), 1) - 0.4, -0.6)
+    if not kinds:
+        _note(axes, "no failures")
+
+
+def _draw_failure_share(axes: Axes, x: pd.Series[float], frame: pd.DataFrame) -> None:
+    window = failure_window(int(frame["kind"].isin(TOLD).sum()))
+    x, share = _to_the_edge(x, frame["failure_share"])
+    axes.step(x, share, where="post", color=RED, linewidth=1.4)
+    axes.fill_between(x, 0, share, step="post", color=RED, alpha=0.15, linewidth=0)
+    axes.set_ylim(0, 1.05)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_yticks([0, 0.5, 1])
+    axes.set_ylabel(f"failed of\nlast {window}")
+
+
+def _to_the_edge(
+    x: pd.Series[float], y: pd.Series[float]
+) -> tuple[pd.Series[float], pd.Series[float]]:
+    """The step line, held at its last value up to the edge of the axes."""
+    return (
+        pd.concat([x, x.tail(1) * EDGE], ignore_index=True),
+        pd.concat([y, y.tail(1)], ignore_index=True),
+    )
+
+
+def _note(axes: Axes, text: str) -> None:
+    axes.text(
+        0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=GRAY, fontsize=9
+    )
+
+
+def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
+    """Mean |SHAP| per parameter as bars, and every trial's SHAP value beside it (beeswarm).
+
+    The bars are Dash et al. 2023, Figure 10. The whiskers are the bootstrap interval. The colour
+    of a point is the parameter's value, from its lowest to its highest; grey is inactive.
+
+    Args:
+        sensitivity: of the objective or of failure.
+        effect: what the SHAP values are an effect on, with the unit.
+    """
+    means = sensitivity.mean_abs.head(MAX_PARAMETERS)
+    figure = Figure(figsize=(9, 0.46 * len(means) + 1.35), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.35))
+    rows = np.arange(len(means))
+    bounds = sensitivity.interval.loc[means.index]
+    left.barh(rows, means, height=0.62, color=BLUE)
+    left.hlines(rows, bounds["low"], bounds["high"], color=DARK, linewidth=1.4)
+    left.set_xlim(0, 1.05 * max(means.max(), bounds["high"].max()) or 1.0)
+    left.set_xlabel(f"mean |SHAP|, {effect}", fontsize=9, parse_math=False)
+    left.set_yticks(rows, means.index, parse_math=False)
+    left.set_ylim(len(means) - 0.5, -0.5)
+    columns = sensitivity.encoded.values.columns
+    for row, name in enumerate(means.index):
+        _draw_swarm(
+            right, row, sensitivity.shap[:, columns.get_loc(name)],
+            sensitivity.encoded.values[name].to_numpy(),
+            sensitivity.encoded.inactive[name].to_numpy(),
+        )  # fmt: skip
+        left.annotate(
+            _clip(sensitivity.encoded.legend[name]), (0, row), xytext=(-4, -11),
+            textcoords="offset points", ha="right", va="center", fontsize=6.5, color=GRAY,
+            annotation_clip=False, parse_math=False,
+        )  # fmt: skip
+    right.axvline(0, color=GRAY, linewidth=0.8, zorder=0)
+    right.set_xlabel(f"SHAP value, {effect}", fontsize=9, parse_math=False)
+    _color_key(figure, right)
+    for axes in (left, right):
+        plain(axes)
+        axes.tick_params(axis="y", length=0)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+    return figure
+
+
+def _draw_swarm(
+    axes: Axes,
+    row: int,
+    shap: NDArray[np.float64],
+    values: NDArray[np.float64],
+    inactive: NDArray[np.bool_],
+) -> None:
+    y = row + _spread(shap)
+    active = ~inactive
+    ranks = pd.Series(values[active]).rank(method="dense").to_numpy() - 1
+    axes.scatter(shap[inactive], y[inactive], s=11, color=PALE, linewidth=0)
+    axes.scatter(
+        shap[active], y[active], s=11, c=ranks, cmap="viridis", vmin=0,
+        vmax=max(ranks.max(initial=0.0), 1.0), linewidth=0,
+    )  # fmt: skip
+
+
+def _spread(
+    values: NDArray[np.float64], bins: int = 60, height: float = 0.36
+) -> NDArray[np.float64]:
+    """Vertical offsets that keep close values apart: piled up, symmetric, within ``height``."""
+    width = np.ptp(values) / bins or 1.0
+    cells = np.floor((values - values.min()) / width).astype(int)
+    offsets = np.zeros(len(values), dtype=np.float64)
+    for cell in np.unique(cells):
+        members = np.flatnonzero(cells == cell)
+        offsets[members] = np.arange(len(members)) - (len(members) - 1) / 2
+    scale = min(0.07, height / max(float(np.abs(offsets).max()), 1.0))
+    return scale * offsets
+
+
+def _color_key(figure: Figure, axes: Axes) -> None:
+    from matplotlib.cm import ScalarMappable
+
+    bar = figure.colorbar(ScalarMappable(cmap="viridis"), ax=axes, fraction=0.03, pad=0.02)
+    bar.set_ticks([0, 1], labels=["low", "high"], fontsize=8)
+    bar.set_label("parameter's value", fontsize=8, labelpad=-12)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
+
+
+def plain(axes: Axes) -> None:
+    """Leave out of the axes what carries no information."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color=LIGHT, linewidth=0.5)
+    axes.set_axisbelow(True)
+
+
+def _time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds per unit of the time axis, and the unit's name."""
+    for at_least_s, scale_s, name in _TIME_UNITS:
+        if longest_s >= at_least_s:
+            return scale_s, name
+    return 1.0, "s"
+
+
+def _clip(text: str, length: int = 34) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,108 @@
+"""The report's tables of trials: their columns, and a row for each trial."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from analysis import units as quantities
+from analysis.report.trajectory import ended_t, succeeded
+from analysis.run.fold import Run
+from analysis.run.trial import TOLD, Trial
+
+TAIL_LINES = 20
+TAIL_CHARACTERS = 4000
+KEY_METRICS = (
+    "tflops_per_gpu",
+    "tokens_per_second",
+    "step_time_s.median",
+    "peak_memory_bytes",
+)
+LINKS = {"stdout": "stdout.log", "stderr": "stderr.log", "folder": ""}  # of a trial's folder
+
+
+def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
+    """Parameters that differ between trials, in the space's order, and those that do not."""
+    configs = [trial.config for trial in run.trials.values()]
+    names = list(dict.fromkeys(name for config in configs for name in config))
+    varied = [n for n in names if any(c.get(n) != configs[0].get(n) for c in configs)]
+    if not varied:
+        return names, {}  # one trial only: a table without parameters would say nothing
+    return varied, {name: configs[0].get(name) for name in names if name not in varied}
+
+
+def metrics(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
+    """Key figures that the trainer gave, other than the objective itself."""
+    return [
+        {"key": key, "label": quantities.label(key)}
+        for key in KEY_METRICS
+        if f"m:{key}" in frame.columns and key != run.objective_key
+    ]
+
+
+def row(run: Run, trial: Trial) -> dict[str, Any]:
+    """One line of a table of trials."""
+    folder = run.directory / "trials" / f"{trial.number:04d}"
+    running = trial.running
+    last = trial.attempts[-1] if trial.attempts else None
+    key = run.objective_key
+    return {
+        "number": trial.number,
+        "state": trial.kind or ("running" if running else "waiting"),
+        "early": trial.early,
+        "measurements": [
+            quantities.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
+        ],
+        "tone": "ok" if trial.ok else "bad" if trial.kind in TOLD else "off",
+        "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
+        "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
+        "config": trial.config,
+        "metrics": {key: _metric(trial, key) for key in KEY_METRICS},
+        "elapsed_s": trial.elapsed_s if trial.attempts else None,
+        "ended_t": ended_t(trial),
+        "attempts": len(trial.attempts),
+        "nodes": last.nodes if last else (),
+        "by": trial.by,
+        "why": _why(trial, key),
+        "message": trial.message,
+        "tail": _tail(trial.stderr_tail),
+        "links": [
+            (name, f"../trials/{folder.name}/{file}")
+            for name, file in LINKS.items()
+            if (folder / file).exists()
+        ],
+    }
+
+
+def _why(trial: Trial, key: str) -> str:
+    """Which rule chose a trial, and what was expected of it before it ran."""
+    expected = trial.expected
+    said = [trial.why] if trial.why else []
+    if {"objective", "low", "high"} <= expected.keys():
+        figures = (quantities.scaled(key, expected[name]) for name in ("objective", "low", "high"))
+        what, low, high = (quantities.number(figure) for figure in figures)
+        said.append(f"expected {what} ({low} to {high})")
+    if "fits" in expected:
+        said.append(f"to run with {expected['fits']:.0%}")
+    if "gain" in expected and "left" in expected:
+        gain, left = expected["gain"], expected["left"]
+        said.append(f"another batch to gain {gain:.2%}, all that is left {left:.2%}")
+    return "; ".join(said)
+
+
+def _metric(trial: Trial, key: str) -> float | None:
+    value: Any = trial.result
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return quantities.scaled(key, value)
+
+
+def _scaled(key: str, value: float | None) -> float | None:
+    return None if value is None else quantities.scaled(key, value)
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text[-TAIL_CHARACTERS:].splitlines()[-TAIL_LINES:])

@@ -1,0 +1,68 @@
+"""A run folder as a table: one row per trial that has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.run.fold import read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COLUMNS = (
+    "trial", "objective", "kind", "attempts", "proposed_s", "started_s", "ended_s",
+    "elapsed_s", "node_hours", "nodes", "by", "message", "measurements", "early",
+)  # fmt: skip
+
+
+def load(directory: Path | str) -> pd.DataFrame:
+    """One row per ended trial, in the order of their numbers.
+
+    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
+    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
+    ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
+    ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the median),
+    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
+    """
+    import pandas as pd
+
+    run = read_run(directory)
+    origin = run.opened_t[0] if run.opened_t else 0.0
+    rows = []
+    for trial in sorted(run.trials.values(), key=lambda t: t.number):
+        if not trial.ended:
+            continue
+        started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
+        rows.append(
+            {
+                "trial": trial.number,
+                **{f"p:{name}": value for name, value in trial.config.items()},
+                "objective": float("nan") if trial.objective is None else trial.objective,
+                "kind": trial.kind,
+                "attempts": len(trial.attempts),
+                "proposed_s": trial.proposed_t - origin,
+                "started_s": started_t - origin,
+                "ended_s": (trial.ended_t or trial.proposed_t) - origin,
+                "elapsed_s": trial.elapsed_s,
+                "node_hours": trial.node_seconds / 3600,
+                "nodes": ",".join(trial.attempts[-1].nodes) if trial.attempts else "",
+                "by": trial.by,
+                "message": trial.message,
+                "measurements": len(trial.measurements),
+                "early": trial.early,
+                **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
+            }
+        )
+    return pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
+
+
+def _numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            flat.update(_numbers(value, f"{prefix}{key}."))
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,137 @@
+"""The append-only journal of a run: written before anything is done, synced before it counts.
+
+The schema is in :mod:`analysis.run.fold`, which also reads it. A driver holds the run's lock for as
+long as it lives, so two drivers never share a run; the lock dies with its process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from analysis.run.fold import JOURNAL_VERSION, Run, apply, read_run
+
+LOCK_NAME = "driver.lock"
+LOCK_ATTEMPTS = 10  # within half a second
+
+
+class RunBusyError(Exception):
+    """Another driver is running this run; the message says where."""
+
+
+class Journal:
+    """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
+
+    Args:
+        directory: the run's folder; it must exist.
+        clock: seconds since the epoch; a virtual cluster brings its own.
+        sync: False: a line counts when the kernel has it; a crash of the machine may lose some.
+
+    Raises:
+        RunBusyError: if another process drives this run.
+        analysis.run.fold.RunError: if the journal on disk cannot be read.
+    """
+
+    def __init__(
+        self, directory: Path, clock: Callable[[], float] = time.time, sync: bool = True
+    ) -> None:
+        self.clock = clock
+        self._sync = sync
+        self._lock = _lock(directory)
+        path = directory / "journal.jsonl"
+        self._file = path.open("ab")
+        _cut_torn_line(path)
+        self.run: Run = read_run(directory)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append one event; on return it is on disk and folded into ``run``."""
+        record = {"v": JOURNAL_VERSION, "t": self.clock(), "event": event, **values}
+        # allow_nan=False: NaN is not JSON, and no other reader would take the line.
+        line = json.dumps(record, allow_nan=False) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        if self._sync:
+            os.fsync(self._file.fileno())
+        apply(self.run, record)
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._file.close()
+        self._lock.close()
+
+
+def finite(value: Any) -> Any:
+    """The value with None in place of what JSON cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value
+
+
+def driver_of(directory: Path) -> str | None:
+    """``HOST pid PID`` of the driver that holds this run now, or None."""
+    path = directory / LOCK_NAME
+    if not path.exists():
+        return None
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return None if error.errno in _NO_LOCKS else file.read().strip()
+    return None
+
+
+# A file system without locks (some Lustre mounts) must not forbid the search.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+
+
+def _lock(directory: Path) -> IO[str]:
+    # A file of its own: closing any other handle of a locked file may drop the lock (POSIX locks,
+    # and so flock over NFS), and the journal is opened by every reader.
+    file = (directory / LOCK_NAME).open("a+")
+    try:
+        _try_lock(file)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            raise RunBusyError(
+                f"{directory} is being searched by another meshtune ({holder}); "
+                f"`meshtune status {directory}` shows it"
+            ) from error
+    file.truncate(0)
+    file.write(f"{socket.gethostname()} pid {os.getpid()}")
+    file.flush()
+    return file
+
+
+def _try_lock(file: IO[str]) -> None:
+    """Lock exclusively; ``meshtune status`` may hold the lock for a moment to see who does."""
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise
+            time.sleep(0.05)
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove what a killed driver left of its last write; it had not been acted upon."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(path, whole)

@@ -1,0 +1,208 @@
+"""The form that every table of measured training runs takes, and what its readers share."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.cost.jobs import Array, Jobs, Mask
+from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from search_spaces.cluster import Cluster
+
+Keys = NDArray[np.str_]
+GIB = 2**30
+
+
+class TableError(ValueError):
+    """A table that cannot be read; the message names the file, the value, and what is accepted."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured runs, one a row.
+
+    Attributes:
+        name: of the file, without its ending.
+        kind: which form its columns have.
+        jobs: what was run.
+        machines: facts of the clusters, by key.
+        machine: key of each row's cluster.
+        profile: name of each row's framework habits.
+        step_time_s: nan where the run failed or its time is not known.
+        peak_bytes: of the fullest GPU; nan where not known.
+        failed: the run did not train, for whatever reason.
+        model: rows with the same key have the same layers and hidden size.
+        landscape: rows with the same key differ in nothing but the configuration, so a search
+            would have to choose among them.
+        campaign: rows with the same key were measured together, with the same software.
+        nodes: that the run used.
+        memory_measure: what ``peak_bytes`` is: ``torch`` (allocated by torch's allocator) or
+            ``nvidia-smi`` (all that the device holds).
+        left_out: rows that are not in the table, by reason.
+        notes: what is assumed because the publication does not say it.
+    """
+
+    name: str
+    jobs: Jobs
+    clusters: Mapping[str, Cluster]
+    cluster: Keys
+    framework: Keys
+    step_time_s: Array
+    peak_bytes: Array
+    failed: Mask
+    model: Keys
+    landscape: Keys
+    campaign: Keys
+    nodes: Array
+    memory_measure: str = ""
+    kind: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __getitem__(self, rows: Any) -> Table:
+        """The rows that a mask, a slice or an array of indices selects."""
+        columns = ("step_time_s", "peak_bytes", "failed", "nodes", *KEYS, "jobs")
+        return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    @property
+    def not_memory(self) -> Mask:
+        """Failures that cannot be for memory: a run that needs no less of it did train."""
+        return failures_not_of_memory(self)
+
+
+KEYS = ("cluster", "framework", "model", "landscape", "campaign")
+
+
+def failures_not_of_memory(table: Table) -> Mask:
+    """Failed rows that a run with at least their memory contradicts.
+
+    The other run has the same model, machine, framework, tensor and pipeline degrees, placement
+    and recomputation, no smaller micro-batch, no fewer micro-batches in flight (``min(pp, gas)``
+    under 1F1B) and, as what is sharded over replicas gets larger with fewer of them, no more
+    replicas unless nothing is.
+    """
+    j = table.jobs
+    columns = [j.num_layers, j.hidden_size, j.ffn_size, j.seq_length, j.tp, j.pp, j.vpp]
+    columns += [j.zero_stage, j.recompute, j.sequence_parallel.astype(float)]
+    same = np.stack([*columns, _numbers(table.cluster), _numbers(table.framework)])
+    flight = np.minimum(j.gas, j.pp * j.vpp)
+    ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))
+    found = np.zeros(len(table), dtype=bool)
+    for row in np.flatnonzero(table.failed):
+        others = ran[np.all(same[:, ran] == same[:, row : row + 1], axis=0)]
+        sharded = j.zero_stage[row] != 0
+        found[row] = np.any(
+            (j.mbs[others] >= j.mbs[row])
+            & (flight[others] >= flight[row])
+            & ((j.dp[others] <= j.dp[row]) | (not sharded))
+        )
+    return found
+
+
+def _numbers(keys: Keys) -> Array:
+    return np.unique(keys, return_inverse=True)[1].astype(float)
+
+
+# ---- reading ----
+
+
+def frame_of(path: Path) -> pd.DataFrame:
+    """The rows of a CSV file, by their lines' numbers; lines with ``#`` in front are comments."""
+    text = path.read_text().splitlines()
+    numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
+    reader = csv.reader(text[i] for i in numbers)
+    rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
+    if not rows:
+        return pd.DataFrame()
+    header = [name.strip() for name in rows.pop(min(rows))]
+    for line, row in rows.items():
+        if len(row) != len(header):
+            raise TableError(
+                f"{path}:{line}: a row has {len(row)} values, not {len(header)}: {row}"
+            )
+    return pd.DataFrame(list(rows.values()), columns=header, index=list(rows))
+
+
+def check(
+    frame: pd.DataFrame, name: str, right: Iterable[bool], accepted: str, path: Path | None
+) -> None:
+    """Raises TableError at the first value of a column that is not right, and names it."""
+    wrong = np.flatnonzero(~np.asarray(list(right), dtype=bool))
+    if wrong.size:
+        line, value = frame.index[wrong[0]], frame[name].iloc[wrong[0]]
+        raise TableError(f"{path}:{line}: {name} is {value!r}, accepted {accepted}")
+
+
+def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
+    """A column as numbers; blanks are nan."""
+    text = frame[name].str.strip()
+    values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)
+    blank = text.str.lower().isin(["", "nan", "none", "n/a"])
+    check(frame, name, np.isfinite(values) | blank, "a number or nothing", path)
+    return np.asarray(values, dtype=float)
+
+
+def keys(*columns: Iterable[Any]) -> Keys:
+    """One key a row, of several columns."""
+    rows = zip(*[[_short(v) for v in column] for column in columns], strict=True)
+    return np.array([" ".join(row) for row in rows], dtype=str)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def shape_keys(j: Jobs) -> Keys:
+    """Layers x hidden size: the identity of a model when folds leave it out."""
+    return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
+
+
+def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
+    """The table without the rows of these masks; what the first mask took is not counted again."""
+    keep = np.ones(len(table), dtype=bool)
+    left_out = dict(table.left_out)
+    for reason, mask in reasons.items():
+        taken = int(np.sum(keep & mask))
+        if taken:
+            left_out[reason] = left_out.get(reason, 0) + taken
+        keep &= ~mask
+    return replace(table[keep], left_out=left_out)
+
+
+def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[str, Mask]:
+    """Rows whose degrees do not multiply to what the row itself says."""
+    j = table.jobs
+    return {
+        "dp * tp * pp is not the number of GPUs": j.dp * j.tp * j.pp != world_size,
+        "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
+    }
+
+
+def clusters_of(
+    path: Path, gpus: pd.Series[str], num_gpus: Array, num_nodes: Array
+) -> tuple[dict[str, Cluster], Keys]:
+    """Machines by key, and each row's key; a part of one node is that node."""
+    names = np.array([str(gpu) for gpu in gpus], dtype=str)
+    cluster = np.empty(len(names), dtype="<U64")
+    clusters: dict[str, Cluster] = {}
+    for name in np.unique(names):
+        rows = names == name
+        wide = rows & (num_nodes > 1)
+        per_node = int((num_gpus[wide] / num_nodes[wide]).max()) if wide.any() else None
+        try:
+            found = cluster_of(str(name), per_node)
+        except UnknownGpuError as error:
+            raise TableError(f"{path}:{gpus.index[rows][0]}: {error}") from None
+        clusters[found.name] = found
+        cluster[rows] = found.name
+    return clusters, cluster

@@ -1,0 +1,1 @@
+"""Readers of published tables that are not shipped."""

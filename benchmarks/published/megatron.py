@@ -1,0 +1,184 @@
+"""Readers of the Megatron papers' tables, torchtitan's and Megatron-Bridge's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
+from analysis.sweeps.gpus import shipped
+from analysis.sweeps.record import GIB, Table, clusters_of, contradictory, drop, keys, numbers
+from benchmarks.published.single import gpt, gpt_flops, table
+
+
+def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
+    """Narayanan et al. 2021, Table 1: interleaved where there is a pipeline."""
+    layers, pp = numbers(frame, "layers"), numbers(frame, "pp")
+    batch, mbs, dp = (numbers(frame, name) for name in ("gbs", "mbs", "dp"))
+    j = gpt(frame, vpp=_least_interleave(layers, pp), gas=batch / (mbs * dp))
+    made = table(
+        path,
+        j,
+        shipped("dgx_a100"),
+        "megatron-lm-v3",
+        step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        notes=("chunks a stage are not stated: the least that divide its layers are taken",),
+    )
+    return drop(made, contradictory(made, batch, numbers(frame, "n_gpu")))
+
+
+def _least_interleave(layers: Array, pp: Array) -> Array:
+    stage = layers / pp
+    chunks = [2.0, 3.0, 5.0]
+    divides = [np.mod(stage, v) == 0 for v in chunks]
+    return np.where(pp == 1, 1.0, np.select(divides, chunks, 1.0))
+
+
+def zero3(path: Path, frame: pd.DataFrame) -> Table:
+    """Narayanan et al. 2021, Table 2: DeepSpeed's ZeRO-3 beside tensor and pipeline parallelism."""
+    batch, mbs, dp = (numbers(frame, name) for name in ("gbs", "mbs", "dp"))
+    stage = numbers(frame, "zero_stage")
+    j = gpt(frame, gas=batch / (mbs * dp), zero_stage=stage)
+    made = table(
+        path,
+        j,
+        shipped("dgx_a100"),
+        np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
+        step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
+    )
+    return drop(made, contradictory(made, batch, numbers(frame, "n_gpu")))
+
+
+def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
+    """Korthikanti et al. 2022, Table 5: each model twice.
+
+    All recomputed, and with sequence parallelism only the attention core.
+    """
+    twice = pd.concat([frame, frame], ignore_index=True)
+    selective = np.arange(len(twice)) >= len(frame)
+    batch, mbs, dp = (numbers(twice, name) for name in ("gbs", "mbs", "dp"))
+    j = gpt(
+        twice,
+        vpp=numbers(twice, "virtual_pp"),
+        gas=batch / (mbs * dp),
+        recompute=np.where(selective, SELECTIVE, FULL),
+        sequence_parallel=selective,
+    )
+    times = [numbers(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")]
+    made = table(path, j, shipped("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times))
+    return drop(made, contradictory(made, batch, numbers(twice, "n_gpu")))
+
+
+# The public shapes of Llama 3.1: layers, hidden size, heads, kv heads, feed-forward size.
+_LLAMA = {
+    "8B": (32, 4096, 32, 8, 14336),
+    "70B": (80, 8192, 64, 8, 28672),
+    "405B": (126, 16384, 128, 8, 53248),
+}
+_LLAMA_VOCAB = 128256
+
+
+def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
+    """torchtitan on Llama 3.1, 16-bit rows without context parallelism."""
+    names = [str(name).rsplit("-", 1)[-1] for name in frame["model"]]
+    known = np.array([name in _LLAMA for name in names])
+    shapes = np.array([_LLAMA.get(name, _LLAMA["8B"]) for name in names], dtype=float).T
+    dp = numbers(frame, "fsdp")
+    j = _llama(
+        shapes,
+        seq_length=numbers(frame, "seq"),
+        tp=numbers(frame, "tp"),
+        pp=numbers(frame, "pp"),
+        dp=dp,
+        # A pipeline splits the local batch into micro-batches of one sequence.
+        mbs=np.where(numbers(frame, "pp") > 1, 1, numbers(frame, "local_bs")),
+        gas=np.where(numbers(frame, "pp") > 1, numbers(frame, "local_bs"), 1),
+        zero_stage=np.where(numbers(frame, "pp") > 1, 2, 3),
+        recompute=np.where(frame["act_ckpt"] == "full", FULL, SELECTIVE),
+    )
+    clusters, cluster = clusters_of(
+        path, frame["gpu"], numbers(frame, "n_gpu"), np.ceil(numbers(frame, "n_gpu") / 8)
+    )
+    tokens_per_s = numbers(frame, "tokens_per_s_gpu") * numbers(frame, "n_gpu")
+    made = table(
+        path,
+        j,
+        next(iter(clusters.values())),
+        "torchtitan",
+        clusters=clusters,
+        cluster=cluster,
+        step_time_s=numbers(frame, "gbs") * j.seq_length / tokens_per_s,
+        peak_bytes=numbers(frame, "mem_GiB") * GIB,
+        landscape=keys(frame["model"], frame["gpu"], numbers(frame, "n_gpu"), j.seq_length),
+        campaign=keys(frame["gpu"]),
+        memory_measure="torch",
+        notes=("rows with and without torch.compile are one configuration here",),
+    )
+    reasons = {
+        "not 16-bit": frame["technique"].str.contains("Float8").to_numpy(),
+        "context parallel": numbers(frame, "cp") > 1,
+        "shape not known": ~known,
+        **contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")),
+    }
+    return drop(made, reasons)
+
+
+def bridge(path: Path, frame: pd.DataFrame) -> Table:
+    """Megatron-Bridge on Llama 3: dense 16-bit rows without context parallelism and FSDP."""
+    bf16 = frame["precision"].str.upper() == "BF16"
+    plain = (numbers(frame, "cp") == 1) & ~(numbers(frame, "fsdp") > 0)
+    chosen = frame[bf16 & plain]
+    left_out = {
+        "not 16-bit": int((~bf16).sum()),
+        "context parallel or FSDP": int((bf16 & ~plain).sum()),
+    }
+    shapes = np.stack(
+        [numbers(chosen, n) for n in ("layers", "hidden", "heads", "kv_heads", "ffn")]
+    )
+    tp, pp, num_gpus = (numbers(chosen, name) for name in ("tp", "pp", "n_gpu"))
+    chunks = pd.to_numeric(chosen["vp"], errors="coerce").fillna(1).to_numpy(float)
+    mbs, batch = numbers(chosen, "mbs"), numbers(chosen, "gbs")
+    dp = num_gpus / (tp * pp)
+    j = _llama(
+        shapes,
+        seq_length=numbers(chosen, "seq"),
+        tp=tp,
+        pp=pp,
+        vpp=chunks,
+        dp=dp,
+        mbs=mbs,
+        gas=batch / (mbs * dp),
+        zero_stage=1,
+        sequence_parallel=tp > 1,
+    )
+    clusters, cluster = clusters_of(
+        path, chosen["system"].str.removeprefix("DGX-"), num_gpus, np.ceil(num_gpus / 8)
+    )
+    made = table(
+        path,
+        j,
+        next(iter(clusters.values()), shipped("dgx_h100")),
+        "megatron-lm",
+        clusters=clusters,
+        cluster=cluster,
+        step_time_s=batch * j.seq_length / (numbers(chosen, "tokens_per_s_gpu") * num_gpus),
+        left_out={reason: count for reason, count in left_out.items() if count},
+    )
+    return drop(made, contradictory(made, batch, num_gpus))
+
+
+def _llama(shapes: Array, **columns: Any) -> Jobs:
+    names = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size")
+    return jobs(
+        {
+            **dict(zip(names, shapes, strict=True)),
+            "gated": True,
+            "tied_embeddings": False,
+            "vocab_size": _LLAMA_VOCAB,
+            **columns,
+        }
+    )

@@ -1,0 +1,209 @@
+"""Readers of single publications' tables. What a publication leaves open is a table's note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask, jobs
+from analysis.sweeps.gpus import cluster_of, shipped, with_network
+from analysis.sweeps.record import (
+    GIB,
+    Keys,
+    Table,
+    clusters_of,
+    contradictory,
+    drop,
+    keys,
+    numbers,
+    shape_keys,
+)
+from search_spaces.cluster import Cluster
+
+
+def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
+    """Jobs of plain GPTs (no gates, no grouped queries, tied embeddings), all recomputed."""
+    given: dict[str, Any] = {
+        "num_layers": numbers(frame, "layers"),
+        "hidden_size": numbers(frame, "hidden"),
+        "num_heads": numbers(frame, "heads"),
+        "gated": False,
+        "tied_embeddings": True,
+        "recompute": FULL,
+        "zero_stage": 0,
+    }
+    for column, name in (("seq", "seq_length"), ("vocab", "vocab_size")):
+        if column in frame:
+            given[name] = numbers(frame, column)
+    for name in ("tp", "pp", "dp", "mbs", "gas"):
+        if name in frame:
+            given[name] = numbers(frame, name)
+    given |= columns
+    given.setdefault("kv_heads", given["num_heads"])
+    given.setdefault("ffn_size", 4 * given["hidden_size"])
+    return jobs(given)
+
+
+def table(path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any) -> Table:
+    """A table of one machine, with defaults for what is not known."""
+    nodes = np.ceil(j.world_size / home.gpus_per_node)
+    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
+    known: dict[str, Any] = {
+        "clusters": {home.name: home},
+        "cluster": np.full(len(j), home.name),
+        "framework": np.full(len(j), framework) if isinstance(framework, str) else framework,
+        "step_time_s": np.full(len(j), np.nan),
+        "peak_bytes": np.full(len(j), np.nan),
+        "failed": np.zeros(len(j), dtype=bool),
+        "model": shape_keys(j),
+        "landscape": landscape,
+        "campaign": columns.get("landscape", landscape),
+        "nodes": nodes,
+    }
+    return Table(name=path.stem, jobs=j, **{**known, **columns})
+
+
+def gpt_flops(j: Jobs) -> Array:
+    """FLOPs of a step with full recomputation: equation 3 of Narayanan et al. 2021."""
+    s, h, n = j.seq_length, j.hidden_size, j.num_layers
+    whole = 1 + s / (6 * h) + j.vocab_size / (16 * n * h)
+    return 96 * j.global_batch * s * n * h**2 * whole
+
+
+def vtrain(path: Path, frame: pd.DataFrame) -> Table:
+    """vTrain: Megatron-DeepSpeed on eight A100 a node, 800 Gb/s between nodes."""
+    vocab = {} if "vocab" in frame else {"vocab_size": 51200}
+    j = gpt(frame, **vocab)
+    made = table(
+        path,
+        j,
+        with_network(shipped("dgx_a100"), 4, 25),
+        "megatron-deepspeed",
+        step_time_s=numbers(frame, "iter_ms") / 1e3,
+        notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
+    )
+    return drop(made, contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")))
+
+
+def bloom(path: Path, frame: pd.DataFrame) -> Table:
+    """BLOOM on Jean Zay: three campaigns, the third with another optimizer."""
+    heads = numbers(frame, "heads")
+    hidden = numbers(frame, "hidden")
+    for size in np.unique(hidden[np.isnan(heads)]):
+        stated = heads[(hidden == size) & ~np.isnan(heads)]
+        values, counts = np.unique(stated, return_counts=True)
+        heads[(hidden == size) & np.isnan(heads)] = values[np.argmax(counts)]
+    j = gpt(frame, num_heads=heads, zero_stage=numbers(frame, "zero_stage"))
+    fp32_gradients = frame["precision"].str.contains("fp32 grad").to_numpy()
+    before = (frame["date"] < "2022-02-25").to_numpy()
+    campaign = np.where(fp32_gradients, "fp32 gradients", np.where(before, "before", "after"))
+    peak_bytes = numbers(frame, "mem_max_GB") * GIB
+    slips = _falls_with_micro_batch(j, peak_bytes)
+    peak_bytes[slips] = np.nan
+    notes = ["heads that are not stated are those most frequent at the same hidden size"]
+    if slips.any():
+        notes.append(f"{slips.sum()} memory figure(s) left out: above that of a larger micro-batch")
+    made = table(
+        path,
+        j,
+        shipped("jean_zay_a100"),
+        np.where(fp32_gradients, "deepspeed-bf16", "megatron-deepspeed"),
+        step_time_s=numbers(frame, "sec_per_iter"),
+        peak_bytes=peak_bytes,
+        failed=numbers(frame, "oom") == 1,
+        landscape=keys(shape_keys(j), j.world_size, j.global_batch, campaign),
+        campaign=campaign,
+        memory_measure="nvidia-smi",
+        notes=tuple(notes),
+    )
+    return drop(made, contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")))
+
+
+def _falls_with_micro_batch(j: Jobs, peak_bytes: Array) -> Mask:
+    """Rows that are said to need over 10 % more than the same with a larger micro-batch."""
+    columns = (j.num_layers, j.hidden_size, j.tp, j.pp, j.dp, j.zero_stage)
+    same = np.all([np.equal.outer(c, c) for c in columns], axis=0)
+    larger = same & (j.mbs[:, None] < j.mbs[None, :])
+    with np.errstate(invalid="ignore"):
+        more = peak_bytes[:, None] > 1.1 * peak_bytes[None, :]
+    return np.asarray(np.any(larger & more, axis=1))
+
+
+def v100(path: Path, frame: pd.DataFrame) -> Table:
+    """BigScience's GPT-2 experiments on four V100 a node."""
+    place = frame["section"] + " " + frame["subsection"]
+    offloaded = place.str.contains("offload", case=False) & ~frame["note"].str.contains(
+        "Opt Offl=N; Par Offl=N"
+    )
+    # The DeepSpeed scripts of that branch keep layers' inputs in the host's memory.
+    in_host = place.str.contains("ZeRO (old branch)", regex=False)
+    unknown = np.isnan(numbers(frame, "layers")) | np.isnan(numbers(frame, "mbs"))
+    stage = numbers(frame, "zero_stage")
+    whole = frame[~unknown]
+    j = gpt(whole, zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown])
+    memory = whole["note"].str.extract(r"GPU M=(\d+)GB", expand=False).astype(float).to_numpy()
+    small = whole["gpu"].str.contains("16GB").to_numpy()
+    large_machine, small_machine = (cluster_of(f"V100-{size}GB") for size in (32, 16))
+    cluster = np.where(small, small_machine.name, large_machine.name)
+    made = table(
+        path,
+        j,
+        large_machine,
+        np.where(whole["framework"] == "Megatron-LM", "megatron-lm-v3", "megatron-deepspeed"),
+        clusters={m.name: m for m in (large_machine, small_machine)},
+        cluster=cluster,
+        step_time_s=numbers(whole, "sec_per_iter"),
+        peak_bytes=memory * GIB,
+        failed=numbers(whole, "oom") == 1,
+        landscape=keys(shape_keys(j), cluster, j.world_size),
+        campaign=keys(shape_keys(j), cluster, j.world_size),
+        memory_measure="nvidia-smi",
+        left_out={"shape or micro-batch not stated": int(unknown.sum())},
+        notes=("the network varied by 40 % between days (its source says)",),
+    )
+    checked = whole["tflops_check"].isin(["ok", ""])
+    reasons = {
+        "states or activations are offloaded to the host": (offloaded | in_host)[
+            ~unknown
+        ].to_numpy(),
+        "time and TFLOPS contradict": ~checked.to_numpy(),
+        **contradictory(made, numbers(whole, "gbs"), numbers(whole, "n_gpu")),
+    }
+    return drop(made, reasons)
+
+
+def mosaic(path: Path, frame: pd.DataFrame) -> Table:
+    """MosaicML's FSDP runs: tp = pp = 1."""
+    full = frame["sharding"] == "FULL_SHARD"
+    j = gpt(
+        frame,
+        tp=1,
+        pp=1,
+        dp=numbers(frame, "n_gpu"),
+        zero_stage=np.where(full, 3, 2),
+        recompute=np.where(frame["act_ckpt"] == "True", FULL, NONE),
+    )
+    num_gpus = numbers(frame, "n_gpu")
+    clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, np.ceil(num_gpus / 8))
+    landscape = keys(frame["model"], frame["gpu"], num_gpus, j.seq_length)
+    made = table(
+        path,
+        j,
+        next(iter(clusters.values())),
+        "fsdp",
+        clusters=clusters,
+        cluster=cluster,
+        step_time_s=numbers(frame, "gbs") * j.seq_length / numbers(frame, "tokens_per_s"),
+        landscape=landscape,
+        campaign=keys(frame["gpu"]),
+        notes=("tied embeddings and flash attention as in the models' own files",),
+    )
+    reasons = {
+        "not 16-bit": ~frame["precision"].isin(["bf16", "amp_bf16"]).to_numpy(),
+        "activations are offloaded": (frame["act_offload"] == "True").to_numpy(),
+        **contradictory(made, numbers(frame, "gbs"), num_gpus),
+    }
+    return drop(made, reasons)

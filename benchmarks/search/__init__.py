@@ -1,0 +1,4 @@
+"""Trials until a good configuration, against peers.
+
+python -m benchmarks.search --truth FOLDER
+"""

@@ -1,0 +1,191 @@
+"""How soon searches come near the best: ``python -m benchmarks.search [--truth DIR] [--quick]``.
+
+Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
+batches of eight. The cost model's constants are fitted without the landscape's model; what the
+search loses to a cost model that is wrong is measured on the same landscapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from analysis.sweeps.read import read
+from benchmarks.cost_model.report import machine
+from benchmarks.search.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
+from benchmarks.search.unrecorded import TOLD, at_scale, simulated
+from benchmarks.search.wrong_models import inverted, shuffled
+from workflows.optimizer.proposer import Policy
+from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.play import NEARER, ReplayPolicy
+
+PEERS: tuple[ReplayPolicy, ...] = ("cost-model", "deephyper", "optuna", "random")
+UNSEEN = "meshtune, framework unseen"
+SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
+QUICK_LANDSCAPES = 7  # of a table
+
+
+def table_figures(
+    recorded: Sequence[Landscape],
+    models: LeftOut,
+    unseen: Unseen,
+    seeds: int,
+) -> dict[str, Any]:
+    """All policies on the landscapes of one table.
+
+    Args:
+        recorded: what is played.
+        models: of that table.
+        unseen: the cost model without its framework.
+        seeds: how many.
+    """
+    figures: dict[str, dict[str, Any]] = {
+        "meshtune": replayed(recorded, models, "meshtune", seeds),
+        "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
+        UNSEEN: replayed(recorded, unseen, "meshtune", seeds),
+        **{p: replayed(recorded, models, p, seeds) for p in PEERS},
+    }
+    if models.table.failed.any():  # a table of failures is the harder one to be wrong on
+        figures |= {
+            name: against_wrong(recorded, models, seeds, permutation, figures["deephyper"])
+            for name, permutation in (("shuffled", shuffled), ("inverted", inverted))
+        }
+    return figures
+
+
+# ---- printing ----
+
+
+def stop_line(ends: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """What the stop rule came to on all landscapes of a table."""
+    trials = [n for end in ends.values() for n in end["trials"]]
+    reached = [share for end in ends.values() for share in end["reached"]]
+    near = statistics.mean(share >= 1 - NEARER for share in reached)
+    return (
+        f"ended by the stop rule: after {statistics.median(trials):g} trials in the median "
+        f"({min(trials):g} to {max(trials):g}), within 1 % of the best in {100 * near:.3g} % of "
+        f"searches, at {100 * min(reached):.3g} % of it at worst"
+    )
+
+
+def goal_lines(name: str, figures: Mapping[str, Any]) -> list[str]:
+    """A table's figures beside the goals."""
+    own, batch = figures["meshtune"]["overall"], figures["meshtune, 8 at a time"]["overall"]
+    to5, to1 = own["trials_to_5pct"], own["trials_to_1pct"]
+    count, first = own["landscapes"], batch["landscapes_with_5pct_in_first_8"]
+    lines = [
+        _line(f"{name}: to 5 %, geometric mean", 1.5, to5["geometric_mean"]),
+        _line(f"{name}: to 5 %, worst landscape", 6, to5["worst"]),
+        _line(f"{name}: to 1 %, geometric mean", 4, to1["geometric_mean"]),
+        _line(f"{name}: landscapes whose first batch of 8 misses 5 %", 0, count - first),
+        _line(f"{name}: failed of the first 16, %", 8, 100 * own["failed_share"]),
+    ]
+    for peer in ("deephyper", "optuna"):
+        other = figures[peer]["overall"]["trials_to_5pct"]["geometric_mean"]
+        ratio = other / to5["geometric_mean"]
+        lines.append(_line(f"{name}: times fewer trials than {peer}", 8, ratio, at_least=True))
+    for kind in ("shuffled", "inverted"):
+        if kind in figures:
+            ratio = figures[kind]["overall"]["ratio_to_deephyper"]
+            lines.append(_line(f"{name}: {kind} cost model over plain DeepHyper", 1.2, ratio))
+    return lines
+
+
+def _line(what: str, goal: float, measured: float, at_least: bool = False) -> str:
+    reached = measured >= goal if at_least else measured <= goal
+    sign = ">=" if at_least else "<="
+    return f"| {what} | {sign} {goal:g} | {measured:.3g} | {'yes' if reached else 'MISSED'} |"
+
+
+def policy_lines(figures: Mapping[str, Any]) -> list[str]:
+    """One row a policy."""
+    lines = [
+        "| policy | to 5 %: geometric mean / worst | to 1 % | best of 8 | of 16 | failed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, figure in figures.items():
+        o = figure["overall"]
+        to5, to1 = o["trials_to_5pct"], o["trials_to_1pct"]
+        lines.append(
+            f"| {name} | {to5['geometric_mean']:.2f} / {to5['worst']:.0f} "
+            f"| {to1['geometric_mean']:.2f} / {to1['worst']:.0f} | {o['best_of_8']:.3f} "
+            f"| {o['best_of_16']:.3f} | {100 * o['failed_share']:.1f} % |"
+        )
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    seeds = 1 if arguments.quick else arguments.seeds
+    print(machine([f"{seeds} seed(s)"]), flush=True)
+    everything: dict[str, Any] = {
+        "seeds": seeds,
+        "quick": arguments.quick,
+        "tables": {},
+        "stop_rule": {},
+    }
+    goals = []
+    read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
+    tables = [table for table in read_all if table is not None and len(table)]
+    for table in tables:
+        if table.kind not in REPLAYED:
+            continue
+        recorded, models = list(landscapes(table)), LeftOut(table)
+        if arguments.quick:
+            recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
+        for landscape in recorded:
+            models.without(landscape.model)  # once, not in every process
+        figures = table_figures(recorded, models, Unseen.among(table, tables), seeds)
+        ends = by_stop_rule(recorded, models, seeds)
+        everything["tables"][table.name], everything["stop_rule"][table.name] = figures, ends
+        lines = [f"\n{table.name}: {len(recorded)} landscapes", *policy_lines(figures)]
+        print("\n".join([*lines, "", stop_line(ends)]), flush=True)
+        goals += goal_lines(table.name, figures)
+        if arguments.json:  # so far, should it be interrupted
+            arguments.json.write_text(json.dumps(everything, indent=2))
+    if not goals:
+        parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
+    for name in SIMULATED:
+        counts = {
+            policy: [simulated(name, seed, policy) for seed in range(seeds)]
+            for policy in ("meshtune", "deephyper")
+        }
+        everything[name] = counts
+        print(f"\n{name}, simulated, other constants: trials to within 5 % (None: over 60)")
+        print("\n".join(f"{policy}: {found}" for policy, found in counts.items()), flush=True)
+        goals.append(
+            _line(f"{name}: to 5 %, worst seed", 8, max(n or 61 for n in counts["meshtune"]))
+        )
+    # A process of its own, whose peak of memory is the proposer's alone.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        scaled: tuple[tuple[Policy, str], ...] = (
+            ("meshtune", "meshtune"),
+            ("deephyper", "its fallback"),
+        )
+        for policy, ask in scaled:
+            cpu_s, peak_bytes = pool.apply(partial(at_scale, policy))
+            everything[f"at_scale_{policy}"] = {"cpu_s": cpu_s, "peak_bytes": peak_bytes}
+            goals.append(_line(f"{ask}: CPU s a proposal, {TOLD} trials told", 0.5, cpu_s))
+            goals.append(_line(f"{ask}: peak memory, GB", 1, peak_bytes / 1e9))
+    print("\n| figure | goal | measured | reached |\n|---|---|---|---|")
+    print("\n".join(goals))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(everything, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

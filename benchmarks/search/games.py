@@ -1,0 +1,158 @@
+"""Searches replayed on recorded landscapes, with cost models that have not seen them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.model import CostModel, Evidence
+from analysis.sweeps.record import Table
+from benchmarks.cost_model.transfer import parts_of, transferred
+from benchmarks.search.wrong_models import wrong
+from search_spaces.frameworks import FRAMEWORKS
+from workflows.replay.landscapes import Landscape
+from workflows.replay.play import NEAR, Played, ReplayPolicy, chooser, play, summary
+from workflows.search.budget import Budget
+
+REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
+STOP_TRIALS = 60  # by which a search has ended by itself, or counts as if it had
+
+
+@dataclass
+class LeftOut:
+    """Cost models of a table, each fitted without some of its models."""
+
+    table: Table
+    fitted: dict[frozenset[str], CostModel] = field(default_factory=dict)
+
+    def without(self, *models: str) -> CostModel:
+        """Fitted to the rows of all other models; with none, the constants' defaults."""
+        held = frozenset(models)
+        if held not in self.fitted:
+            table, rest = self.table, self.table[~np.isin(self.table.model, models)]
+            model = CostModel(
+                table.clusters[str(table.cluster[0])], FRAMEWORKS[str(table.framework[0])]
+            )
+            evidence = Evidence(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
+            self.fitted[held] = model.calibrated(evidence) if len(rest) else model
+        return self.fitted[held]
+
+
+Game = Callable[[Landscape, int], Played]
+_GAMES: list[Callable[[], list[Played]]] = []  # inherited: a space's rules cannot be sent
+
+
+def _play(index: int) -> list[Played]:
+    return _GAMES[index]()
+
+
+def play_every(recorded: Sequence[Landscape], game: Game, seeds: int) -> dict[str, list[Played]]:
+    """A game on every landscape with every seed, on all cores; by the landscape's key."""
+    _GAMES[:] = [partial(_all_seeds, game, landscape, seeds) for landscape in recorded]
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        played = pool.map(_play, range(len(recorded)), chunksize=1)
+    return dict(zip([landscape.key for landscape in recorded], played, strict=True))
+
+
+def every_game(recorded: Sequence[Landscape], game: Game, seeds: int) -> dict[str, Any]:
+    """Figures of a game on every landscape with every seed."""
+    return summary(play_every(recorded, game, seeds), {x.key: len(x.configs) for x in recorded})
+
+
+def _all_seeds(game: Game, landscape: Landscape, seeds: int) -> list[Played]:
+    return [game(landscape, seed) for seed in range(seeds)]
+
+
+def replayed(
+    recorded: Sequence[Landscape],
+    models: LeftOut | Unseen,
+    policy: ReplayPolicy,
+    seeds: int,
+    parallel: int = 1,
+) -> dict[str, Any]:
+    """Figures of a policy; see ``workflows.replay.play.summary``."""
+
+    def game(landscape: Landscape, seed: int) -> Played:
+        guided = policy in ("meshtune", "cost-model")
+        model = models.without(landscape.model) if guided else None
+        return play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
+
+    return every_game(recorded, game, seeds)
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """The cost model of a table's framework if no other table were of it, nor of its models.
+
+    So a search starts with a framework of its own: with what is known of the GPU, and of others.
+    """
+
+    table: Table
+    model: CostModel
+
+    @classmethod
+    def among(cls, table: Table, tables: Sequence[Table]) -> Unseen:
+        cluster = table.clusters[str(table.cluster[0])]
+        habits = FRAMEWORKS[str(table.framework[0])]
+        others = [t[~np.isin(t.model, table.model)] for t in tables if t.name != table.name]
+        parts = [part for part in parts_of(others) if part.framework[0] != habits.name]
+        return cls(table, CostModel(cluster, habits, transferred(parts, cluster, habits)))
+
+    def without(self, _: str) -> CostModel:
+        return self.model
+
+
+def against_wrong(
+    recorded: Sequence[Landscape],
+    models: LeftOut,
+    seeds: int,
+    permutation: Callable[..., Any],
+    plain: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The search with a cost model that is wrong; with its ratio to plain DeepHyper."""
+
+    def game(landscape: Landscape, seed: int) -> Played:
+        model = wrong(landscape, permutation, seed, models.without(landscape.model))
+        return play(landscape, chooser(landscape, "meshtune", seed, model), seed, until=NEAR)
+
+    figures = every_game(recorded, game, seeds)
+    figures["overall"]["ratio_to_deephyper"] = statistics.median(
+        own["trials_to_5pct"] / other["trials_to_5pct"]
+        for own, other in zip(figures["landscapes"], plain["landscapes"], strict=True)
+    )
+    return figures
+
+
+def by_stop_rule(
+    recorded: Sequence[Landscape], models: LeftOut, seeds: int
+) -> dict[str, dict[str, list[float]]]:
+    """What a search without budget comes to that ends by its stop rule, for each seed.
+
+    Returns:
+        By landscape: ``trials`` until it ended, and ``reached``, the share of the best by then.
+    """
+
+    def game(landscape: Landscape, seed: int) -> Played:
+        chosen = chooser(landscape, "meshtune", seed, models.without(landscape.model))
+        played = play(landscape, chosen, seed, until=None, max_trials=STOP_TRIALS)
+        budget = Budget.of(landscape.space)
+        for number, trial in played.run.trials.items():
+            if budget.not_worth_it(trial.expected):
+                return Played(shares=played.shares[: number - 1])
+        return played
+
+    games = play_every(recorded, game, seeds)
+    return {
+        key: {
+            "trials": [float(len(played.shares)) for played in every],
+            "reached": [max(played.shares) for played in every],
+        }
+        for key, every in games.items()
+    }

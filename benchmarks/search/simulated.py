@@ -1,0 +1,56 @@
+"""Whole searches on a simulated cluster, for benchmarks: the real driver in a temporary folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from search_spaces import SearchSpace
+from workflows.optimizer.proposer import Proposer
+from workflows.search.budget import Budget
+from workflows.search.driver import Driver
+from workflows.search.trials import TrialFactory
+from workflows.simulation.workload import simulated_launcher
+
+
+@contextmanager
+def simulated_driver(
+    space: SearchSpace,
+    options: str,
+    proposer: Proposer,
+    budget: Budget,
+    seed: int,
+    listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+    sync: bool = False,
+) -> Iterator[Driver]:
+    """A driver whose run folder is there as long as the context is.
+
+    Args:
+        space: what is searched.
+        options: of the cluster; see ``docs/simulate.md``.
+        proposer: what chooses.
+        budget: when the search ends; nothing else does.
+        seed: of the cluster.
+        listen: see ``Driver``.
+        sync: whether every line of the journal goes to the disk at once, as in a real run.
+    """
+    launcher = simulated_launcher(space, f"{options},seed={seed},time=1000h")
+    with tempfile.TemporaryDirectory() as directory:
+        folder = RunFolder(Path(directory) / "run")
+        folder.create(space)
+        with closing(Journal(folder.path, launcher.clock.time, sync=sync)) as journal:
+            yield Driver(
+                space=space,
+                folder=folder,
+                journal=journal,
+                launcher=launcher,
+                proposer=proposer,
+                factory=TrialFactory(space, folder, "meshtune-simulated", "tokens"),
+                budget=budget,
+                seed=seed,
+                listen=listen,
+            )

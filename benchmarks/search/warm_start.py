@@ -1,0 +1,237 @@
+"""What earlier runs are worth.
+
+    python -m benchmarks.search.warm_start [--truth DIR] [--json FILE]
+
+Each landscape of a recorded sweep is searched twice, cold and with ``--warm-start`` from the first
+trials of a search of another landscape. The cost model's constants are fitted without the models of
+both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from analysis.run.fold import Run
+from analysis.sweeps.read import read
+from benchmarks.cost_model.report import machine
+from benchmarks.search.games import REPLAYED, LeftOut
+from search_spaces import SearchSpace
+from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.play import NEAR, Played, chooser, play
+
+EARLIER = 16  # trials of the run that is learnt from
+NODES, MODEL, MACHINE = "other nodes", "other model", "other machine"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A landscape, and its table's cost models."""
+
+    landscape: Landscape
+    models: LeftOut
+
+    @property
+    def model(self) -> str:
+        return self.landscape.model
+
+    @property
+    def machine(self) -> str:
+        return self.landscape.space.cluster.name
+
+    @property
+    def framework(self) -> str | None:
+        return self.landscape.space.trainer.framework
+
+    @property
+    def nodes(self) -> int:
+        return int(self.landscape.space.parameters["num_nodes"].values[0])
+
+    def far_from(self, other: Known) -> tuple[float, float]:
+        """In nodes, then in parameters."""
+        shapes = [known.landscape.space.model for known in (self, other)]
+        parameters = [shape.num_parameters for shape in shapes if shape is not None]
+        return _ratio(self.nodes, other.nodes), _ratio(*parameters)
+
+
+def _ratio(a: float, b: float) -> float:
+    return abs(float(np.log(a / b)))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A landscape that is searched, and one that was searched before."""
+
+    differs: str
+    target: Known
+    source: Known
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a warm start changed; trials are those to within 5 % of the best."""
+
+    differs: str
+    target: str
+    source: str
+    seed: int
+    cold_trials: int
+    warm_trials: int
+    cold_failed_share: float
+    warm_failed_share: float
+
+    @property
+    def more_trials(self) -> int:
+        return self.warm_trials - self.cold_trials
+
+
+def pairs(known: Sequence[Known]) -> Iterator[Pair]:
+    """Every landscape with those that differ from it in one way, and in that as little as can be.
+
+    The next smaller and larger number of nodes of the same model on the same machine; another
+    model there; the same model on another machine. The framework is the same.
+    """
+    for target in known:
+        groups: dict[tuple[str, bool], list[Known]] = {}
+        for other in known:
+            if way := _differs(target, other):
+                groups.setdefault((way, way == NODES and other.nodes < target.nodes), []).append(
+                    other
+                )
+        for (way, _), sources in groups.items():
+            yield Pair(way, target, min(sources, key=target.far_from))
+
+
+def _differs(target: Known, other: Known) -> str | None:
+    if target.framework != other.framework:
+        return None
+    if target.machine != other.machine:
+        return MACHINE if target.model == other.model else None
+    if target.model != other.model:
+        return MODEL
+    return NODES if target.nodes != other.nodes else None
+
+
+@dataclass
+class Searches:
+    """Plays searches, each cold one once."""
+
+    seed: int
+    cold: dict[tuple[str, frozenset[str]], Played] = field(default_factory=dict)
+
+    def compare(self, pair: Pair) -> Compared:
+        target, source = pair.target, pair.source
+        held = frozenset((target.model, source.model))
+        earlier = Run(Path())
+        first = self._cold(source, held).run.trials
+        earlier.trials = {number: trial for number, trial in first.items() if number <= EARLIER}
+        cold = self._cold(target, held)
+        warm = self._play(target, held, [(earlier, source.landscape.space)])
+        size = len(target.landscape.configs)
+        return Compared(
+            pair.differs,
+            target.landscape.key,
+            source.landscape.key,
+            self.seed,
+            cold.trials_to(NEAR) or size + 1,
+            warm.trials_to(NEAR) or size + 1,
+            cold.failed_share(),
+            warm.failed_share(),
+        )
+
+    def _cold(self, known: Known, held: frozenset[str]) -> Played:
+        at = (known.landscape.key, held)
+        if at not in self.cold:
+            self.cold[at] = self._play(known, held, [])
+        return self.cold[at]
+
+    def _play(
+        self, known: Known, held: frozenset[str], earlier: Sequence[tuple[Run, SearchSpace]]
+    ) -> Played:
+        model = known.models.without(*held)
+        proposer = chooser(known.landscape, "meshtune", self.seed, model, earlier)
+        return play(known.landscape, proposer, self.seed, until=NEAR)
+
+
+def lines(compared: Sequence[Compared]) -> Iterator[str]:
+    """One row for each way in which the earlier run was another one, and one for all."""
+    yield (
+        "| earlier run of | pairs | trials to 5 %, cold: geometric mean / worst | warm "
+        "| warm - cold: median | mean | worst | failed of 16, cold | warm |"
+    )
+    yield "|---" * 9 + "|"
+    for differs in (NODES, MODEL, MACHINE, "all"):
+        some = [c for c in compared if differs in (c.differs, "all")]
+        if some:
+            yield f"| {differs} | {len(some)} | {_row(some)} |"
+
+
+def _row(some: Sequence[Compared]) -> str:
+    more = np.array([c.more_trials for c in some])
+    failed = [
+        np.mean([getattr(c, f"{how}_failed_share") for c in some]) for how in ("cold", "warm")
+    ]
+    cells = [
+        *(_trials([getattr(c, f"{how}_trials") for c in some]) for how in ("cold", "warm")),
+        *(f"{np.median(more):+g}", f"{more.mean():+.2f}", f"{more.max():+d}"),
+        *(f"{100 * share:.1f} %" for share in failed),
+    ]
+    return " | ".join(cells)
+
+
+def _trials(counts: Iterable[int]) -> str:
+    values = np.array([*counts])
+    return f"{np.exp(np.log(values).mean()):.2f} / {values.max()}"
+
+
+def sweeps(truth: Path) -> Iterator[Known]:
+    """The largest landscape of each model, machine and number of nodes, of all sweeps."""
+    for path in sorted(truth.glob("*.csv")):
+        table = read(path)
+        if table is None or table.kind not in REPLAYED:
+            continue
+        models, largest = LeftOut(table), dict[tuple[str, str, int], Known]()
+        for landscape in landscapes(table):
+            one = Known(landscape, models)
+            other = largest.setdefault((one.model, one.machine, one.nodes), one)
+            if len(landscape.configs) > len(other.landscape.configs):
+                largest[one.model, one.machine, one.nodes] = one
+        yield from (x for x in largest.values() if len(x.landscape.configs) >= EARLIER)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.search.warm_start", description=__doc__
+    )
+    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    print(machine([f"{arguments.seeds} seed(s)"]), flush=True)
+    known = [*sweeps(arguments.truth)]
+    compared = []
+    for seed in range(arguments.seeds):
+        searches = Searches(seed)
+        for pair in pairs(known):
+            compared.append(one := searches.compare(pair))
+            print(
+                f"{one.target} after {one.source}: {one.cold_trials} cold, {one.warm_trials} warm",
+                flush=True,
+            )
+    if not compared:
+        parser.error(f"--truth {arguments.truth}: no recorded sweep there")
+    print("", *lines(compared), sep="\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(c) for c in compared], indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,84 @@
+"""Cost models that are wrong on purpose, to see what the search loses to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from analysis.cost.jobs import Array, Jobs
+from analysis.cost.model import CostModel, Evidence, Prediction
+from analysis.cost.step import StepParts
+from analysis.prediction.pricing import Pricing
+from workflows.replay.landscapes import Landscape
+
+Permutation = Callable[[Array, np.random.Generator], np.ndarray]
+
+
+def shuffled(step_time_s: Array, rng: np.random.Generator) -> np.ndarray:
+    """Every configuration is thought to take the time of another one."""
+    return rng.permutation(len(step_time_s))
+
+
+def inverted(step_time_s: Array, rng: np.random.Generator) -> np.ndarray:
+    """The fastest configuration is thought to be the slowest, and so on."""
+    order = np.argsort(step_time_s, kind="stable")
+    taken = np.empty(len(order), dtype=int)
+    taken[order] = order[::-1]
+    return taken
+
+
+@dataclass(frozen=True)
+class WrongModel(CostModel):
+    """Takes one configuration's time for another's; memory is as the model has it.
+
+    Attributes:
+        known: all jobs of the landscape.
+        taken: the row of ``known`` whose time is believed of each.
+    """
+
+    known: Jobs = field(kw_only=True)
+    taken: np.ndarray = field(kw_only=True)
+
+    def predict(self, jobs: Jobs) -> Prediction:
+        rows = self.taken[self._rows(jobs)]
+        return replace(super().predict(jobs), time=_rows_of(super().predict(self.known).time, rows))
+
+    def calibrated(self, evidence: Evidence) -> CostModel:
+        others = replace(evidence, jobs=self.known[self.taken[self._rows(evidence.jobs)]])
+        memory = super().calibrated(evidence).memory
+        return replace(super().calibrated(others), memory=memory)
+
+    def _rows(self, jobs: Jobs) -> np.ndarray:
+        every = {row: index for index, row in enumerate(_identities(self.known))}
+        return np.array([every[row] for row in _identities(jobs)], dtype=int)
+
+
+def wrong(
+    landscape: Landscape, permutation: Permutation, seed: int, model: CostModel | None
+) -> CostModel:
+    """A landscape's cost model, gone wrong.
+
+    Args:
+        landscape: what is searched.
+        permutation: which row's time is believed of each.
+        seed: of the permutation.
+        model: right constants; default the cost model's own.
+    """
+    pricing = Pricing(landscape.space)
+    if model is not None:
+        pricing.learn_from(model)
+    right, jobs = pricing.model, pricing.jobs_of(landscape.configs)
+    taken = permutation(right.predict(jobs).step_time_s, np.random.default_rng(seed))
+    own = {f.name: getattr(right, f.name) for f in fields(right)}
+    return WrongModel(**own, known=jobs, taken=taken)
+
+
+def _identities(jobs: Jobs) -> list[tuple[float, ...]]:
+    columns = [getattr(jobs, f.name) for f in fields(jobs)]
+    return [tuple(float(v) for v in row) for row in zip(*columns, strict=True)]
+
+
+def _rows_of(parts: StepParts, rows: np.ndarray) -> StepParts:
+    return StepParts(**{f.name: getattr(parts, f.name)[rows] for f in fields(parts)})

@@ -1,0 +1,172 @@
+"""Frameworks' habits, as facts of a record: what each keeps in memory and how it communicates.
+
+A profile is what differs between two programs that train the same model with the same degrees. It
+never names a machine or a model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework's habits; see docs/cost-model.md for where each is from.
+
+    Attributes:
+        name: as tables and spaces call it.
+        gradient_bytes: of an accumulated gradient.
+        master_bytes: of master weights and AdamW's moments together, 12 where weights are 16-bit.
+        extra_gradient_bytes: of a second, never sharded copy of the gradients (DeepSpeed's
+            BF16_Optimizer keeps float32 ones).
+        reduce_bytes: of a gradient element on its way.
+        flash_attention: scores are never written to memory.
+        sequence_parallel: always on with tensor parallelism.
+        gradients_synced_per_micro_batch: without ZeRO, a pipeline reduces gradients after every
+            micro-batch and not once a step.
+        stages_by_weight: a pipeline's stages are dealt out by weights, output layer included,
+            and not by layers.
+        keeps_products: of a layer under selective recomputation, only its input, what attention
+            gives and every second product's output stay (torchtitan's ``selective op``).
+        whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
+            the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
+        masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models
+            with gated units are trained without dropout.
+        logits_bytes: per logit at the loss, all copies together.
+        repeated_sums: of tensor parallelism that full recomputation repeats in a layer: both, or
+            all but the last, whose result no gradient needs.
+        overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
+        overlaps_gradients: gradient reduction may hide behind the backward pass.
+        live_parameters: split weights that may be whole at once, unless one matrix has more; those
+            of two layers where there is no such bound.
+        sharded_masters: weights that are split as their master weights are kept in float32 only,
+            and cast as they are gathered.
+        one_adapter: split weights and gradients, which come and go layer by layer, cross nodes at
+            the rate of one adapter, however many there are.
+        bucket_bytes: of a parameter's place in the buckets in which gradients are reduced, kept
+            from step to step where replicas are not split at all (torch's DDP).
+        step_gradient_bytes: of copies of a gradient that each rank makes of its part to apply it,
+            where the optimizer is whole and where it is split.
+        fixed_buffer_bytes: of buckets whose size does not depend on the model.
+        keeps_outputs: a stage's output stays in memory until its gradient arrives.
+        flat_reduction: gradients are copied into one flat buffer to be reduced where the optimizer
+            is split.
+        loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
+            backward pass ends.
+        fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
+        reports: what the peak memory that it prints is: what tensors held (``allocated``), with
+            the allocator's free blocks (``reserved``), or all that the device held (``device``).
+        reports_first_stage: the figure is the first rank's, not the fullest one's.
+    """
+
+    name: str
+    gradient_bytes: float = 4
+    master_bytes: float = 12
+    extra_gradient_bytes: float = 0
+    reduce_bytes: float = 4
+    flash_attention: bool = True
+    sequence_parallel: bool = False
+    gradients_synced_per_micro_batch: bool = False
+    stages_by_weight: bool = False
+    keeps_products: bool = False
+    whole_in_pipelines: bool = False
+    masked_dropout: bool = False
+    logits_bytes: float = 8
+    overlaps_gradients: bool = True
+    repeated_sums: float = 2
+    overlaps_split_gradients: bool = True
+    live_parameters: float = math.inf
+    sharded_masters: bool = False
+    one_adapter: bool = False
+    bucket_bytes: float = 0
+    step_gradient_bytes: tuple[float, float] = (0, 0)
+    fixed_buffer_bytes: float = 0
+    keeps_outputs: bool = False
+    flat_reduction: bool = False
+    loose_gradients: bool = False
+    fills_pipeline: bool = False
+    reports: Literal["allocated", "reserved", "device"] = "allocated"
+    reports_first_stage: bool = False
+
+
+MESHTUNE = Framework("meshtune", repeated_sums=1, logits_bytes=10, sharded_masters=True)
+NANOTRON = Framework(
+    "nanotron",
+    sequence_parallel=True,
+    gradients_synced_per_micro_batch=True,
+    stages_by_weight=True,
+    overlaps_split_gradients=False,
+    logits_bytes=12,
+    bucket_bytes=2,
+    flat_reduction=True,
+    loose_gradients=True,
+    fills_pipeline=True,
+    reports="reserved",
+    reports_first_stage=True,
+)
+MEGATRON_LM = Framework("megatron-lm", masked_dropout=True)
+# Before flash attention: the Megatron papers' and BigScience's runs of 2021 and 2022.
+MEGATRON_LM_V3 = replace(MEGATRON_LM, name="megatron-lm-v3", flash_attention=False)
+MEGATRON_DEEPSPEED = Framework(
+    "megatron-deepspeed",
+    gradient_bytes=2,
+    reduce_bytes=2,
+    flash_attention=False,
+    masked_dropout=True,
+    overlaps_gradients=False,
+    one_adapter=True,
+    step_gradient_bytes=(4, 6),
+    fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    live_parameters=1e9,
+    keeps_outputs=True,
+    reports="device",
+)
+DEEPSPEED_BF16 = Framework(
+    "deepspeed-bf16",
+    gradient_bytes=2,
+    extra_gradient_bytes=4,
+    flash_attention=False,
+    masked_dropout=True,
+    overlaps_gradients=False,
+    one_adapter=True,
+    fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
+    live_parameters=1e9,
+    keeps_outputs=True,
+    reports="device",
+)
+FSDP = Framework("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, reports="reserved")
+TORCHTITAN = Framework(
+    "torchtitan",
+    sequence_parallel=True,
+    keeps_products=True,
+    whole_in_pipelines=True,
+    logits_bytes=12,
+    sharded_masters=True,
+    reports="reserved",
+)
+AXONN = Framework("axonn", gradient_bytes=2, reduce_bytes=2, masked_dropout=True)
+
+FRAMEWORKS = {
+    p.name: p
+    for p in (
+        MESHTUNE,
+        NANOTRON,
+        MEGATRON_LM,
+        MEGATRON_LM_V3,
+        MEGATRON_DEEPSPEED,
+        DEEPSPEED_BF16,
+        FSDP,
+        TORCHTITAN,
+        AXONN,
+    )
+}
+
+
+def framework_named(name: str) -> Framework:
+    """The habits of a framework by name; raises ValueError that lists the known ones."""
+    try:
+        return FRAMEWORKS[name]
+    except KeyError:
+        raise ValueError(f"no framework {name!r}; known: {', '.join(FRAMEWORKS)}") from None

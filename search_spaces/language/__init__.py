@@ -1,0 +1,1 @@
+"""The language of space files: document, schema, messages, expressions."""

@@ -1,0 +1,321 @@
+"""From a file to a ``SearchSpace``: names resolved, every expression checked."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from graphlib import CycleError
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from search_spaces.cluster import Cluster
+from search_spaces.language.document import Document, SpaceError, Where, nearest, read, shown
+from search_spaces.language.expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
+from search_spaces.language.messages import validate
+from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
+from search_spaces.points import parameters
+from search_spaces.points.parameters import Parameter
+from search_spaces.rules import deepspeed, facts, placements
+from search_spaces.rules import rule as rules
+from search_spaces.space import (
+    ENERGY_FIGURES,
+    PLACEHOLDER,
+    TRIAL_PLACEHOLDERS,
+    Objective,
+    SearchSpace,
+)
+from trainer.result import FIGURES
+
+SHIPPED = Path(__file__).parent
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def shipped_spaces() -> list[str]:
+    """Names that ``load_space`` knows without a path."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_space(reference: str | Path) -> SearchSpace:
+    """Load a space from a YAML file, or a shipped one by its name.
+
+    Raises:
+        SpaceError: with a complete message, for anything that is wrong with the input.
+    """
+    document = read(_file(reference))
+    file = validate(SpaceFile, document)
+    model = _named(ModelFile, "model", file.model, document)
+    cluster = _named(Cluster, "cluster", file.cluster, document)
+    assert cluster is not None  # the schema requires it
+    builder = _Builder(document, file, model, cluster)
+    return builder.build(file.name or _default_name(Path(document.name)))
+
+
+def _file(reference: str | Path) -> Path:
+    text = str(reference)
+    if "\0" in text:
+        raise SpaceError(f"{text!r}: not a file name")
+    path = Path(text)
+    shipped = SHIPPED / f"{text}.yaml"
+    if re.fullmatch(r"[\w-]+", text) and not path.is_file():
+        if shipped.is_file():
+            return shipped
+        if not path.exists():
+            names = shipped_spaces()
+            raise SpaceError(
+                f"{text}: neither a file nor a shipped space, accepted: a YAML file, or one of "
+                f"{', '.join(names)}{nearest(text, names)}"
+            )
+    return path
+
+
+def _named(
+    record: type[Record], key: str, value: str | Record | None, document: Document
+) -> Record | None:
+    """The record that a model or cluster key gives inline, by shipped name, or by file."""
+    if not isinstance(value, str):
+        return value
+    folder = SHIPPED / f"{key}s"
+    if value.endswith((".yaml", ".yml")):
+        path = Path(document.name).parent / value
+    else:
+        names = sorted(file.stem for file in folder.glob("*.yaml"))
+        if value not in names:
+            raise document.error(
+                (key,),
+                f"found {shown(value)}, accepted a file (*.yaml), a record, or one of "
+                f"{', '.join(names)}{nearest(value, names)}",
+                at_value=True,
+            )
+        path = folder / f"{value}.yaml"
+    try:
+        return validate(record, read(path))
+    except SpaceError as error:
+        raise document.error((key,), f"found {shown(value)}:\n{error}", at_value=True) from None
+
+
+class _Builder:
+    """Checks what no key shows by itself."""
+
+    def __init__(
+        self, document: Document, file: SpaceFile, model: ModelFile | None, cluster: Cluster
+    ) -> None:
+        self.document, self.file, self.cluster = document, file, cluster
+        self.model_name = model.name if model else ""
+        self.model = model.config() if model else None
+        self.own_trainer = file.trainer.command is not None
+        self.static = facts.static_facts(self.model, cluster)
+        self.defaults = facts.defaults(file.trainer.builtin)
+
+    def build(self, name: str) -> SearchSpace:
+        if self.model is None and not self.own_trainer:
+            raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        self._facts()
+        own = self._parameters()
+        kinds = facts.kinds(own, self.static, self.defaults)
+        conditions = self._conditions(own, kinds)
+        constraints = tuple(
+            self._parse(text, ("constraints", index), kinds)
+            for index, text in enumerate(self.file.constraints)
+        )
+        self._command(kinds)
+        self._patterns()
+        self._timeouts()
+        objectives = self._objectives(own)
+        file = self.file
+        return SearchSpace(
+            file=self.document.name,
+            name=name,
+            description=file.description,
+            model=self.model,
+            model_name=self.model_name,
+            cluster=self.cluster,
+            trainer=file.trainer,
+            parameters=own,
+            conditions=conditions,
+            constraints=constraints,
+            rules=self._rules(own, kinds, conditions, constraints),
+            objective=objectives[0],
+            trial=file.trial,
+            budget=file.budget,
+            finalists=file.finalists,
+            failure_penalty=file.failure_penalty,
+            allow=tuple(sorted(set(file.allow))),
+            more_objectives=objectives[1:],
+        )
+
+    def _rules(
+        self,
+        own: Mapping[str, Parameter],
+        kinds: Mapping[str, Kind],
+        conditions: Mapping[str, Expression],
+        constraints: Iterable[Expression],
+    ) -> tuple[rules.Rule, ...]:
+        once = [
+            rules.pinned(name, own[name].array[0], condition)
+            for name, condition in conditions.items()
+        ]
+        builtin = rules.builtin(kinds, own_trainer=self.own_trainer, allow=self.file.allow)
+        if self.file.trainer.builtin is not None:
+            if "engine" in own:
+                builtin += deepspeed.rules(self.file.trainer.builtin, kinds)
+            derive = partial(facts.derive, own, conditions, self.static, self.defaults)
+            builtin += placements.one_placement(own)
+            builtin += placements.counted_once(own, conditions, derive)
+        given = [
+            rules.expressed(f"constraint_{number}", expression)
+            for number, expression in enumerate(constraints, start=1)
+        ]
+        return (*once, *builtin, *given)
+
+    def _facts(self) -> None:
+        for name, value in self.static.items():
+            if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
+                key = "cluster" if hasattr(self.cluster, name) else "model"
+                raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
+
+    def _parameters(self) -> dict[str, Parameter]:
+        return {name: self._parameter(name) for name in self.file.parameters}
+
+    def _parameter(self, name: str) -> Parameter:
+        path = ("parameters", name)
+        if name in facts.DERIVED:
+            raise self.document.error(path, "is derived from the others, never searched; remove it")
+        if name in self.static or name in TRIAL_PLACEHOLDERS:
+            raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
+        if keyword.iskeyword(name) or name in ("true", "false"):
+            raise self.document.error(path, "is a word of the constraint grammar; rename it")
+        if not self.own_trainer and name not in parameters.BUILTIN_NAMES:
+            names = sorted(parameters.BUILTIN_NAMES)
+            raise self.document.error(
+                path,
+                f"unknown parameter of the built-in trainer, accepted: {', '.join(names)}"
+                f"{nearest(name, names)}",
+            )
+        builtin = self.file.trainer.builtin
+        if builtin is not None and getattr(builtin, name, None) is not None:
+            raise self.document.error(path, "found here and under trainer.builtin, accepted once")
+        spec = self.file.parameters[name]
+        return parameters.build(name, spec, self.document, own_trainer=self.own_trainer)
+
+    def _conditions(
+        self, own: Mapping[str, Parameter], kinds: Mapping[str, Kind]
+    ) -> dict[str, Expression]:
+        derived = {*facts.DERIVED, *(placements.KINDS.keys() - own.keys())}
+        usable = {name: kind for name, kind in kinds.items() if name not in derived}
+        conditions = {}
+        for name, text in self.file.conditions.items():
+            if name not in own:
+                raise self.document.error(
+                    ("conditions", name),
+                    f"not a parameter of this space, accepted: {', '.join(own)}"
+                    f"{nearest(name, own)}",
+                )
+            conditions[name] = self._parse(text, ("conditions", name), usable)
+        try:
+            facts.condition_order(conditions)
+        except CycleError as error:
+            circle = list(reversed(error.args[1]))
+            raise self.document.error(
+                ("conditions", circle[0]),
+                f"conditions name each other in a circle: {' -> '.join(circle)}",
+            ) from None
+        return conditions
+
+    def _parse(
+        self, text: str, path: tuple[str | int, ...], kinds: Mapping[str, Kind]
+    ) -> Expression:
+        try:
+            return parse(text, kinds)
+        except ExpressionError as error:
+            raise self.document.error(path, str(error), at_value=True) from None
+
+    def _command(self, kinds: Mapping[str, Kind]) -> None:
+        known = [*kinds, *TRIAL_PLACEHOLDERS]
+        for index, argument in enumerate(self.file.trainer.command or []):
+            for match in PLACEHOLDER.finditer(argument):
+                name = match[2]
+                if name is not None and name not in known:
+                    raise self.document.error(
+                        ("trainer", "command", index),
+                        f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
+                        f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
+                        f"{{{{{name}}}}}{nearest(name, known)}",
+                        at_value=True,
+                    )
+
+    def _patterns(self) -> None:
+        result = self.file.trainer.result
+        for key, pattern in (result.patterns if result else {}).items():
+            path = ("trainer", "result", "patterns", key)
+            try:
+                groups = re.compile(pattern).groups
+            except (re.error, RecursionError, OverflowError) as error:
+                raise self.document.error(
+                    path,
+                    f"found {shown(pattern)}, accepted a regular expression ({error})",
+                    at_value=True,
+                ) from None
+            if groups == 0:
+                raise self.document.error(
+                    path,
+                    f"found {shown(pattern)}, accepted a regular expression with the number in "
+                    "a group: (...)",
+                    at_value=True,
+                )
+
+    def _objectives(self, own: Mapping[str, Parameter]) -> tuple[Objective, ...]:
+        given = self.file.objective
+        if isinstance(given, ObjectiveSpec):
+            self._known_figure(given, ("objective",))
+            return (Objective.of(given),)
+        found: list[Objective] = []
+        for index, spec in enumerate(given):
+            if spec.key in (objective.key for objective in found):
+                raise self.document.error(
+                    ("objective", index), f"found {shown(spec.key)} twice, accepted once"
+                )
+            widths = own.get("num_nodes")
+            if spec.key == "num_nodes" and (widths is None or len(widths.values) == 1):
+                raise self.document.error(
+                    ("objective", index),
+                    "num_nodes is the same in every configuration: remove it here, or give it "
+                    "several values under parameters",
+                )
+            self._known_figure(spec, ("objective", index))
+            found.append(Objective.of(spec))
+        return tuple(found)
+
+    def _known_figure(self, spec: ObjectiveSpec, path: Where) -> None:
+        """A trainer of the user's may report anything; what the built-in one reports is known."""
+        key, root = spec.key, spec.key.split(".")[0]
+        if self.own_trainer or root.startswith("communication_"):
+            return
+        known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
+        if root not in known or key == "step_time_s":
+            often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
+            names = [*often, *(name for name in known if name != "step_time_s")]
+            raise self.document.error(
+                (*path, "maximize" if spec.is_maximized else "minimize"),
+                f"found {shown(key)}, accepted a figure of the built-in trainer, such as "
+                f"{', '.join(often)}{nearest(key, names)}",
+                at_value=True,
+            )
+
+    def _timeouts(self) -> None:
+        trial = self.file.trial
+        quiet = trial.no_progress_timeout_s
+        if quiet is not None and quiet > trial.timeout_s:
+            raise self.document.error(
+                ("trial", "no_progress_timeout"),
+                f"found {quiet:g} s, accepted at most the timeout of {trial.timeout_s:g} s",
+                at_value=True,
+            )
+
+
+def _default_name(path: Path) -> str:
+    """The file's name, as far as a space may be called so: it names folders and jobs."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-") or "space"

@@ -1,0 +1,1 @@
+"""The configurations of a space: parameters, enumeration, counting."""

@@ -1,0 +1,116 @@
+"""Valid configurations that have not been proposed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from search_spaces import Rule, SearchSpace
+from search_spaces.points.enumeration import Indices, ValidConfigs
+
+LISTED = 2_000_000  # valid configurations up to which all of them are listed once
+
+
+class Candidates:
+    """Draws from the valid configurations of a space, by their raw index.
+
+    Args:
+        space: whose.
+        only: the configurations there are; default all valid ones.
+    """
+
+    def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
+        self._space = space
+        self._names = list(space.parameters)
+        self._values = [parameter.values for parameter in space.parameters.values()]
+        self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
+        self._listed: Indices | None = None
+        if only is not None:
+            self._listed = self.indices_of(only)
+        else:
+            self._valid = ValidConfigs(space)
+            if self._valid.exact and self._valid.count <= LISTED:
+                self._listed = self._valid.all()
+        if self._listed is not None:
+            self._listed_widths = self._widths(self._listed)
+
+    def draw(
+        self,
+        size: int,
+        rng: np.random.Generator,
+        exclude: Iterable[Mapping[str, Any]],
+        max_nodes: int,
+    ) -> list[dict[str, Any]]:
+        """At most ``size`` distinct valid raw configurations in random order; see ``indices``."""
+        return self.configs(self.indices(size, rng, exclude, max_nodes))
+
+    def indices(
+        self,
+        size: int,
+        rng: np.random.Generator,
+        exclude: Iterable[Mapping[str, Any]],
+        max_nodes: int,
+    ) -> Indices:
+        """At most ``size`` distinct valid raw configurations in random order, by their index.
+
+        Args:
+            size: how many at most; fewer come only where there are no more (exactly so in a space
+                whose valid configurations are listed, nearly so in a larger one).
+            rng: the source of the order.
+            exclude: configurations that may not come again.
+            max_nodes: the widest trial that may come, in nodes.
+        """
+        known = self.indices_of(exclude)
+        if self._listed is not None:
+            pool, widths = self._listed, self._listed_widths
+        else:
+            pool = self._valid.sample(2 * size, rng)
+            widths = self._widths(pool)
+            if len(pool) and np.all(widths > max_nodes):
+                pool = self._narrow(max_nodes).sample(2 * size, rng)
+                widths = self._widths(pool)
+        order = rng.permutation(np.flatnonzero(~np.isin(pool, known)))
+        chosen: Indices = pool[order[widths[order] <= max_nodes][:size]]
+        return chosen
+
+    def _narrow(self, max_nodes: int) -> ValidConfigs:
+        """Where nearly all are wider."""
+        width = Rule(
+            "max_nodes",
+            f"num_nodes <= {max_nodes}",
+            frozenset(("num_nodes",)),
+            lambda facts: facts.columns["num_nodes"] <= max_nodes,
+        )
+        return ValidConfigs(self._space, [*self._space.rules, width])
+
+    def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
+        """The indices of configurations, raw or canonical."""
+        return np.array([self._index(config) for config in configs], dtype=np.int64)
+
+    def configs(self, indices: Indices) -> list[dict[str, Any]]:
+        """The raw configurations of these indices."""
+        columns = [column.tolist() for column in self.columns(indices).values()]
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def columns(self, indices: Indices) -> dict[str, Any]:
+        """The raw configurations of these indices, as one column per parameter."""
+        return self._space.raw_columns(indices)
+
+    def _widths(self, indices: Indices) -> Any:
+        """Nodes that each needs."""
+        facts = self._space.columns(self.columns(indices)).columns
+        return np.broadcast_to(facts["num_nodes"], indices.shape)
+
+    def _index(self, config: Mapping[str, Any]) -> int:
+        key = tuple(config.items())
+        if key not in self._known:  # the whole history comes with every draw
+            raw = self._space.raw(config)
+            digits = [
+                values.index(raw[name])
+                for name, values in zip(self._names, self._values, strict=True)
+            ]
+            radix = [len(values) for values in self._values]
+            self._known[key] = int(np.ravel_multi_index(digits, radix))
+        return self._known[key]

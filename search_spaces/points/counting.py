@@ -1,0 +1,144 @@
+"""Counts a space: raw and valid configurations, and what each rule removes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from search_spaces.language.document import SpaceError
+from search_spaces.points.enumeration import MAX_EDGES, ValidConfigs
+from search_spaces.space import SearchSpace
+
+SAMPLE = 1_000_000
+
+
+@dataclass(frozen=True)
+class RuleCount:
+    """How many configurations one rule removes."""
+
+    name: str
+    text: str
+    alone: int  # of all raw configurations
+    in_order: int  # of those that the rules before it left
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The size of a space. ``exact`` is False where it was estimated from random configurations."""
+
+    space: SearchSpace
+    raw: int
+    valid: int
+    rules: tuple[RuleCount, ...]
+    exact: bool
+
+    @property
+    def notes(self) -> list[str]:
+        notes = []
+        if missing := self.space.unsupported():
+            notes.append(
+                f"the built-in trainer does not have {', '.join(missing)} yet: "
+                "this space can be checked, not searched"
+            )
+        if not self.exact:
+            notes.append("counts are estimates from random configurations")
+        return notes
+
+    def text(self) -> str:
+        """The report as plain text, a table of rules below the totals."""
+        about = "" if self.exact else "about "
+        share = 100 * self.valid / self.raw
+        lines = [
+            f"{self.space.name}: {self.raw:,} raw configurations, "
+            f"{about}{self.valid:,} valid ({share:.3g} %)",
+            *(f"  {name}: {_values(p.values)}" for name, p in self.space.parameters.items()),
+        ]
+        if self.space.more_objectives:
+            sought = [" ".join(*o.as_dict().items()) for o in self.space.objectives]
+            lines.append(f"sought, as a Pareto front: {', '.join(sought)}")
+        removing = [rule for rule in self.rules if rule.alone]
+        if removing:
+            width = max(len(rule.name) for rule in removing)
+            lines.append(f"{'removed by':<{width}}  {'alone':>13}  {'in order':>13}")
+            lines += [
+                f"{rule.name:<{width}}  {rule.alone:>13,}  {rule.in_order:>13,}  {rule.text}"
+                for rule in removing
+            ]
+        kept = [rule.name for rule in self.rules if not rule.alone]
+        if kept:
+            lines.append(f"kept by every configuration: {', '.join(kept)}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
+    """Count valid configurations, and what each rule removes.
+
+    Args:
+        space: what is counted.
+        max_edges: of ``ValidConfigs``; where it does not suffice the counts are estimates.
+
+    Raises:
+        SpaceError: if no configuration is valid; it names the rules that remove the most.
+    """
+    valid = ValidConfigs(space, max_edges=max_edges)
+    counts = _counted(space, max_edges) if valid.exact else None
+    exact = counts is not None
+    if counts is None:
+        counts = _estimated(space)
+    found = valid.estimate(np.random.default_rng(0))
+    if not found:
+        raise SpaceError(_impossible(space, counts, not valid.count))
+    return CheckReport(space, space.raw_size, round(found), counts, exact)
+
+
+def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
+    """Exactly; None where that takes too much."""
+    counts = []
+    left, before = space.raw_size, []
+    for rule in space.rules:
+        alone = ValidConfigs(space, [rule], max_edges)
+        removed = space.raw_size - alone.count
+        if removed:
+            before.append(rule)
+        kept = ValidConfigs(space, before, max_edges) if removed else None
+        if not alone.exact or (kept and not kept.exact):
+            return None
+        after = kept.count if kept else left
+        counts.append(RuleCount(rule.name, rule.text, removed, left - after))
+        left = after
+    return tuple(counts)
+
+
+def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
+    """From a random sample."""
+    generator = np.random.default_rng(0)
+    raw = {name: generator.choice(p.array, SAMPLE) for name, p in space.parameters.items()}
+    facts, left = space.columns(raw), np.ones(SAMPLE, dtype=bool)
+    scale = space.raw_size / SAMPLE
+    counts = []
+    for rule in space.rules:
+        kept = np.broadcast_to(rule.holds(facts), (SAMPLE,))
+        alone, in_order = np.count_nonzero(~kept), np.count_nonzero(left & ~kept)
+        left &= kept
+        counts.append(
+            RuleCount(rule.name, rule.text, round(alone * scale), round(in_order * scale))
+        )
+    return tuple(counts)
+
+
+def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], proven: bool) -> str:
+    worst = sorted((c for c in counts if c.alone), key=lambda c: -c.alone)[:3]
+    head = f"no configuration is valid, of {space.raw_size:,} raw ones"
+    if not proven:
+        head = f"no valid configuration found at random among {space.raw_size:,} raw ones"
+    lines = [
+        f"  {c.name} removes {c.alone:,} ({100 * c.alone / space.raw_size:.3g} %): {c.text}"
+        for c in worst
+    ]
+    return "\n".join([f"{space.file}: {head}", *lines])
+
+
+def _values(values: tuple[object, ...]) -> str:
+    shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in values]
+    return ", ".join(shown if len(shown) <= 12 else [*shown[:5], "...", *shown[-3:]])

@@ -1,0 +1,156 @@
+"""The names that expressions and commands can use: parameters, model, cluster, derived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+from typing import Any
+
+import numpy as np
+
+from search_spaces.cluster import Cluster
+from search_spaces.language.expression import Array, Expression, Kind
+from search_spaces.language.schema import BuiltinTrainer, Scalar
+from search_spaces.points.parameters import SEARCHABLE, Parameter, kind_of
+from search_spaces.rules import placements
+from search_spaces.rules.rule import Facts
+from trainer.config import ModelConfig, TrainConfig
+
+DERIVED = ("world_size", "dp", "global_batch_size")
+
+
+def static_facts(model: ModelConfig | None, cluster: Cluster) -> dict[str, Scalar]:
+    """What the model and the cluster say, under the names of their records.
+
+    ``num_kv_heads`` and ``ffn_hidden_size`` are resolved; the cluster's own number of nodes is
+    ``cluster_nodes``, since ``num_nodes`` is a trial's.
+    """
+    facts: dict[str, Any] = {}
+    if model is not None:
+        facts |= model.model_dump()
+        facts["num_kv_heads"], facts["ffn_hidden_size"] = model.kv_heads, model.ffn_size
+        facts["num_parameters"] = model.num_parameters
+    machine = cluster.model_dump(exclude={"name", "source", "gpu", "num_nodes", "links", "nic"})
+    facts |= {name: value for name, value in machine.items() if value is not None}
+    facts["ranks_per_pair"] = placements.ranks_per_pair(cluster)
+    if cluster.num_nodes is not None:
+        facts["cluster_nodes"] = cluster.num_nodes
+    return {name: v for name, v in facts.items() if isinstance(v, (bool, int, float, str))}
+
+
+def defaults(trainer: BuiltinTrainer | None) -> dict[str, Scalar]:
+    """Values of parameters that the space does not have, or that are inactive."""
+    known: dict[str, Any] = {"num_nodes": 1, "tp": 1, "pp": 1, "vpp": 1}
+    if trainer is not None:
+        fields = TrainConfig.model_fields
+        known |= {name: fields[name].get_default() for name in SEARCHABLE}
+        known |= {
+            name: value
+            for name, value in trainer.model_dump(exclude_none=True).items()
+            if name in SEARCHABLE
+        }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def kinds(
+    parameters: Mapping[str, Parameter], static: Mapping[str, Scalar], known: Mapping[str, Scalar]
+) -> dict[str, Kind]:
+    """The type of every name that a constraint can use."""
+    placed = placements.KINDS if _places(known) else {}
+    facts = {name: kind_of(value) for name, value in {**static, **known}.items()}
+    result: dict[str, Kind] = {**placed, **facts}
+    result |= {name: parameter.kind for name, parameter in parameters.items()}
+    result |= {"world_size": "number", "dp": "number"}
+    if "mbs" in result and "gas" in result:
+        result["global_batch_size"] = "number"
+    return result
+
+
+def condition_order(conditions: Mapping[str, Expression]) -> list[str]:
+    """Conditional parameters, each after those that its condition names.
+
+    Raises:
+        graphlib.CycleError: if conditions name each other in a circle.
+    """
+    graph = {name: expression.names & conditions.keys() for name, expression in conditions.items()}
+    return list(TopologicalSorter(graph).static_order())
+
+
+def reads(
+    parameters: Mapping[str, Parameter],
+    conditions: Mapping[str, Expression],
+    static: Mapping[str, Scalar],
+    known: Mapping[str, Scalar],
+) -> dict[str, frozenset[str]]:
+    """The parameters that each name comes from, as ``derive`` computes it; none for constants."""
+    found = {name: frozenset[str]() for name in (*static, *known)}
+    found |= {name: frozenset((name,)) for name in parameters}
+
+    def of(*names: str) -> frozenset[str]:
+        return frozenset().union(*(found.get(name, frozenset()) for name in names))
+
+    for name in condition_order(conditions):
+        found[name] = of(name, *conditions[name].names)
+    found["world_size"] = of("num_nodes")
+    found["dp"] = of("num_nodes", "tp", "pp")
+    if _places(known):
+        placed = of("zero_stage", "dp", *placements.KINDS)
+        for name in placements.KINDS:
+            if name not in parameters or name in conditions:
+                found[name] = placed
+    found["global_batch_size"] = of("mbs", "gas", "dp")
+    return found
+
+
+def derive(
+    parameters: Mapping[str, Parameter],
+    conditions: Mapping[str, Expression],
+    static: Mapping[str, Scalar],
+    known: Mapping[str, Scalar],
+    raw: Mapping[str, Array],
+) -> Facts:
+    """All facts of raw configurations, as columns.
+
+    A conditional parameter is active where its condition is true and every conditional parameter
+    that the condition names is active. Elsewhere it has the trainer's default, or is missing.
+    The built-in trainer's placement is resolved: its columns are what configurations end with.
+    """
+    columns: dict[str, Array] = {name: _constant(v) for name, v in {**static, **known}.items()}
+    typed = {name: parameters[name].column(raw[name]) for name in parameters}
+    columns |= typed
+    active: dict[str, Array] = {}
+    missing: dict[str, Array] = {}
+    for name in condition_order(conditions):
+        condition = conditions[name]
+        is_active: Array = condition.holds(columns)
+        for parent in condition.names & active.keys():
+            is_active = is_active & active[parent]
+        active[name] = is_active
+        if name in known:
+            columns[name] = np.where(is_active, typed[name], _constant(known[name]))
+        else:
+            missing[name] = np.logical_not(is_active)
+    columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
+    columns["dp"] = np.floor_divide(columns["world_size"], columns["tp"] * columns["pp"])
+    if _places(known):
+        wished = {name: active.get(name, np.True_) for name in typed}
+        columns |= placements.resolve(columns, wished)
+        missing = {name: where for name, where in missing.items() if name not in placements.KINDS}
+    if "mbs" in columns and "gas" in columns:
+        columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
+        absent = [missing[name] for name in ("mbs", "gas") if name in missing]
+        if absent:
+            missing["global_batch_size"] = np.logical_or.reduce(absent)
+    return Facts(columns, typed, active, missing)
+
+
+def _places(known: Mapping[str, Scalar]) -> bool:
+    """Whether the trainer is the built-in one, whose defaults name a stage of ZeRO."""
+    return "zero_stage" in known
+
+
+def _constant(value: Scalar) -> Array:
+    """A fact as the evaluator computes with it."""
+    if isinstance(value, (bool, str)):
+        return np.asarray(value)
+    return np.float64(value)

@@ -1,0 +1,347 @@
+"""The search space: typed, resolved, ready to be searched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from search_spaces.cluster import Cluster
+from search_spaces.language.document import scalar
+from search_spaces.language.expression import Array, Expression
+from search_spaces.language.schema import (
+    Budget,
+    Finalists,
+    ObjectiveSpec,
+    Scalar,
+    TrainerSpec,
+    Trial,
+)
+from search_spaces.points import parameters as _parameters
+from search_spaces.points.parameters import Parameter
+from search_spaces.rules import facts as _facts
+from search_spaces.rules.rule import Facts, Rule
+from trainer.config import ModelConfig
+
+PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
+TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
+ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A figure that is sought, of the trainer's result or following from it (``objectives``).
+
+    Dots in ``key`` reach inside.
+    """
+
+    key: str
+    maximize: bool
+
+    def as_dict(self) -> dict[str, str]:
+        return {"maximize" if self.maximize else "minimize": self.key}
+
+    @classmethod
+    def of(cls, spec: ObjectiveSpec) -> Objective:
+        return cls(spec.key, spec.is_maximized)
+
+
+@dataclass(frozen=True)
+class Violations:
+    """What the rules say about N configurations: boolean arrays of length N."""
+
+    valid: np.ndarray
+    removed: dict[str, np.ndarray]  # by rule name; a configuration can break several
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What may be tried, how a trial is run, and what is sought.
+
+    A *raw* configuration has a value for every parameter. Its canonical form leaves the inactive
+    ones out; a raw one is valid only with inactive parameters at their first value, so that no
+    canonical configuration is counted twice.
+    """
+
+    file: str
+    name: str
+    description: str
+    model: ModelConfig | None
+    model_name: str
+    cluster: Cluster
+    trainer: TrainerSpec
+    parameters: dict[str, Parameter]
+    conditions: dict[str, Expression]
+    constraints: tuple[Expression, ...]
+    rules: tuple[Rule, ...]
+    objective: Objective
+    trial: Trial
+    budget: Budget
+    failure_penalty: str
+    allow: tuple[str, ...]
+    finalists: Finalists
+    more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """All that is sought; the first one is that of the best trial."""
+        return (self.objective, *self.more_objectives)
+
+    @property
+    def goals(self) -> dict[str, Any]:
+        """What the journal says of them: the first one, and all where there are more."""
+        first = {"objective": self.objective.as_dict()}
+        every = {"objectives": [objective.as_dict() for objective in self.objectives]}
+        return {**first, **every} if self.more_objectives else first
+
+    @property
+    def raw_size(self) -> int:
+        """Number of raw configurations."""
+        size = 1
+        for parameter in self.parameters.values():
+            size *= len(parameter.values)
+        return size
+
+    @cached_property
+    def reads(self) -> dict[str, frozenset[str]]:
+        """The parameters that each name in rules comes from; none for facts of the model."""
+        return _facts.reads(self.parameters, self.conditions, self._static, self._defaults)
+
+    def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The raw configurations of these numbers, as one column per parameter.
+
+        A number is mixed-radix: one digit per parameter, the last one fastest.
+        """
+        digits = np.unravel_index(indices, [len(p.values) for p in self.parameters.values()])
+        return {
+            name: np.array(parameter.values)[digit]
+            for (name, parameter), digit in zip(self.parameters.items(), digits, strict=True)
+        }
+
+    def columns(self, raw: Mapping[str, Any]) -> Facts:
+        """Every name that rules can use, from columns of raw configurations."""
+        return _facts.derive(self.parameters, self.conditions, self._static, self._defaults, raw)
+
+    def violations(self, columns: Mapping[str, Any]) -> Violations:
+        """Apply every rule to N raw configurations, given as one column per parameter."""
+        facts = self.columns(columns)
+        n = len(np.asarray(columns[next(iter(self.parameters))]))
+        removed = {
+            rule.name: np.broadcast_to(np.logical_not(rule.holds(facts)), (n,))
+            for rule in self.rules
+        }
+        valid = np.ones(n, dtype=bool)
+        for broken in removed.values():
+            valid &= ~broken
+        return Violations(valid, removed)
+
+    def valid(self, columns: Mapping[str, Any]) -> np.ndarray:
+        """Which of N raw configurations keep every rule; the one constraint function."""
+        return self.violations(columns).valid
+
+    def first_violation(self, config: Mapping[str, Any]) -> str | None:
+        """Why a configuration (raw or canonical) is not in the space; None if it is."""
+        unknown = [name for name in config if name not in self.parameters]
+        if unknown:
+            return f"{unknown[0]}: not a parameter of this space"
+        try:
+            raw = self.raw(config)
+        except ValueError as error:
+            return str(error)
+        facts = self.columns(_one_row(raw))
+        for rule in self.rules:
+            if not np.all(rule.holds(facts)):
+                values = ", ".join(
+                    f"{name} {_plain(facts.columns[name])}"
+                    for name in sorted(rule.names)
+                    if name in facts.columns
+                )
+                return f"{rule.name}: {rule.text} ({values})"
+        return None
+
+    def raw(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
+        """A value for every parameter: inactive ones, left out or None, get their first value.
+
+        Raises:
+            ValueError: for a value that the parameter does not have, or a missing parameter
+                without a condition.
+        """
+        raw: dict[str, Scalar] = {}
+        for name, parameter in self.parameters.items():
+            value = config.get(name)
+            if value is not None:
+                raw[name] = parameter.member(value)
+            elif name in self.conditions:
+                raw[name] = parameter.pinned
+            else:
+                raise ValueError(f"{name}: missing")
+        return raw
+
+    def canonical(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
+        """The configuration without its inactive parameters, in plain Python types."""
+        raw = self.raw(config)
+        active = self.columns(_one_row(raw)).active
+        return {
+            name: value for name, value in raw.items() if name not in active or np.all(active[name])
+        }
+
+    def facts(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
+        """Parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
+
+        An inactive parameter has the trainer's default, or its first value. What the built-in
+        trainer's placement comes to is resolved: ``weight_shard`` and the like.
+        """
+        facts = self.columns(_one_row(self.raw(config)))
+        return {name: _plain(column) for name, column in facts.columns.items()}
+
+    def num_nodes(self, config: Mapping[str, Any]) -> int:
+        return int(self.facts(config)["num_nodes"])
+
+    def world_size(self, config: Mapping[str, Any]) -> int:
+        return int(self.facts(config)["world_size"])
+
+    def train_config(self, config: Mapping[str, Any], data: str) -> dict[str, Any]:
+        """What ``TrainConfig.parse`` accepts for this trial, reading the tokens at ``data``.
+
+        Raises:
+            ValueError: if the space has no model, or runs the user's own trainer.
+        """
+        if self.trainer.builtin is None or self.model is None:
+            raise ValueError(f"{self.name} does not use the built-in trainer")
+        searched = {
+            name: value
+            for name, value in self.canonical(config).items()
+            if name in _parameters.SEARCHABLE
+        }
+        return {
+            **self.trainer.builtin.model_dump(exclude_none=True),
+            **searched,
+            "ranks_per_node": self.cluster.gpus_per_node,
+            "ranks_per_pair": self._static["ranks_per_pair"],
+            "model": self.model.model_dump(exclude_none=True),
+            "data": data,
+            "warmup_steps": self.trial.warmup_steps,
+            "measured_steps": self.trial.measured_steps,
+        }
+
+    def command(self, config: Mapping[str, Any], trial_dir: Path | str) -> tuple[str, ...]:
+        """The argv of the user's own trainer: ``{tp}`` and the like replaced, ``{{x}}`` kept
+        as ``{x}``; true and false are written so.
+
+        Raises:
+            ValueError: if the space uses the built-in trainer.
+        """
+        if self.trainer.command is None:
+            raise ValueError(f"{self.name} uses the built-in trainer")
+        values: dict[str, Any] = {
+            **self.facts(config),
+            "trial_dir": str(trial_dir),
+            "warmup_steps": self.trial.warmup_steps,
+            "measured_steps": self.trial.measured_steps,
+        }
+
+        def fill(match: re.Match[str]) -> str:
+            if match[1]:
+                return "{" + match[1] + "}"
+            value = values[match[2]]
+            return str(value).lower() if isinstance(value, bool) else str(value)
+
+        return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.trainer.command)
+
+    def unsupported(self) -> list[str]:
+        """Parameters and objectives that the built-in trainer does not have (yet).
+
+        The search refuses them; a simulated trial has its energy from the cluster's facts.
+        """
+        if self.trainer.builtin is None:
+            return []
+        energy = [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
+        return [*_parameters.unsupported(self.parameters), *energy]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of everything that defines the search; left out is what says when it ends (the
+        budget, finalists, early stops) and prose.
+        """
+        text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def frozen(self) -> str:
+        """Self-contained YAML with the same fingerprint: model and cluster are inside."""
+        definition = self._definition()
+        if self.model is not None and self.model_name:
+            definition["model"] = {"name": self.model_name, **definition["model"]}
+        content = {
+            "version": definition.pop("version"),
+            "name": self.name,
+            **({"description": self.description} if self.description else {}),
+            **definition,
+            "trial": {**definition["trial"], "early_stop": self.trial.early_stop},
+            "budget": self.budget.model_dump(by_alias=True, exclude_none=True),
+            "finalists": self.finalists.model_dump(),
+        }
+        text: str = yaml.dump(
+            content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100
+        )
+        return text
+
+    def _definition(self) -> dict[str, Any]:
+        def compact(values: tuple[Scalar, ...]) -> Any:
+            return values[0] if len(values) == 1 else list(values)
+
+        return {
+            "version": 1,
+            "model": None if self.model is None else self.model.model_dump(exclude_defaults=True),
+            "cluster": self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
+            "trainer": self.trainer.model_dump(exclude_none=True, exclude_defaults=True),
+            "parameters": {n: compact(p.values) for n, p in self.parameters.items()},
+            "conditions": {name: e.text for name, e in self.conditions.items()},
+            "constraints": [expression.text for expression in self.constraints],
+            "objective": [objective.as_dict() for objective in self.objectives]
+            if self.more_objectives
+            else self.objective.as_dict(),
+            "trial": self.trial.model_dump(
+                by_alias=True, exclude_none=True, exclude={"early_stop"}
+            ),
+            "failure_penalty": self.failure_penalty,
+            "allow": list(self.allow),
+        }
+
+    @cached_property
+    def _static(self) -> dict[str, Scalar]:
+        return _facts.static_facts(self.model, self.cluster)
+
+    @cached_property
+    def _defaults(self) -> dict[str, Scalar]:
+        return _facts.defaults(self.trainer.builtin)
+
+
+def _one_row(config: Mapping[str, Scalar]) -> dict[str, list[Scalar]]:
+    return {name: [value] for name, value in config.items()}
+
+
+def _plain(column: Array) -> Scalar:
+    """A column of one row as a Python value; whole numbers as int."""
+    value = np.asarray(column).reshape(-1)[0].item()
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that ``source.scalar`` would read as something else."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if scalar(text) == text else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]

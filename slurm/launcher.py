@@ -1,0 +1,66 @@
+"""A launcher: anything that gives a trial its processes.
+
+Its ``run`` blocks until every process of the trial is gone, so a node can be leased again as soon
+as it returns; the driver calls it from one thread per running trial.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from slurm.clock import Clock
+from slurm.outcome.step_log import Hopeless
+from slurm.trial import Lease, Outcome, TrialSpec
+
+
+class LauncherError(Exception):
+    """The launcher itself cannot work here; the message names the remedy."""
+
+
+class Launcher(ABC):
+    """One way of giving a trial its processes."""
+
+    name: str
+    max_concurrent: int = 90
+    clock: Clock = Clock()
+    simulated: bool = False  # nothing of it is real: no data is needed, nothing need be synced
+
+    @abstractmethod
+    def nodes(self) -> Sequence[str]:
+        """Every node that may be leased, in canonical order (Slurm's)."""
+
+    @abstractmethod
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        """The exact argv that ``run`` would start; pure."""
+
+    @abstractmethod
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
+        """Start the trial, watch it, and return when no process of it is left.
+
+        ``stop`` asks all trials for an end; the outcome is then CANCELLED unless the trial had
+        already ended by itself. ``hopeless`` is asked after every step that this trial speaks of,
+        and may end it alone: the outcome is then OK and ``early``, unless it had ended by itself.
+        """
+
+    @abstractmethod
+    def settle(self, names: Iterable[str]) -> None:
+        """End what an earlier driver left running under these trial names; returns when gone."""
+
+    def down_nodes(self) -> set[str]:
+        """Nodes that are known to be unusable now."""
+        return set()
+
+    def time_left_s(self) -> float | None:
+        """Seconds until the allocation ends; None where there is no end."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most launchers hold nothing
+        """Free what the launcher holds."""

@@ -1,0 +1,1 @@
+"""Trials as processes of this machine."""

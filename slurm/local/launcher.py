@@ -1,0 +1,232 @@
+"""Trials as processes of this machine, with the launcher interface that Slurm has."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shlex
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from slurm import processes
+from slurm.launcher import Launcher, LauncherError
+from slurm.local.fork_server import ForkServer, Ranks
+from slurm.local.shepherd import TRIAL_VARIABLE, Request, marker
+from slurm.outcome.classify import classify
+from slurm.outcome.evidence import clear, gather
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Hopeless
+from slurm.outcome.watch import STDERR_NAME, End, watch
+from slurm.trial import Lease, Outcome, TrialSpec
+
+# After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
+# out-of-memory by themselves, and write its result; a shorter time would cut them off.
+_FAILURE_GRACE_S = 12.0
+_GONE_S = 30.0  # SIGKILL works at once, unless a process is stuck in the kernel
+
+# Read by torch or the interpreter when they start: a forked rank would have missed them.
+_READ_AT_START = ("PYTHON", "LD_", "TORCH", "PYTORCH", "MKL_", "KMP_", "GOMP_", "OMP_")
+_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+class LocalLauncher(Launcher):
+    """Runs trials on this machine, cut into equal nodes ``local0``, ``local1`` ...
+
+    Args:
+        num_nodes: how many trials can run at once, at most. GPUs are dealt out evenly to the
+            nodes; a node's ranks see its share, CPU cores and memory are shared by all.
+        preload: module whose imports are done once; ``python -m`` of it then starts fast.
+
+    Raises:
+        LauncherError: if this is not Linux, or there are no nodes.
+    """
+
+    name = "local"
+
+    def __init__(self, num_nodes: int = 1, preload: str = "trainer") -> None:
+        if not sys.platform.startswith("linux"):
+            raise LauncherError(
+                "the local launcher needs Linux, whose kernel can end all of a trial"
+            )
+        if num_nodes < 1:
+            raise LauncherError(f"num_nodes is {num_nodes}; it must be at least 1")
+        self.max_concurrent = num_nodes
+        self._nodes = tuple(f"local{i}" for i in range(num_nodes))
+        self._gpu_variable, gpus = visible_gpus(os.environ)
+        share = len(gpus) // num_nodes
+        self._gpus = {node: gpus[i * share : (i + 1) * share] for i, node in enumerate(self._nodes)}
+        self._server = ForkServer(preload)
+
+    def nodes(self) -> Sequence[str]:
+        return self._nodes
+
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        return list(spec.argv)
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
+        clear(spec.directory)
+        request = self._request(spec, lease)
+        self._write_command(spec, lease, request)
+        if problem := _cannot_start(spec, request.env):
+            return Outcome(Kind.LAUNCH_FAILURE, message=problem)
+        ranks = self._server.start(request)
+        try:
+            watched = watch(spec, ranks.poll, stop, hopeless)
+            if watched.end is not End.EXITED:
+                ranks.terminate()
+                ranks.wait(spec.grace_s)
+            self._end(spec, ranks)
+        finally:
+            ranks.close()
+        stuck = () if ranks.gone else lease.nodes
+        _note_failures(spec, lease, ranks)
+        evidence = gather(spec, lease, watched, _exit_code(ranks), stuck_nodes=stuck)
+        return classify(evidence)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """End what an earlier driver left running under these trial names; returns when gone.
+
+        Raises:
+            LauncherError: if a process cannot be ended.
+        """
+        wanted = set(names)
+        markers = {marker(name) for name in wanted}
+
+        def find() -> set[int]:
+            forked = {
+                pid
+                for pid in processes.all_pids()
+                if pid != os.getpid() and markers & processes.open_files(pid)
+            }
+            started = processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) in wanted)
+            return {pid for pid in forked | started if processes.is_running(pid)}
+
+        if left := processes.end_all(find, deadline_s=_GONE_S):
+            raise LauncherError(f"processes {sorted(left)} of earlier trials do not end")
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _request(self, spec: TrialSpec, lease: Lease) -> Request:
+        forked = (
+            spec.argv[:3] == (sys.executable, "-m", self._server.preload)
+            and not any(key.startswith(_READ_AT_START) for key in spec.env)
+        )  # fmt: skip
+        return Request(
+            name=spec.name,
+            argv=list(spec.argv[3:] if forked else spec.argv),
+            directory=str(spec.directory),
+            env=self._env(spec),
+            rank_env=self._rank_env(spec, lease),
+            memory_bytes=spec.memory_bytes_per_rank,
+            module=self._server.preload if forked else None,
+            failure_grace_s=_FAILURE_GRACE_S,
+        )
+
+    def _env(self, spec: TrialSpec) -> dict[str, str]:
+        # A trainer that finds Slurm's variables would take the driver's job for its own.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SRUN"))}
+        ranks = len(self._nodes) * spec.ranks_per_node
+        threads = spec.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // ranks)
+        env["OMP_NUM_THREADS"] = str(threads)
+        env["PYTHONUNBUFFERED"] = "1"  # growing logs are what shows progress
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo needs the host's name to resolve
+        return {**env, **spec.env}
+
+    def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:
+        common = {
+            "WORLD_SIZE": str(spec.world_size),
+            "LOCAL_WORLD_SIZE": str(spec.ranks_per_node),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
+        envs = []
+        for i, node in enumerate(lease.nodes):
+            gpus = {self._gpu_variable: ",".join(self._gpus[node])} if self._gpu_variable else {}
+            for local_rank in range(spec.ranks_per_node):
+                rank = i * spec.ranks_per_node + local_rank
+                envs.append(common | gpus | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)})
+        return envs
+
+    def _write_command(self, spec: TrialSpec, lease: Lease, request: Request) -> None:
+        variables = {**spec.env, **request.rank_env[0]}
+        env = [f"{key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
+        (spec.directory / "command.txt").write_text(
+            f"# rank 0 of {spec.world_size}, on {','.join(lease.nodes)}\n"
+            f"cd {shlex.quote(str(spec.directory))}\n"
+            f"{' '.join(env)} {shlex.join(self.command(spec, lease))}\n"
+        )
+
+    def _end(self, spec: TrialSpec, ranks: Ranks) -> None:
+        """Kill what is left of a trial and wait until it is gone."""
+        if not ranks.gone:
+            ranks.kill()
+            ranks.wait(_GONE_S)
+        if ranks.lost:  # the shepherd was killed, by the kernel when memory ran out for instance
+            self.settle([spec.name])
+            ranks.gone = True
+
+
+def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
+    """GPUs of this machine, found without asking a driver library.
+
+    Returns:
+        The environment variable that selects among them (None without GPUs), and its values.
+    """
+    for variable in _GPU_VARIABLES:
+        if variable in env:
+            return variable, [item for item in env[variable].split(",") if item]
+    nvidia = glob.glob("/dev/nvidia[0-9]*")  # noqa: PTH207 - Path.glob is no simpler
+    if nvidia:
+        return "CUDA_VISIBLE_DEVICES", [str(i) for i in range(len(nvidia))]
+    amd = [
+        path
+        for path in Path("/sys/class/kfd/kfd/topology/nodes").glob("*/gpu_id")
+        if path.read_text().strip() != "0"  # 0: a CPU
+    ]
+    return ("ROCR_VISIBLE_DEVICES", [str(i) for i in range(len(amd))]) if amd else (None, [])
+
+
+def _cannot_start(spec: TrialSpec, env: Mapping[str, str]) -> str | None:
+    program = spec.argv[0]
+    where = spec.directory / program if os.sep in program else program
+    if shutil.which(where, path=env.get("PATH")) is None:
+        return f"cannot start {program!r}: no such program"
+    return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _exit_code(ranks: Ranks) -> int | None:
+    """Of the first rank that failed: those after it were dragged along."""
+    failed = [code for code in ranks.exit_codes.values() if code != 0]
+    if failed:
+        return failed[0]
+    return None if ranks.lost else 0
+
+
+def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> None:
+    lines = [
+        f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
+        + (f"exited with code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
+        for rank, code in ranks.exit_codes.items()
+        if code != 0
+    ]
+    if lines:
+        with (spec.directory / STDERR_NAME).open("a") as file:
+            file.writelines(lines)

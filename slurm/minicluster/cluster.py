@@ -1,0 +1,313 @@
+"""A real Slurm on one Linux machine, for tests and for trying things.
+
+``up`` starts a munge daemon, a controller and one ``slurmd`` per fake node, all with their own
+folder, sockets and ports, so that no other Slurm or munge on the machine is touched. It is not
+made for production: every node is this machine, and its GPUs are /dev/null.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from slurm import processes
+from slurm.minicluster import daemons
+from slurm.minicluster.config import Layout, cgroup_conf, gres_conf, slurm_conf
+from slurm.minicluster.daemons import MiniclusterError
+
+_PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
+_START_S = 30.0
+_NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machine"
+
+
+@dataclass(frozen=True)
+class Minicluster:
+    """A minicluster that is up."""
+
+    layout: Layout
+    notice: str = ""  # what works less well here than on a real cluster, and why
+    started: bool = True  # False if it had been up before
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node names, in Slurm's order."""
+        return self.layout.nodes
+
+    @property
+    def conf(self) -> Path:
+        """What ``SLURM_CONF`` has to name."""
+        return self.layout.conf
+
+    @property
+    def export_line(self) -> str:
+        """The line that makes a shell use this cluster."""
+        return f"export SLURM_CONF={self.conf}"
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether a rank over its ``--mem`` is killed, as on a real cluster."""
+        return self.layout.cgroup is not None
+
+    def run(self, *argv: str, timeout_s: float = 30.0) -> str:
+        """Standard output of a Slurm command on this cluster.
+
+        Raises:
+            MiniclusterError: if it fails; the message holds its standard error.
+        """
+        try:
+            done = subprocess.run(
+                argv, env=daemons.environment(self.layout), capture_output=True, text=True,
+                timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise MiniclusterError(f"{' '.join(argv)}: no answer in {timeout_s:g} s") from error
+        if done.returncode:
+            raise MiniclusterError(f"{' '.join(argv)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def node_states(self) -> dict[str, str]:
+        """State of each node as ``sinfo`` gives it: ``idle``, ``allocated``, ``down*`` ..."""
+        lines = self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
+        return dict(sorted((line.split() for line in lines), key=lambda item: _natural(item[0])))
+
+    def kill_node(self, name: str) -> None:
+        """Let a node die as in a power cut: its slurmd, its steps and all their processes.
+
+        The controller notices after some 16 s; ``node_states`` then says ``down*``.
+        """
+        self._check(name)
+        left = processes.end_all(lambda: daemons.node_processes(self.layout, name))
+        if left:
+            raise MiniclusterError(f"node {name}: processes {sorted(left)} do not die")
+
+    def revive_node(self, name: str) -> None:
+        """Start a killed node again; returns when the controller has it back."""
+        self._check(name)
+        daemons.start_slurmd(self.layout, name)
+        bad = ("down", "unknown", "*", "drain", "fail")
+        _wait(
+            lambda: not any(word in self.node_states()[name] for word in bad),
+            f"node {name} does not come back; see {self.layout.directory}/log/{name}.log",
+        )
+
+    def _check(self, name: str) -> None:
+        if name not in self.nodes:
+            raise MiniclusterError(f"no node {name!r}; the nodes are {', '.join(self.nodes)}")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a minicluster is doing."""
+
+    cluster: Minicluster
+    node_states: dict[str, str]
+    jobs: tuple[str, ...]  # squeue's lines
+
+    def __str__(self) -> str:
+        layout = self.cluster.layout
+        lines = [
+            f"minicluster in {layout.directory}: {_counted(layout.num_nodes, 'node')}, "
+            f"{_counted(layout.gpus_per_node, 'GPU')} and {layout.mem_per_node_mib} MiB each, "
+            f"memory limits {'by cgroup ' + layout.cgroup if layout.cgroup else 'off'}",
+            *(f"  {name:8} {state}" for name, state in self.node_states.items()),
+            *(self.jobs or ("no jobs",)),
+            self.cluster.export_line,
+        ]
+        return "\n".join(lines)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def default_directory() -> Path:
+    """Where a minicluster lives unless told otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    base = Path(runtime) if runtime else Path.home() / ".cache"
+    return base / "meshtune" / "minicluster"
+
+
+def missing() -> str | None:
+    """Why a minicluster cannot run on this machine, with the remedy; None if it can."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    absent = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
+    if absent:
+        return (
+            f"{', '.join(absent)} not found; on Debian or Ubuntu: "
+            "apt-get install slurmctld slurmd slurm-client munge"
+        )
+    if os.geteuid() != 0:
+        return "slurmd needs root to start steps and limit their memory; run as root (sudo)"
+    return None
+
+
+def up(
+    directory: Path | None = None,
+    num_nodes: int = 8,
+    gpus_per_node: int = 2,
+    mem_per_node: str = "2G",
+) -> Minicluster:
+    """Start a minicluster, or find it running.
+
+    Args:
+        directory: its folder; must not exist or be empty. Default: ``default_directory()``.
+        num_nodes: fake nodes, at most 99.
+        gpus_per_node: fake GPUs of each.
+        mem_per_node: memory of each, as ``2G`` or ``1500M``. May exceed the machine's in sum.
+
+    Raises:
+        MiniclusterError: if the machine lacks something, or the arguments make no sense.
+    """
+    directory = (directory or default_directory()).absolute()
+    if reason := missing():
+        raise MiniclusterError(f"cannot start a minicluster: {reason}")
+    if not 1 <= num_nodes < daemons.PORT_STEP or gpus_per_node < 0:
+        limit = daemons.PORT_STEP - 1
+        raise MiniclusterError(f"--nodes must be 1 to {limit}, --gpus-per-node 0 or more")
+    layout = Layout(
+        directory=str(directory), hostname=socket.gethostname().split(".")[0],
+        user=getpass.getuser(), node_prefix="", num_nodes=num_nodes, gpus_per_node=gpus_per_node,
+        mem_per_node_mib=_parse_memory_mib(mem_per_node), base_port=0,
+        cgroup=daemons.cgroup_version(),
+    )  # fmt: skip
+    with daemons.machine_lock():
+        if (running := _find(directory)) is not None:
+            return replace(running, started=False)
+        _make_folder(layout)
+        layout = daemons.place(layout)
+        if layout.cgroup is None:
+            return replace(_start(layout), notice=_NO_LIMITS)
+        try:
+            return _start(layout)
+        except MiniclusterError as error:
+            # Cgroups that are mounted may still be closed to us, in a container for example.
+            cluster = _start(replace(layout, cgroup=None))
+            return replace(cluster, notice=f"{_NO_LIMITS} ({error})")
+
+
+def down(directory: Path | None = None) -> bool:
+    """Stop the minicluster in ``directory`` and remove the folder.
+
+    Returns:
+        False if there was none.
+    """
+    directory = (directory or default_directory()).absolute()
+    layout = _read_layout(directory)
+    if layout is None:
+        return False
+    cluster = Minicluster(layout)
+    with contextlib.suppress(MiniclusterError):
+        cluster.run("scancel", f"--user={layout.user}", timeout_s=5.0)
+        _wait(lambda: not cluster.run("squeue", "-h", timeout_s=5.0), "jobs left", 5.0)
+    daemons.stop(layout)
+    shutil.rmtree(directory)
+    return True
+
+
+def status(directory: Path | None = None) -> Status | None:
+    """State of the minicluster in ``directory``; None if none is up."""
+    cluster = _find((directory or default_directory()).absolute())
+    if cluster is None:
+        return None
+    jobs = cluster.run("squeue", "-o", "%i %j %T %M %D %N").splitlines()
+    return Status(cluster, cluster.node_states(), tuple(jobs[1:]) and tuple(jobs))
+
+
+def _find(directory: Path) -> Minicluster | None:
+    layout = _read_layout(directory)
+    if layout is None or not daemons.controller(layout):
+        return None
+    return Minicluster(layout)
+
+
+def _read_layout(directory: Path) -> Layout | None:
+    try:
+        return Layout(**json.loads((directory / "cluster.json").read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _write_layout(layout: Layout) -> None:
+    path = Path(layout.directory) / "cluster.json"
+    path.write_text(json.dumps(asdict(layout), indent=1))
+
+
+def _parse_memory_mib(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([MG])(i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
+        raise MiniclusterError(f"--mem-per-node {text!r}: write it as 2G or 1500M")
+    return int(match[1]) * (1024 if match[2] in "gG" else 1)
+
+
+def _make_folder(layout: Layout) -> None:
+    directory = Path(layout.directory)
+    stale = _read_layout(directory)
+    if stale is not None:  # its controller is gone: a reboot, or somebody killed it
+        daemons.stop(stale)
+        shutil.rmtree(directory)
+    if directory.exists() and any(directory.iterdir()):
+        raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
+    if len(str(directory / "munge.sock")) > 100:  # sockaddr_un holds 107 characters
+        raise MiniclusterError(f"{directory}: the path is too long for a socket; use a shorter one")
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_layout(layout)  # first of all: it is what makes the folder ours to remove
+    for sub in ("log", "spool", "state"):
+        (directory / sub).mkdir()
+    for i in range(layout.gpus_per_node):
+        (directory / f"nvidia{i}").symlink_to("/dev/null")  # slurmd wants a device
+    key = directory / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(128))
+
+
+def _start(layout: Layout) -> Minicluster:
+    """Start all daemons and see a step run on every node; stops them if that fails."""
+    directory = Path(layout.directory)
+    _write_layout(layout)
+    layout.conf.write_text(slurm_conf(layout))
+    (directory / "cgroup.conf").write_text(cgroup_conf(layout))
+    (directory / "gres.conf").write_text(gres_conf(layout))
+    cluster = Minicluster(layout)
+    try:
+        daemons.start_munged(layout)
+        daemons.start_daemon(layout, "slurmctld", "-c", "-f", str(layout.conf))
+        for name in layout.nodes:
+            daemons.start_slurmd(layout, name)
+        _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log")
+        # A node whose cgroups do not work is idle too; only a step tells.
+        cluster.run("srun", f"-N{layout.num_nodes}", "-t1", "--mem=10M", "true")
+    except MiniclusterError:
+        daemons.stop(layout)
+        raise
+    return cluster
+
+
+def _all_idle(cluster: Minicluster) -> bool:
+    try:
+        states = cluster.node_states()
+    except MiniclusterError:
+        return False  # the controller is not listening yet
+    return len(states) == len(cluster.nodes) and set(states.values()) == {"idle"}
+
+
+def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float | None = None) -> None:
+    end = time.monotonic() + (_START_S if deadline_s is None else deadline_s)
+    while not condition():
+        if time.monotonic() > end:
+            raise MiniclusterError(otherwise)
+        time.sleep(0.1)
+
+
+def _natural(name: str) -> int:
+    return int(re.search(r"\d+$", name)[0])  # type: ignore[index]

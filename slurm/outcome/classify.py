@@ -1,0 +1,280 @@
+"""How a trial ended, from what it left: the result, the logs, and how its watch ended.
+
+Exit codes decide nothing but success. srun's is 1 for a host out-of-memory, and 143 both for a
+rank that crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). Texts are matched
+as Slurm 22.05 to 25 and torch write them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm.outcome.evidence import Evidence, find_result, read_end
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Early
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End
+from slurm.trial import Outcome
+
+TAIL_LINES = 40
+_STATUS_KINDS = {
+    "ok": Kind.OK,
+    "oom": Kind.OOM,
+    "invalid": Kind.INVALID,
+    "diverged": Kind.DIVERGED,
+    "error": Kind.CRASH,
+}
+
+# Only lines that srun and slurmstepd themselves write start so; a trainer's log cannot fake them.
+_SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
+_PREEMPTED = re.compile(_SLURM + r".*DUE TO (?:PREEMPTION|JOB REQUEUE)")
+_TIME_LIMIT = re.compile(_SLURM + r".*DUE TO TIME LIMIT")
+_NODE_FAILURE = re.compile(
+    # The second is how the healthy nodes of the step report it: they are not to blame.
+    _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
+)
+# A node dies faster than a busy controller notices: srun has lost it already.
+_LOST_NODE = re.compile(_SLURM + r"step_launch_notify_io_failure: .*")
+_HOST_OOM = re.compile(_SLURM + r".*(?:oom[-_]kill event|: Out Of Memory)")
+_LAUNCH_FAILURE = re.compile(
+    _SLURM + r"(?:Unable to (?:create step|confirm allocation|contact slurm|resolve)"
+    r"|Task launch for .* failed on node (?P<node>[\w.-]+)|Application launch failed"
+    r"|.*(?:Requested node configuration is not available|More processors requested than"
+    r"|Invalid generic resource|[Ii]nvalid option|unrecognized option))"
+)
+_NO_ANSWER = re.compile(_SLURM + r".*Socket timed out")
+_NO_PROGRAM = re.compile(  # as rank.sh says it, and slurmstepd where there is not even a shell
+    r"(?m)^(?:meshtune: |slurmstepd-)(?P<node>[\w.-]+): (?:no program|error: execve\(\):) .*"
+)
+_CANCELLED = re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)")
+_TASK_END = re.compile(
+    r"(?m)^srun: error: (?P<node>[\w.-]+): (?P<tasks>tasks? [\d,-]+): (?P<what>.+)$"
+)
+_ADDRESS_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_DEVICE_OOM = re.compile(
+    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
+    r"|(?:CUDA|HIP) error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
+    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?:Cuda|HIP) failure.*'out of memory'"
+)
+_PROCESS_OOM = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory|(?m:^(?:\[rank\d+\]: *)?MemoryError\b)"
+    r"|std::bad_alloc|cannot allocate memory for thread-local data"
+)
+_BROKEN_DEVICE = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
+    r"|GPU has fallen off the bus"
+)
+_INDIVISIBLE = re.compile(r"(?i)error.*world[ _]?size.*(?:not|must be) divisible.*")
+_EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$")
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    kind: Kind
+    message: str
+    suspects: Iterable[str] = ()
+    lost: Iterable[str] = ()
+    early: Early | None = None
+
+
+def classify(evidence: Evidence) -> Outcome:
+    """Say how a trial ended; pure.
+
+    What explains most comes first: a complete success, then the machine's failures (they make
+    trainers fail in any way), the trainer's own words, out-of-memory (one rank dies of it and the
+    others hang until a timeout), a failed launch, the timeouts, and last a crash.
+    """
+    verdict = (
+        _success(evidence)
+        or _machine_failure(evidence)
+        or _own_verdict(evidence)
+        or _stopped(evidence)
+        or _out_of_memory(evidence)
+        or _launch_failure(evidence)
+        or _timeout(evidence)
+        or _cancelled_by_others(evidence)
+        or _crash(evidence)
+    )
+    lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
+    return Outcome(
+        kind=verdict.kind,
+        result=verdict.early.result if verdict.early else evidence.result,
+        message=" ".join(verdict.message.split()),
+        stderr_tail="\n".join(evidence.stderr.splitlines()[-TAIL_LINES:]),
+        exit_code=evidence.exit_code,
+        elapsed_s=evidence.elapsed_s,
+        early=verdict.early is not None,
+        saved_s=verdict.early.saved_s if verdict.early else 0.0,
+        suspect_nodes=tuple(n for n in evidence.nodes if n in set(verdict.suspects) - lost),
+        lost_nodes=tuple(n for n in evidence.nodes if n in lost),
+    )
+
+
+def read_result(directory: Path) -> Outcome | None:
+    """The outcome of a trial whose driver was killed, if the trainer wrote one.
+
+    Nobody knows the exit code, so only a complete statement of the trainer's counts
+    (``result.json``, ``MESHTUNE_RESULT``), never a pattern in a log that may have been cut short.
+    Neither does an ``error``: ranks that are being killed one after the other report one.
+
+    Args:
+        directory: the trial's folder; its processes are gone.
+
+    Returns:
+        None if the trainer had not come to an end.
+    """
+    result, _ = find_result(directory, read_end(directory / STDOUT_NAME))
+    kind = Kind.CRASH if result is None else _STATUS_KINDS[str(result.get("status", "ok"))]
+    if kind is Kind.CRASH:
+        return None
+    message = "" if kind is Kind.OK else _result_message(result)
+    tail = "\n".join(read_end(directory / STDERR_NAME).splitlines()[-TAIL_LINES:])
+    return Outcome(kind, result=result, message=message, stderr_tail=tail)
+
+
+def _success(evidence: Evidence) -> _Verdict | None:
+    # Even a stop or a timeout that came while the trainer was leaving is a success: exit code 0.
+    if evidence.exit_code == 0 and _status(evidence) == "ok":
+        return _Verdict(Kind.OK, "")
+    return None
+
+
+def _machine_failure(evidence: Evidence) -> _Verdict | None:
+    if found := _PREEMPTED.search(evidence.stderr):
+        return _Verdict(Kind.PREEMPTED, _line_of(found))
+    if found := _TIME_LIMIT.search(evidence.stderr):
+        # The step's own limit lies beyond the trial's; sooner, it was the allocation's.
+        if evidence.elapsed_s < evidence.timeout_s:
+            return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
+        return _Verdict(Kind.TIMEOUT, _line_of(found))
+    if found := _NODE_FAILURE.search(evidence.stderr):
+        named = {m["node"] for m in _NODE_FAILURE.finditer(evidence.stderr) if m["node"]}
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=named)
+    if evidence.down_nodes:
+        return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
+    if found := _LOST_NODE.search(evidence.stderr):
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found))
+    if found := _BROKEN_DEVICE.search(evidence.stderr):
+        first = _TASK_END.search(evidence.stderr)
+        suspects = [first["node"]] if first else []
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=suspects)
+    return None
+
+
+def _stopped(evidence: Evidence) -> _Verdict | None:
+    if evidence.end is End.STOPPED:
+        return _Verdict(Kind.CANCELLED, "stopped")
+    if evidence.early is not None:
+        # Its result was there when it was told to end: it is the whole trial's.
+        if _status(evidence) == "ok":
+            return _Verdict(Kind.OK, "")
+        return _Verdict(Kind.OK, evidence.early.message, early=evidence.early)
+    return None
+
+
+def _own_verdict(evidence: Evidence) -> _Verdict | None:
+    status = _status(evidence)
+    if status in ("oom", "invalid", "diverged"):
+        return _Verdict(_STATUS_KINDS[status], _result_message(evidence.result))
+    return None
+
+
+def _out_of_memory(evidence: Evidence) -> _Verdict | None:
+    if found := _HOST_OOM.search(evidence.stderr):
+        return _Verdict(Kind.HOST_OOM, _line_of(found))
+    text = _all_text(evidence)
+    if found := _DEVICE_OOM.search(text):
+        return _Verdict(Kind.OOM, _line_of(found))
+    if found := _PROCESS_OOM.search(text):
+        return _Verdict(Kind.HOST_OOM, _line_of(found))
+    return None
+
+
+def _launch_failure(evidence: Evidence) -> _Verdict | None:
+    stderr = evidence.stderr
+    if found := _LAUNCH_FAILURE.search(stderr):
+        named = {m["node"] for m in _LAUNCH_FAILURE.finditer(stderr) if m["node"]}
+        return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)
+    if (found := _NO_ANSWER.search(stderr)) and not _TASK_END.search(stderr):
+        return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
+    if found := _NO_PROGRAM.search(stderr):
+        # Absent on some nodes: a file system is. Absent on all: the command is wrong.
+        named = {m["node"] for m in _NO_PROGRAM.finditer(stderr)}
+        suspects = named if named < set(evidence.nodes) else ()
+        return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
+    if found := _ADDRESS_IN_USE.search(_all_text(evidence)):
+        return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
+    return None
+
+
+def _timeout(evidence: Evidence) -> _Verdict | None:
+    if evidence.end is End.TIMEOUT:
+        return _Verdict(Kind.TIMEOUT, f"not done after {evidence.timeout_s:g} s")
+    if evidence.end is End.NO_PROGRESS:
+        quiet_s = evidence.no_progress_timeout_s or 0.0
+        return _Verdict(Kind.TIMEOUT, f"nothing in its logs for {quiet_s:g} s: a hang")
+    return None
+
+
+def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
+    """A step that was cancelled before any of its tasks had ended: scancel, or the job's end.
+
+    When a task ends first, -K1 is what cancels the step, and the task is to blame.
+    """
+    cancelled, ended = _CANCELLED.search(evidence.stderr), _TASK_END.search(evidence.stderr)
+    if cancelled and (ended is None or cancelled.start() < ended.start()):
+        return _Verdict(Kind.PREEMPTED, f"cancelled from outside: {_line_of(cancelled)}")
+    return None
+
+
+def _crash(evidence: Evidence) -> _Verdict:
+    if found := _INDIVISIBLE.search(evidence.stderr):
+        return _Verdict(Kind.INVALID, found.group())
+    if evidence.exit_code == 0:
+        if _status(evidence) is None:
+            return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
+        return _Verdict(Kind.CRASH, _result_message(evidence.result))
+    what = []
+    if first := _TASK_END.search(evidence.stderr):
+        # With -K1 srun's own code is 143: it ended the other ranks with a signal.
+        what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
+    elif evidence.exit_code is not None:
+        what.append(_exit_text(evidence.exit_code))
+    if _status(evidence) == "ok":
+        what.append("after an ok result")
+    elif evidence.result is not None:
+        what.append(_result_message(evidence.result))
+    elif exceptions := _EXCEPTION.findall(evidence.stderr):
+        what.append(exceptions[-1])
+    return _Verdict(Kind.CRASH, "; ".join(what) or "ended in an unknown way")
+
+
+def _exit_text(code: int) -> str:
+    """Popen's negative codes are signals; a shell says the same as 128 + signal."""
+    return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _status(evidence: Evidence) -> str | None:
+    return None if evidence.result is None else str(evidence.result.get("status", "ok"))
+
+
+def _result_message(result: Mapping[str, Any] | None) -> str:
+    result = result or {}
+    where, message = result.get("where"), result.get("message") or result.get("status", "")
+    return f"{where}: {message}" if where else str(message)
+
+
+def _all_text(evidence: Evidence) -> str:
+    """Both logs, and what a failed trainer says in its result."""
+    said = _result_message(evidence.result) if evidence.result else ""
+    return f"{evidence.stderr}\n{evidence.stdout}\n{said}"
+
+
+def _line_of(found: re.Match[str]) -> str:
+    """The whole line that a match is in, shortened."""
+    start = found.string.rfind("\n", 0, found.start()) + 1
+    end = found.string.find("\n", found.end())
+    return found.string[start : end if end >= 0 else None][:300]

@@ -1,0 +1,130 @@
+"""What a trial leaves: its result and its logs, read with distrust."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm.outcome.step_log import Early
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, Watched
+from slurm.trial import Lease, ResultSource, TrialSpec
+
+RESULT_NAME = "result.json"
+STATUSES = ("ok", "oom", "invalid", "diverged", "error")
+_READ_BYTES = 8 << 20  # of a log, from its end; what decides a trial is near it
+_RESULT_LINE = re.compile(r"(?m)(?:^|\s)MESHTUNE_RESULT\s+(\{.*\})\s*$")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that is known of an ended trial."""
+
+    end: End
+    elapsed_s: float
+    early: Early | None = None  # where that is how it ended
+    exit_code: int | None = None
+    result: Mapping[str, Any] | None = None
+    no_result: str = ""  # why there is none
+    stdout: str = ""
+    stderr: str = ""
+    nodes: tuple[str, ...] = ()
+    timeout_s: float = float("inf")
+    no_progress_timeout_s: float | None = None
+    down_nodes: frozenset[str] = frozenset()  # of the lease's, as Slurm says
+    stuck_nodes: tuple[str, ...] = ()  # processes there would not die
+
+
+def clear(directory: Path) -> None:
+    """Remove what an earlier attempt left, so that it cannot pass for this one's."""
+    for name in (RESULT_NAME, STDOUT_NAME, STDERR_NAME):
+        (directory / name).unlink(missing_ok=True)
+
+
+def gather(
+    spec: TrialSpec,
+    lease: Lease,
+    watched: Watched,
+    exit_code: int | None,
+    *,
+    down_nodes: Iterable[str] = (),
+    stuck_nodes: Iterable[str] = (),
+) -> Evidence:
+    """Collect the evidence of a trial whose processes are gone."""
+    stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
+    result, no_result = find_result(spec.directory, stdout)
+    # A log that was cut short has figures of some step, not the trial's.
+    if result is None and spec.result.patterns and watched.end is not End.EARLY:
+        result, no_result = _match(spec.result, stdout, stderr)
+    return Evidence(
+        end=watched.end,
+        elapsed_s=watched.elapsed_s,
+        early=watched.early,
+        exit_code=exit_code,
+        result=result,
+        no_result=no_result,
+        stdout=stdout,
+        stderr=stderr,
+        nodes=lease.nodes,
+        timeout_s=spec.timeout_s,
+        no_progress_timeout_s=spec.no_progress_timeout_s,
+        down_nodes=frozenset(down_nodes).intersection(lease.nodes),
+        stuck_nodes=tuple(stuck_nodes),
+    )
+
+
+def find_result(directory: Path, stdout: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The trainer's statement and "", or None and what is wrong."""
+    try:
+        return _parse((directory / RESULT_NAME).read_text(), RESULT_NAME)
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        return None, f"{RESULT_NAME} cannot be read: {error}"
+    lines = _RESULT_LINE.findall(stdout)
+    if lines:
+        return _parse(lines[-1], "MESHTUNE_RESULT")
+    return None, f"neither {RESULT_NAME} nor a line MESHTUNE_RESULT"
+
+
+def _parse(text: str, what: str) -> tuple[Mapping[str, Any] | None, str]:
+    try:
+        result = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return None, f"{what} is not JSON: {error}"
+    if not isinstance(result, dict):
+        return None, f"{what} is not an object"
+    status = result.get("status", "ok")
+    if not isinstance(status, str) or status not in STATUSES:
+        return None, f"{what} has status {status!r}, not one of {', '.join(STATUSES)}"
+    return result, ""
+
+
+def _match(source: ResultSource, *logs: str) -> tuple[Mapping[str, Any] | None, str]:
+    """For each pattern the last number in the first log that has one."""
+    figures: dict[str, float] = {}
+    for name, pattern in source.patterns.items():
+        for log in logs:
+            if found := re.findall(pattern, log, re.MULTILINE):
+                last = found[-1] if isinstance(found[-1], str) else found[-1][0]
+                try:
+                    figures[name] = float(last.replace(",", ""))
+                except ValueError:
+                    return None, f"the pattern of {name!r} matched {last!r}, which is not a number"
+                break
+    if not figures:
+        return None, f"no pattern matched ({', '.join(source.patterns)})"
+    return figures, ""
+
+
+def read_end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

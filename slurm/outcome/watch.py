@@ -1,0 +1,87 @@
+"""Watching a trial's processes: one straight line from their start to their end.
+
+The same for every launcher; how the processes are ended is the launcher's own business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.outcome.step_log import Early, Hopeless, StepLog
+from slurm.trial import TrialSpec
+
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
+_SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
+
+
+class End(enum.Enum):
+    """What ended the watch."""
+
+    EXITED = "exited"  # the processes, by themselves
+    TIMEOUT = "timeout"  # still there after ``timeout_s``
+    NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
+    STOPPED = "stopped"  # the driver asked for it
+    EARLY = "early"  # the trial was hopeless
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The end of a watch."""
+
+    end: End
+    elapsed_s: float  # since the watch began
+    early: Early | None = None  # with EARLY
+
+
+def watch(
+    spec: TrialSpec,
+    exited: Callable[[], bool],
+    stop: threading.Event,
+    hopeless: Hopeless | None = None,
+) -> Watched:
+    """Wait until the processes end, a timeout passes, ``stop`` is set, or there is no hope.
+
+    The poll interval grows with the time waited (2 %, at most a second), so that a short trial
+    is seen to end at once and ninety long ones cost nothing.
+
+    Args:
+        spec: whose timeouts count; progress is growth of its folder's two logs.
+        exited: whether every process has ended.
+        stop: ends the watch at once when set.
+        hopeless: asked whenever the log tells of further steps.
+    """
+    steps = StepLog(spec.directory / STDOUT_NAME)
+    started = progress = time.monotonic()
+    size = -1
+    while True:
+        elapsed_s = time.monotonic() - started
+        if exited():
+            return Watched(End.EXITED, elapsed_s)
+        if stop.is_set():
+            return Watched(End.STOPPED, elapsed_s)
+        if elapsed_s >= spec.timeout_s:
+            return Watched(End.TIMEOUT, elapsed_s)
+        if hopeless and steps.grew() and (early := hopeless(steps.steps)):
+            return Watched(End.EARLY, elapsed_s, early)
+        if spec.no_progress_timeout_s is not None:
+            before, size = size, _log_size(spec.directory)
+            if size != before:
+                progress = time.monotonic()
+            elif time.monotonic() - progress >= spec.no_progress_timeout_s:
+                return Watched(End.NO_PROGRESS, elapsed_s)
+        stop.wait(min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s)))
+
+
+def _log_size(directory: Path) -> int:
+    """Bytes in both logs."""
+    total = 0
+    for name in (STDOUT_NAME, STDERR_NAME):
+        with contextlib.suppress(OSError):  # a network file system may hiccup: no reason to stop
+            total += (directory / name).stat().st_size
+    return total

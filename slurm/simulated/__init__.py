@@ -1,0 +1,1 @@
+"""Trials of a simulated cluster, in virtual time."""

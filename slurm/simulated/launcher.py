@@ -1,0 +1,130 @@
+"""A simulated cluster: trials end as a model and a seed say, in virtual time.
+
+The driver, the pool and the journal are the real ones, and so is the verdict on a trial: this
+launcher makes up what a trial would leave (a result, the lines that srun or torch would write) and
+:mod:`slurm.outcome.classify` classifies it. What happens depends on the seed, the trial's
+name (number and attempt), its nodes and the virtual time only.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from slurm.clock import Check, VirtualClock
+from slurm.launcher import Launcher, LauncherError
+from slurm.outcome.classify import classify
+from slurm.outcome.evidence import Evidence
+from slurm.outcome.step_log import Early, Hopeless, Step
+from slurm.outcome.watch import End
+from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
+from slurm.simulated.trial import Done, Workload, life
+from slurm.trial import Lease, Outcome, TrialSpec
+
+NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
+
+
+class SimulatedLauncher(Launcher):
+    """Trials of a workload on a cluster, in virtual time.
+
+    Args:
+        cluster: its size and troubles.
+        workload: what the trials would do.
+        start: virtual time at which this session begins, seconds since the epoch.
+
+    Raises:
+        LauncherError: if there are no nodes.
+    """
+
+    name = "simulate"
+    simulated = True
+
+    def __init__(self, cluster: SimulatedCluster, workload: Workload, start: float = EPOCH) -> None:
+        if cluster.nodes < 1:
+            raise LauncherError(f"a cluster of {cluster.nodes} nodes has no place for a trial")
+        self.cluster = cluster
+        self.workload = workload
+        self.max_concurrent = cluster.max_concurrent
+        self.clock = self._clock = VirtualClock(start)
+        self._start = start
+        digits = len(str(cluster.nodes))
+        self._names = tuple(f"n{i:0{digits}d}" for i in range(1, cluster.nodes + 1))
+        speeds = random.Random(f"{cluster.seed}/speeds")
+        self._slowness = {
+            node: speeds.lognormvariate(0.0, cluster.node_noise) for node in self._names
+        }
+        self._failures = NodeFailures(cluster, self._names)
+
+    def nodes(self) -> Sequence[str]:
+        down = self.down_nodes()
+        return [node for node in self._names if node not in down]
+
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        return list(spec.argv)
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
+        began = self._clock.time()
+        end, steps = self._end(spec, lease, began)
+        until = began + end.elapsed_s
+        speaker = _Speaker(spec, steps, self.workload, hopeless)
+        self._clock.sleep(until, spec.name, stop, speaker.checks(began) if hopeless else ())
+        now = self._clock.time()
+        if speaker.early:
+            end = Evidence(End.EARLY, now - began, speaker.early, nodes=lease.nodes)
+        elif now < until:  # only a stop ends a sleep too early
+            end = Evidence(End.STOPPED, now - began, nodes=lease.nodes)
+        return classify(end)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Nothing is ever left running."""
+
+    def down_nodes(self) -> set[str]:
+        now = self._clock.time()
+        return {node for _, node in self._failures.between(now - self.cluster.repair_s, now)}
+
+    def time_left_s(self) -> float | None:
+        limit_s = self.cluster.time_s
+        return None if limit_s is None else self._start + limit_s - self._clock.time()
+
+    def _end(self, spec: TrialSpec, lease: Lease, began: float) -> tuple[Evidence, list[Done]]:
+        """What a trial that begins now will leave, and after how long; and its steps until then."""
+        chance = random.Random(f"{self.cluster.seed}/{spec.name}")
+        slowness = max(self._slowness[node] for node in lease.nodes)
+        evidence, steps = life(spec, lease, self.cluster, self.workload, slowness, chance)
+        for at, node in self._failures.between(
+            began - self.cluster.repair_s, began + evidence.elapsed_s
+        ):
+            if node in lease.nodes:
+                elapsed_s = max(0.0, at - began) + NODE_LOSS_S
+                stderr = f"srun: error: Node failure on {node}\n"
+                lost = Evidence(End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes)
+                return lost, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
+        return evidence, steps
+
+
+class _Speaker:
+    """A trial's word on its steps, in virtual time."""
+
+    def __init__(
+        self, spec: TrialSpec, done: list[Done], work: Workload, hopeless: Hopeless | None
+    ) -> None:
+        self.early: Early | None = None
+        self._spec, self._done, self._work, self._hopeless = spec, done, work, hopeless
+        self._said: list[Step] = []
+
+    def checks(self, began: float) -> list[Check]:
+        """The moments at which somebody listens."""
+        return [(began + done.at_s, partial(self._say, done)) for done in self._done]
+
+    def _say(self, done: Done) -> bool:
+        self._said.append(self._work.step(self._spec.config, done.number, done.step_time_s))
+        self.early = self._hopeless(self._said) if self._hopeless else None
+        return self.early is not None

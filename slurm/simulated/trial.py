@@ -1,0 +1,182 @@
+"""What a trial on a simulated cluster leaves: a result, or what srun, torch and a trainer write."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from slurm.outcome.evidence import Evidence
+from slurm.outcome.step_log import Step
+from slurm.outcome.watch import End
+from slurm.simulated.cluster import SimulatedCluster
+from slurm.trial import Lease, TrialSpec
+
+START_UP_SPREAD = 0.1  # standard deviation of the logarithm
+LAUNCH_FAILURE_S = 5.0  # until srun gives a launch up
+OOM_EXIT_CODE = CRASH_EXIT_CODE = 1
+INVALID_EXIT_CODE = 2
+
+
+class Price(NamedTuple):
+    """What one configuration costs."""
+
+    step_time_s: float
+    needed_bytes: float  # of the fullest rank, beside the memory there is
+    peak_bytes: float  # of the same rank, as the trainer reports it
+    refused: bool = False  # by the trainer, whatever its memory
+
+
+class Workload(Protocol):
+    """What trials would do on these nodes, without any chance in it."""
+
+    warmup_steps: int
+    measured_steps: int
+    memory_bytes: int  # that a rank has
+
+    def price(self, config: Mapping[str, Any]) -> Price:
+        """What the configuration costs, the same each time."""
+        ...
+
+    def figures(
+        self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
+    ) -> Mapping[str, Any]:
+        """The result of a success whose measured steps took so long."""
+        ...
+
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> Step:
+        """What the trainer says after a step."""
+        ...
+
+
+class Done(NamedTuple):
+    """A step of a trial."""
+
+    at_s: float  # its end, since the trial's start
+    number: int
+    step_time_s: float
+
+
+def life(
+    spec: TrialSpec,
+    lease: Lease,
+    cluster: SimulatedCluster,
+    work: Workload,
+    slowness: float,
+    chance: random.Random,
+) -> tuple[Evidence, list[Done]]:
+    """What a trial on nodes that do not fail will leave, and after how long; its steps until then.
+
+    Chance is asked the same questions in the same order whatever the answers are, so that one
+    rate that changes leaves all other troubles as they were.
+
+    Args:
+        spec: of the trial.
+        lease: its nodes.
+        cluster: how often what goes wrong.
+        work: what the trial would do.
+        slowness: of its slowest node, a factor.
+        chance: of this trial alone.
+    """
+    fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
+    start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)
+    slowness *= chance.lognormvariate(0.0, cluster.noise)
+    step_s, needed_bytes, peak_bytes, refused = work.price(spec.config)
+    steps_s = [
+        step_s * slowness * chance.lognormvariate(0.0, cluster.noise)
+        for _ in range(work.warmup_steps + work.measured_steps)
+    ]
+    reached = int(when * len(steps_s))
+    task = int(rank * spec.world_size)
+    node = lease.nodes[task // spec.ranks_per_node]
+    # Logs grow after the start and after every step: so long they are quiet.
+    quiet_s = [start_up_s, *steps_s]
+    left: dict[str, Any] = {"exit_code": 0}
+    if fails < cluster.launch_failure:
+        quiet_s = [LAUNCH_FAILURE_S]
+        left = _launch_failure(node)
+    elif refused:
+        quiet_s = [start_up_s]
+        left = _refused()
+    elif needed_bytes > work.memory_bytes:
+        quiet_s = [start_up_s]  # the first micro-batch shows it
+        left = _out_of_memory(node, task, needed_bytes, work.memory_bytes)
+    elif crashes < cluster.crash:
+        quiet_s = quiet_s[: reached + 2]
+        left = _crash(node, task)
+    elif hangs < cluster.hang:
+        quiet_s = [*quiet_s[: reached + 1], math.inf]
+    else:
+        left["result"] = work.figures(spec.config, steps_s[work.warmup_steps :], peak_bytes)
+    return _seen(spec, lease, quiet_s, left)
+
+
+def _seen(
+    spec: TrialSpec, lease: Lease, quiet_s: Sequence[float], left: Mapping[str, Any]
+) -> tuple[Evidence, list[Done]]:
+    """What is seen of a trial whose logs grow after these times, and that leaves this."""
+    end, elapsed_s = _watched(quiet_s, spec)
+    ends_s = itertools.accumulate(quiet_s)
+    next(ends_s)  # of the start
+    steps = [
+        Done(at_s, number, step_s)
+        for number, (at_s, step_s) in enumerate(zip(ends_s, quiet_s[1:], strict=True), start=1)
+        if at_s < elapsed_s
+    ]
+    evidence = Evidence(
+        end,
+        elapsed_s,
+        nodes=lease.nodes,
+        timeout_s=spec.timeout_s,
+        no_progress_timeout_s=spec.no_progress_timeout_s,
+        **(left if end is End.EXITED else {}),
+    )
+    return evidence, steps
+
+
+def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[End, float]:
+    """How :func:`slurm.outcome.watch.watch` ends when the logs grow after each of these times."""
+    patience_s = spec.no_progress_timeout_s or math.inf
+    elapsed_s = 0.0
+    for quiet in quiet_s:
+        seen_s = elapsed_s + min(quiet, patience_s)
+        if seen_s >= spec.timeout_s:
+            return End.TIMEOUT, spec.timeout_s
+        if quiet >= patience_s:
+            return End.NO_PROGRESS, seen_s
+        elapsed_s = seen_s
+    return End.EXITED, elapsed_s
+
+
+def _launch_failure(node: str) -> dict[str, Any]:
+    line = f"Task launch for StepId=1.0 failed on node {node}: Communication connection failure"
+    return {"exit_code": 1, "stderr": f"srun: error: {line}\n"}
+
+
+def _crash(node: str, task: int) -> dict[str, Any]:
+    said = f"[rank{task}]: RuntimeError: simulated crash\n"
+    srun = f"srun: error: {node}: task {task}: Exited with exit code {CRASH_EXIT_CODE}\n"
+    return {"exit_code": CRASH_EXIT_CODE, "stderr": said + srun}
+
+
+def _refused() -> dict[str, Any]:
+    message = "the trainer refuses this configuration"
+    result = {"status": "invalid", "where": "config", "message": message}
+    return {"exit_code": INVALID_EXIT_CODE, "result": result}
+
+
+def _out_of_memory(node: str, task: int, needed_bytes: float, memory_bytes: int) -> dict[str, Any]:
+    need = f"needs {needed_bytes / 2**30:.1f} GiB of {memory_bytes / 2**30:.1f} GiB"
+    return {
+        "exit_code": OOM_EXIT_CODE,
+        "stderr": f"srun: error: {node}: task {task}: Exited with exit code {OOM_EXIT_CODE}\n",
+        "result": {
+            "status": "oom",
+            "where": "forward",
+            "message": need,
+            "rank": task,
+            "peak_memory_bytes": memory_bytes,
+        },
+    }

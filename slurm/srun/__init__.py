@@ -1,0 +1,1 @@
+"""Trials as steps of a Slurm allocation."""

@@ -1,0 +1,168 @@
+"""The job that surrounds the search: its nodes, its steps, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from slurm.launcher import LauncherError
+from slurm.srun import shell
+from slurm.srun.shell import SlurmError
+
+_TIME_CHECK_S = 60.0
+_DOWN = ("down", "fail", "future")
+Run = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A running step, as squeue tells it."""
+
+    id: str  # JOB.STEP
+    name: str
+    nodes: str  # Slurm's compact form
+
+
+class Allocation:
+    """A Slurm job, asked through Slurm's own commands.
+
+    Args:
+        job: the job's id.
+        run: runs a command; :func:`slurm.srun.shell.run` unless a test replaces it.
+    """
+
+    def __init__(self, job: str, run: Run = shell.run) -> None:
+        self.job = job
+        self._run = run
+        self.nodes = self._job_nodes()
+        self.cpus_per_node = self._cpus_per_node()
+        self._addresses: dict[str, str] = {}
+        self._end_t: float | None = None  # on the monotonic clock
+        self._end_checked_t = float("-inf")
+
+    @classmethod
+    def current(cls, environ: Mapping[str, str] = os.environ) -> Allocation:
+        """The allocation that this process is in.
+
+        Raises:
+            LauncherError: if it is in none.
+        """
+        job = environ.get("SLURM_JOB_ID")
+        if not job:
+            raise LauncherError(
+                "the srun launcher needs a Slurm allocation and SLURM_JOB_ID is not set: start it "
+                "with `meshtune submit`, or inside salloc; --launcher local needs no Slurm"
+            )
+        return cls(job)
+
+    def steps(self) -> list[Step]:
+        """The job's steps that are not gone."""
+        return _steps(self._run(["squeue", "-h", "-s", "-j", self.job, "-o", "%i|%j|%N"]))
+
+    def steps_of_user(self) -> list[Step]:
+        """Steps of all this user's jobs that are not gone."""
+        user = str(os.getuid())
+        return _steps(self._run(["squeue", "-h", "-s", "-u", user, "-o", "%i|%j|%N"]))
+
+    def on_live_nodes(self, steps: list[Step]) -> list[Step]:
+        """Those of ``steps`` that have a node which is not down.
+
+        Slurm (22.05 was seen to) lists a step whose every node died until the job ends; nothing
+        of it can be running on nodes that this job will use again.
+        """
+        down = self.down_nodes() if steps else set()
+        return [s for s in steps if set(self._hostnames(s.nodes)) - down]
+
+    def cancel(self, step: Step, signal: str | None = None) -> None:
+        """Send a step a signal, or end it. It may be gone already; only :meth:`steps` tells."""
+        with contextlib.suppress(SlurmError):
+            self._run(["scancel", *(["-s", signal] if signal else []), step.id])
+
+    def address(self, node: str) -> str:
+        """How ranks reach a node: by its name, or where that does not resolve, as Slurm does."""
+        if node not in self._addresses:
+            try:
+                self._addresses[node] = node if _resolves(node) else self._node_address(node)
+            except SlurmError:
+                return node  # srun will say what is wrong with it
+        return self._addresses[node]
+
+    def gpus_per_node(self) -> int:
+        """GPUs of the job's first node, whether or not the job has them all."""
+        shown = self._run(["scontrol", "show", "node", self.nodes[0], "-o"])
+        gres = re.search(r"\bGres=(\S*)", shown)  # like gpu:a100:4(S:0-1),shard:8
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres[1] if gres else "")
+        return sum(map(int, counts))
+
+    def time_left_s(self) -> float | None:
+        """Seconds until the job's time limit; None if it has none. Asks Slurm once a minute."""
+        now = time.monotonic()
+        if now - self._end_checked_t >= _TIME_CHECK_S:
+            self._end_checked_t = now
+            with contextlib.suppress(SlurmError):  # what does not answer changes no time limit
+                left_s = parse_time_left(self._run(["squeue", "-h", "-j", self.job, "-o", "%L"]))
+                self._end_t = None if left_s is None else now + left_s
+        return None if self._end_t is None else self._end_t - now
+
+    def down_nodes(self) -> set[str]:
+        """Nodes that are down, or no longer the job's."""
+        lost = set(self.nodes) - set(self._job_nodes())
+        return lost | {n for n, state in self._node_states().items() if state.startswith(_DOWN)}
+
+    def _node_states(self) -> dict[str, str]:
+        lines = self._run(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
+        # A node has a line for each of its partitions.
+        return dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
+
+    def _job_nodes(self) -> tuple[str, ...]:
+        compact = self._run(["squeue", "-h", "-j", self.job, "-o", "%N"])
+        if not compact:
+            raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
+        return self._hostnames(compact)
+
+    def _hostnames(self, compact: str) -> tuple[str, ...]:
+        return tuple(self._run(["scontrol", "show", "hostnames", compact]).split())
+
+    def _cpus_per_node(self) -> int:
+        cpus, nodes = self._run(["squeue", "-h", "-j", self.job, "-o", "%C %D"]).split()
+        return max(1, int(cpus) // int(nodes))
+
+    def _node_address(self, node: str) -> str:
+        shown = self._run(["scontrol", "show", "node", node, "-o"])
+        fields = dict(item.split("=", 1) for item in shown.split() if "=" in item)
+        return fields.get("NodeAddr", node)
+
+
+def parse_time_left(text: str) -> float | None:
+    """Seconds of squeue's %L, ``[days-]hours:minutes:seconds``; None for no limit.
+
+    Raises:
+        SlurmError: if the job has no such time, being gone.
+    """
+    if text in ("UNLIMITED", "NOT_SET"):
+        return None
+    try:
+        days, _, clock = text.rpartition("-")
+        seconds = 0
+        for part in clock.split(":"):
+            seconds = 60 * seconds + int(part)
+        return float(86400 * int(days or 0) + seconds)
+    except ValueError:
+        raise SlurmError(f"squeue shows {text!r} as the job's time left") from None
+
+
+def _steps(listing: str) -> list[Step]:
+    return [Step(*line.split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2]
+
+
+def _resolves(host: str) -> bool:
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return False
+    return True

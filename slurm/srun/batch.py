@@ -1,0 +1,185 @@
+"""The batch script that runs a search in allocation after allocation until it is done."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm.launcher import LauncherError
+from slurm.outcome.kinds import Kind
+from slurm.srun import shell
+from slurm.srun.site import Site
+
+SCRIPT_NAME = "search.sbatch"
+LOG_NAME = "slurm-%j.log"
+# Lines of the journal that say something new: trials' ends, and those of repeats, which are not
+# final, unless they say nothing of the configuration.
+_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
+_WARNING_S = 300  # before the allocation's end, for the last trials, the journal and the report
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
+)
+
+
+class BatchError(LauncherError, ValueError):
+    """A job that cannot be described to sbatch; the message names the remedy."""
+
+
+def batch_script(
+    *,
+    space: str,
+    run_dir: Path,
+    site: Site,
+    nodes: int,
+    time: str,
+    account: str | None = None,
+    partition: str | None = None,
+    qos: str | None = None,
+    meshtune: str | None = None,
+    options: Sequence[str] = (),
+) -> str:
+    """The text of a batch script; pure but for ``meshtune``'s default.
+
+    Args:
+        space: a shipped space's name or an absolute path.
+        run_dir: the run's folder; the same one continues the same search.
+        site: the site profile.
+        nodes: of the allocation.
+        time: its limit, as sbatch takes it.
+        account: who pays, where the site asks.
+        partition: overrides the site's.
+        qos: overrides the site's.
+        meshtune: the command; default the one beside the running interpreter, so that the job
+            runs what was submitted whatever its PATH is.
+        options: further ones of ``meshtune search``.
+
+    Raises:
+        BatchError: if a value cannot be given to sbatch.
+    """
+    run = run_dir.absolute()
+    chosen = {"account": account, "partition": partition, "qos": qos}
+    directives = [
+        f"--job-name=meshtune-{run.name}",
+        f"--nodes={nodes}",
+        f"--time={time}",
+        *(f"--{name}={value}" for name, value in chosen.items() if value),
+        *(o for o in site.batch_options if not _overridden(o, chosen)),
+        "--exclusive",
+        "--mem=0",
+        "--no-kill",
+        "--requeue",
+        f"--signal=B:USR1@{min(_WARNING_S, time_limit_s(time) // 4)}",
+        "--open-mode=append",
+        f"--output={str(run).replace('%', '%%')}/{LOG_NAME}",
+    ]
+    search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
+    search += ["--launcher", "srun", "--site", site.reference, *options]
+    return _SCRIPT.format(
+        directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
+        modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
+        search=shlex.join(search),
+        ended=shlex.quote(_ENDED),
+        journal=shlex.quote(str(run / "journal.jsonl")),
+        script=shlex.quote(str(run / SCRIPT_NAME)),
+    )
+
+
+def submit(script: str, run_dir: Path) -> str:
+    """Write the script into the run's folder, where the job finds it again, and submit it.
+
+    Returns:
+        The job's id.
+
+    Raises:
+        SlurmError: if sbatch refuses it; the message has its words.
+    """
+    path = run_dir.absolute() / SCRIPT_NAME
+    path.write_text(script)
+    # --parsable: "id" or "id;cluster"
+    return shell.run(["sbatch", "--parsable", str(path)]).partition(";")[0]
+
+
+def time_limit_s(time: str) -> int:
+    """Seconds of a time limit in one of sbatch's forms.
+
+    ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
+
+    Raises:
+        BatchError: if it is none of them, or zero.
+    """
+    found = _TIME.fullmatch(time)
+    if not found:
+        raise BatchError(f"--time {time!r} is not a time limit; write hours:minutes:seconds")
+    parts = [int(p) for p in (found["first"], found["second"], found["third"]) if p is not None]
+    if found["days"] is not None:
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, minutes, seconds = 0, parts[0], (*parts, 0)[1]
+    total_s = ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total_s == 0:
+        raise BatchError(f"--time {time!r} is no time at all")
+    return total_s
+
+
+def _overridden(option: str, chosen: dict[str, str | None]) -> bool:
+    return any(value and option.startswith(f"--{name}=") for name, value in chosen.items())
+
+
+def _directive(option: str) -> str:
+    """An option as sbatch reads it back from a #SBATCH line."""
+    if re.search(r"[\"'\\\n\r]", option):
+        raise BatchError(f"{option!r} has a quote, backslash or line break; sbatch cannot take it")
+    return f'"{option}"' if re.search(r"[\s#]", option) else option
+
+
+def _meshtune() -> str:
+    beside = Path(sys.executable).with_name("meshtune")
+    return str(beside) if beside.exists() else "meshtune"
+
+
+# Bash runs a trap only after the foreground command has ended, and --signal=B: reaches the batch
+# shell alone: so the driver runs in the background, and `wait`, which a signal interrupts, is
+# asked again until it was not interrupted. It remembers an exit code that it has given before.
+_SCRIPT = """\
+#!/bin/bash
+{directives}
+
+# A meshtune search. Slurm sends USR1 before the time limit; the driver then starts nothing more,
+# lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
+# the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
+# next job is submitted. The run folder's journal carries the search from one job to the next.
+{modules}
+set -u
+ended() {{ cat {journal} 2>/dev/null | grep -cE {ended}; }}
+before=$(ended)
+
+driver='' interrupted='' cancelled=''
+trap 'interrupted=1; [ -z "$driver" ] || kill -USR1 "$driver"' USR1
+trap 'interrupted=1; cancelled=1; [ -z "$driver" ] || kill -TERM "$driver"' TERM
+
+{search} &
+driver=$!
+while
+    interrupted=''
+    wait "$driver"
+    code=$?
+    [ -n "$interrupted" ]
+do :; done
+
+# 3: there is work left. Above 128, the driver was killed, for its memory perhaps; the journal is
+# whole, and the next one settles what this one left. 130 is somebody's wish.
+case "$cancelled:$code" in
+    :3|:129|:13[1-9]|:1[4-9]?) ;;
+    *) exit "$code" ;;
+esac
+if [ "$(ended)" = "$before" ]; then
+    echo "not requeued: no trial ended in this allocation; does one fit into its time?" >&2
+    exit 1
+fi
+scontrol requeue "$SLURM_JOB_ID" || sbatch {script}
+"""

@@ -1,0 +1,118 @@
+"""From a trial and a lease to the srun line and its environment; pure."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm.launcher import LauncherError
+from slurm.local.shepherd import TRIAL_VARIABLE
+from slurm.srun.shell import scrubbed
+from slurm.srun.site import Site
+from slurm.trial import Lease, TrialSpec
+
+# Below the kernel's ephemeral ports (from 32768 on), above those of most services.
+_FIRST_PORT, _NUM_PORTS = 20000, 10000
+# A leased node is free; what Slurm does not grant the step by then, it never will.
+_STEP_CREATION_S = 60
+RANK_SCRIPT = Path(__file__).with_name("rank.sh")
+
+
+def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> list[str]:
+    """The exact srun line of a trial.
+
+    Nothing is left to the job's defaults: a job's ``--ntasks-per-node`` or ``-c`` would change the
+    step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased.
+
+    Args:
+        spec: what to run.
+        lease: on which nodes.
+        site: how srun is spoken to here.
+        cpus_per_node: of the allocation; shared among the ranks where nobody says otherwise.
+
+    Raises:
+        LauncherError: if the lease does not fit the trial.
+    """
+    if len(lease.nodes) != spec.num_nodes:
+        raise LauncherError(
+            f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
+        )
+    cpus = spec.cpus_per_rank or site.cpus_per_rank or max(1, cpus_per_node // spec.ranks_per_node)
+    return [
+        "srun",
+        f"-N{spec.num_nodes}",
+        f"-n{spec.world_size}",
+        f"-c{cpus}",
+        *_gpu_options(spec, site),
+        f"--nodelist={','.join(lease.nodes)}",
+        f"--ntasks-per-node={spec.ranks_per_node}",
+        "--distribution=block",  # consecutive ranks share a node
+        f"--mem={_node_memory(spec)}",
+        "--exact",
+        # After a node is lost, Slurm (22.05 to 25) keeps the cores of the steps that ran just then
+        # marked as used for the rest of the job, "due to job resizing": without --overlap their
+        # healthy nodes would be busy for ever. The lease is what keeps two trials apart.
+        "--overlap",
+        "-K1",
+        f"--time={math.ceil(spec.timeout_s / 60) + 1}",
+        f"--immediate={_STEP_CREATION_S}",
+        f"--job-name={spec.name}",
+        "--export=ALL",
+        *site.srun_options,
+        "/bin/sh",
+        str(RANK_SCRIPT),
+        *spec.argv,
+    ]
+
+
+def srun_environment(
+    spec: TrialSpec, lease: Lease, site: Site, master_addr: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """The environment that srun is started with and hands to every rank.
+
+    Args:
+        spec: what to run.
+        lease: on which nodes.
+        site: whose settings are added; the trial's own win.
+        master_addr: address of the lease's first node, which gets rank 0.
+        environ: the driver's.
+    """
+    return {
+        **scrubbed(environ),
+        "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
+        **site.env,
+        **spec.env,
+        "MASTER_ADDR": master_addr,
+        "MASTER_PORT": str(master_port(spec)),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_WORLD_SIZE": str(spec.ranks_per_node),
+        TRIAL_VARIABLE: spec.name,  # by which a later driver finds an srun that was left behind
+    }
+
+
+def master_port(spec: TrialSpec) -> int:
+    """A port that follows from the attempt's name, so that a retry gets another one.
+
+    Whether it is free on the first node only rank 0 can tell, by binding it. If it is not, that
+    is a launch failure and the trial runs again.
+    """
+    return _FIRST_PORT + zlib.crc32(spec.name.encode()) % _NUM_PORTS
+
+
+def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:
+    match site.gpus:
+        case "per_task":
+            return ["--gpus-per-task=1", "--gpu-bind=closest"]
+        case "per_node":
+            return [f"--gpus-per-node={spec.ranks_per_node}"]
+        case "none":
+            return []
+
+
+def _node_memory(spec: TrialSpec) -> str:
+    """Of srun's --mem, per node; 0 is all that the job has there."""
+    if spec.memory_bytes_per_rank is None:
+        return "0"
+    return f"{math.ceil(spec.memory_bytes_per_rank * spec.ranks_per_node / 2**20)}M"

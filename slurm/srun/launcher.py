@@ -1,0 +1,207 @@
+"""The srun launcher: one job step per trial, and proof that it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from slurm import processes
+from slurm.launcher import Launcher, LauncherError
+from slurm.local.shepherd import TRIAL_VARIABLE
+from slurm.outcome.classify import classify
+from slurm.outcome.evidence import clear, gather
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Hopeless
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, watch
+from slurm.srun.allocation import Allocation, Step
+from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.shell import SlurmError
+from slurm.srun.site import Site
+from slurm.trial import Lease, Outcome, TrialSpec
+
+# Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
+GONE_DEADLINE_S = 600.0
+_REPEAT_KILL_S = 5.0
+_FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
+
+
+class SrunLauncher(Launcher):
+    """Starts trials as steps of the surrounding allocation.
+
+    Args:
+        site: how srun is spoken to here.
+        allocation: the job whose nodes are used; default the one this process is in.
+        gone_deadline_s: how long a step may take to disappear before its nodes are given up.
+    """
+
+    name = "srun"
+
+    def __init__(
+        self,
+        site: Site,
+        allocation: Allocation | None = None,
+        gone_deadline_s: float = GONE_DEADLINE_S,
+    ) -> None:
+        self.site = site
+        self.allocation = allocation or Allocation.current()
+        self.max_concurrent = site.max_concurrent_steps
+        self._gone_deadline_s = gone_deadline_s
+        self._turn = threading.Lock()
+        self._last_launch = float("-inf")
+
+    def nodes(self) -> Sequence[str]:
+        return self.allocation.nodes
+
+    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
+        return srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        hopeless: Hopeless | None = None,
+    ) -> Outcome:
+        argv = self.command(spec, lease)
+        environ = srun_environment(
+            spec, lease, self.site, self.allocation.address(lease.nodes[0]), os.environ
+        ) | {"SLURM_JOB_ID": self.allocation.job}
+        clear(spec.directory)
+        (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
+        if not self._wait_for_turn(stop):
+            return Outcome(Kind.CANCELLED, message="stopped before it was launched")
+        with (
+            (spec.directory / STDOUT_NAME).open("wb") as stdout,
+            (spec.directory / STDERR_NAME).open("wb") as stderr,
+        ):
+            # A session of its own: Ctrl-C in the terminal is the driver's to handle.
+            child = subprocess.Popen(
+                argv,
+                cwd=spec.directory,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            watched = watch(spec, lambda: child.poll() is not None, stop, hopeless)
+        except BaseException:
+            self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
+            raise
+        grace_s = 0.0 if watched.end is End.EXITED else spec.grace_s
+        stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
+        # Whatever srun's exit code: it was seen to be 0 after a node had died.
+        down = self.down_nodes()
+        evidence = gather(
+            spec, lease, watched, child.returncode, down_nodes=down, stuck_nodes=stuck
+        )
+        return classify(evidence)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """End what a killed driver left: sruns that still wait for their step, and steps.
+
+        Raises:
+            LauncherError: if a step would not go; its nodes are not safe to use.
+        """
+        wanted = set(names)
+        if not wanted:
+            return
+        left_behind = processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) in wanted)
+        sruns = {pid for pid in left_behind if processes.name(pid) == "srun"}
+
+        def left() -> list[Step]:
+            return [s for s in self.allocation.steps_of_user() if s.name in wanted]
+
+        def waiting() -> bool:
+            return any(processes.is_running(pid) for pid in sruns)
+
+        def end_waiting() -> None:
+            processes.send(sruns, signal.SIGTERM)
+
+        if not self._until_gone(left, waiting, end_waiting):
+            steps = ", ".join(f"{s.id} on {s.nodes}" for s in left())
+            raise LauncherError(
+                f"steps of an earlier driver would not end ({steps}); cancel them with scancel, "
+                "or continue in another allocation"
+            )
+
+    def down_nodes(self) -> set[str]:
+        with contextlib.suppress(SlurmError):
+            return self.allocation.down_nodes()
+        return set()
+
+    def time_left_s(self) -> float | None:
+        return self.allocation.time_left_s()
+
+    def _wait_for_turn(self, stop: threading.Event) -> bool:
+        """Keep sruns apart, for the controller's sake; False if stopped meanwhile."""
+        with self._turn:
+            wait_s = self._last_launch + self.site.launch_interval_s - time.monotonic()
+            if stop.wait(max(0.0, wait_s)):
+                return False
+            self._last_launch = time.monotonic()
+        return True
+
+    def _end(self, name: str, child: subprocess.Popen[bytes], grace_s: float) -> bool:
+        """Climb the kill ladder as far as needed; whether the step is proven gone.
+
+        SIGTERM to srun would kill its tasks without grace, SIGKILL to its process group would
+        leave them running: the step is signalled through Slurm.
+        """
+
+        def own() -> list[Step]:
+            return [s for s in self.allocation.steps() if s.name == name]
+
+        if grace_s and child.poll() is None:
+            with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
+                for step in own():
+                    self.allocation.cancel(step, "TERM")
+                    child.wait(grace_s)
+        gone = self._until_gone(own, lambda: child.poll() is None, child.terminate)
+        if child.poll() is None:
+            child.kill()  # it alone, not its group: its shepherd still ends what it can
+        child.wait()
+        return gone
+
+    def _until_gone(
+        self,
+        find: Callable[[], list[Step]],
+        waiting: Callable[[], bool],
+        end_waiting: Callable[[], None],
+    ) -> bool:
+        """Cancel steps again and again until Slurm knows none and no srun is left.
+
+        Args:
+            find: steps that have to go.
+            waiting: whether an srun is left, which may yet get its step.
+            end_waiting: ends it.
+
+        Returns:
+            False if they were not gone by the deadline.
+        """
+        deadline = time.monotonic() + self._gone_deadline_s
+        next_kill, poll_s = 0.0, _FIRST_POLL_S
+        while True:
+            steps: list[Step] | None = None  # Slurm does not answer: nothing is proven
+            with contextlib.suppress(SlurmError):
+                steps = self.allocation.on_live_nodes(find())
+            if steps == [] and not waiting():
+                return True
+            now = time.monotonic()
+            if now > deadline:
+                return False
+            if now >= next_kill:
+                for step in steps or []:
+                    self.allocation.cancel(step)
+                if not steps and waiting():
+                    end_waiting()
+                next_kill = now + _REPEAT_KILL_S
+            time.sleep(poll_s)
+            poll_s = min(_LAST_POLL_S, 2 * poll_s)

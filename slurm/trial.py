@@ -1,0 +1,73 @@
+"""What a trial is given and what it comes to: nodes, a command, an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm.outcome.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Nodes that one trial holds exclusively, in Slurm's order."""
+
+    trial: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ResultSource:
+    """Where a trial's figures are found, tried in this order.
+
+    ``result.json`` in the trial's folder; the last line ``MESHTUNE_RESULT {json}`` of its
+    standard output; for each name in ``patterns`` the last match of its regular expression
+    (group 1, a number) in either log.
+    """
+
+    patterns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrialSpec:
+    """What to run, whatever gives it processes.
+
+    ``argv`` is the command of every rank, started in ``directory``, with ``RANK``, ``WORLD_SIZE``,
+    ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in its environment.
+    """
+
+    name: str  # unique per attempt and run; the Slurm step's job name
+    directory: Path  # absolute, exists; stdout.log, stderr.log, command.txt go here
+    argv: tuple[str, ...]
+    num_nodes: int
+    ranks_per_node: int
+    timeout_s: float
+    no_progress_timeout_s: float | None = None  # no growth of the logs for so long: a hang
+    cpus_per_rank: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
+    grace_s: float = 10.0  # between the polite and the final signal
+    result: ResultSource = ResultSource()
+    config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended, and the evidence."""
+
+    kind: Kind
+    result: Mapping[str, Any] | None = None  # the trainer's figures, where it gave any
+    message: str = ""  # one line: what was seen that decided the kind
+    stderr_tail: str = ""
+    exit_code: int | None = None
+    elapsed_s: float = 0.0
+    early: bool = False  # stopped as hopeless: the result is of its steps until then
+    saved_s: float = 0.0  # that it would have run on
+    suspect_nodes: tuple[str, ...] = ()  # to be quarantined
+    lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die

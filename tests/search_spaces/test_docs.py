@@ -1,0 +1,42 @@
+"""Every example in docs/spaces.md is a space, or a part of one, that loads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from search_spaces import SearchSpace, check
+from search_spaces.rules import deepspeed
+from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "spaces.md").read_text()
+EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_loads_and_has_valid_configurations(
+    load: Callable[[str], SearchSpace], good: str, example: str
+) -> None:
+    content = yaml.safe_load(example)
+    if "version" not in content:  # a part: put into a small space
+        content = {**yaml.safe_load(good), **content}
+        content["parameters"] |= {"gas": [32, 64, 128], "recompute": ["none", "full"]}
+        content["parameters"]["num_nodes"] = [1, 2]
+        known = content["parameters"]
+        content["conditions"] = {n: e for n, e in content["conditions"].items() if n in known}
+        if "constraints" not in yaml.safe_load(example):
+            del content["constraints"]
+    assert check(load(yaml.safe_dump(content))).valid > 0
+
+
+def test_the_page_has_examples_and_names_every_rule() -> None:
+    assert len(EXAMPLES) >= 5
+    written = ("one_placement", "placement_counts_once", "deepspeed_time_communication")
+    engine = {**deepspeed.RULES, **deepspeed.CPU_RULES, **deepspeed.CUDA_RULES}
+    for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES, *engine, *written):
+        assert f"`{name}`" in PAGE

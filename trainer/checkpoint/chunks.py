@@ -1,0 +1,154 @@
+"""A rank's training state as chunks of whole parameters, which torch's DCP saves and loads.
+
+Distributed checkpoints (``torch.distributed.checkpoint``) keep boxes of whole tensors, so that any
+layout can read what any other wrote. The two planners here tell it which boxes are on this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from trainer.model.parameters import Piece, Slot
+from trainer.model.slices import Box, Cut, Shape
+from trainer.model.transformer import Stage
+from trainer.optimizer import Optimizer
+from trainer.parallel.mesh import Mesh
+
+CHUNK_ELEMENTS = 1 << 20
+"""Of a chunk of several rows. Whoever needs a part of a chunk reads all of it."""
+
+
+class Chunk(NamedTuple):
+    """A box of one tensor of the checkpoint, and this rank's memory of it."""
+
+    name: str
+    whole: Shape
+    box: Box
+    data: Tensor
+    writes: bool
+    """Of the ranks that hold the chunk, this one saves it."""
+
+    @property
+    def extent(self) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(torch.Size(self.box.offsets), torch.Size(self.box.sizes))
+
+
+def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> list[Chunk]:
+    """Master weights and moments of this rank; moments are made (0) where none are yet.
+
+    Names are ``model.``, ``exp_avg.`` or ``exp_avg_sq.`` and that of the parameter in the whole
+    model.
+    """
+    return list(_chunks(stages, optimizer, mesh))
+
+
+def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[Chunk]:
+    paths = {module: path for stage in stages for path, module in stage.named_modules()}
+    tied = stages[0].model.tied_embeddings
+    degree = mesh.placement.optimizer.degree
+    number = 0
+    for piece in optimizer.weights.pieces():
+        slot = piece.slot
+        name = f"{paths[slot.module]}.{slot.name}"
+        if name == "head.weight" and tied:
+            name = "embedding.weight"
+        cut = _cut(slot, mesh)
+        # Copies are told apart by a number, and take turns in saving.
+        copies, copy = mesh.dp.size // degree, mesh.dp.rank // degree
+        if not slot.kind.split:
+            copies, copy = copies * mesh.tp.size, copy * mesh.tp.size + mesh.tp.rank
+        for box in cut.boxes(piece.start, piece.length, CHUNK_ELEMENTS):
+            for state, tensor in _states(optimizer, piece).items():
+                begin = piece.begin + box.begin - piece.start
+                count = torch.Size(box.sizes).numel()
+                data = tensor.detach().view(-1)[begin : begin + count].view(box.sizes)
+                writes = number % copies == copy and not slot.kind.copy
+                yield Chunk(f"{state}.{name}", cut.whole, box, data, writes)
+                number += 1
+
+
+def _cut(slot: Slot, mesh: Mesh) -> Cut:
+    dim = getattr(slot.module, "tp_split", {}).get(slot.name) if slot.kind.split else None
+    parts = getattr(slot.module, "parts", None)
+    return Cut(tuple(slot.parameter.shape), dim, parts, mesh.tp.rank, mesh.tp.size)
+
+
+def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:
+    """What a checkpoint keeps of a master weight, each flat like the master."""
+    assert optimizer.adamw is not None
+    state = optimizer.adamw.state[piece.master]
+    if not state:  # as AdamW begins
+        state["step"] = torch.zeros((), device=piece.master.device)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            state[moment] = torch.zeros_like(piece.master)
+    return {"model": piece.master, "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+
+class SaveChunks(DefaultSavePlanner):
+    """Saves the chunks that are this rank's to write; DCP checks that they make whole tensors."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.chunks = {(c.name, torch.Size(c.box.offsets)): c for c in chunks if c.writes}
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan([_write(chunk) for chunk in self.chunks.values()])
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self.chunks[index.fqn, index.offset].data
+
+
+def _write(chunk: Chunk) -> WriteItem:
+    extent = chunk.extent
+    return WriteItem(
+        index=MetadataIndex(chunk.name, extent.offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=extent,
+            properties=TensorProperties.create_from_tensor(chunk.data),
+            size=torch.Size(chunk.whole),
+        ),
+    )
+
+
+class LoadChunks(DefaultLoadPlanner):
+    """Loads all of this rank's chunks in place, from whatever chunks were saved."""
+
+    def __init__(self, chunks: list[Chunk]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.chunks = {(c.name, torch.Size(c.box.offsets)): c for c in chunks}
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        wanted: dict[str, list[ChunkStorageMetadata]] = {}
+        for chunk in self.chunks.values():
+            wanted.setdefault(chunk.name, []).append(chunk.extent)
+        items = []
+        for name, extents in wanted.items():
+            saved = self.metadata.state_dict_metadata[name]
+            assert isinstance(saved, TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(name, saved, extents)
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self.chunks[index.fqn, index.offset].data

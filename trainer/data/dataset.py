@@ -1,0 +1,114 @@
+"""Training samples from a memory-mapped token file, the same for every parallel layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.config import ConfigError
+from trainer.data.indexed import read_index
+
+
+class TokenDataset:
+    """The tokens of an indexed dataset as one long stream, cut into samples and shuffled.
+
+    Sample ``i`` of ``seq_length`` inputs covers tokens ``i * seq_length`` to
+    ``(i + 1) * seq_length`` inclusive: targets are the inputs one token later. Each epoch visits
+    every sample once, in an order drawn from the seed and the epoch alone; so a step's global
+    batch does not depend on how it is split over replicas and micro-batches.
+
+    Args:
+        prefix: path without ``.bin`` and ``.idx``.
+        vocab_size: of the model; tokens outside are an error when they are met.
+
+    Raises:
+        ConfigError: as ``read_index``.
+    """
+
+    def __init__(self, prefix: str | Path, vocab_size: int) -> None:
+        self.prefix = str(prefix)
+        self.vocab_size = vocab_size
+        index = read_index(prefix)
+        self.num_tokens = index.num_tokens
+        if self.num_tokens < 2:
+            raise ConfigError(f"{prefix}.bin: holds {self.num_tokens} tokens; add text")
+        self._tokens = np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
+
+    def batch(
+        self,
+        step: int,
+        micro_batch: int,
+        replica: int,
+        *,
+        mbs: int,
+        gas: int,
+        dp: int,
+        seq_length: int,
+        seed: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One micro-batch of one replica.
+
+        Row ``r`` is sequence ``replica * gas * mbs + micro_batch * mbs + r`` of the step's
+        ``mbs * gas * dp``: equal products give equal global batches, in the same order.
+
+        Returns:
+            Tokens and targets, int64 tensors of shape (mbs, seq_length).
+
+        Raises:
+            ConfigError: if the data is shorter than one sample, or a token is not in the
+                model's vocabulary.
+        """
+        first = step * mbs * gas * dp + (replica * gas + micro_batch) * mbs
+        rows = np.stack([self._sample(first + row, seq_length, seed) for row in range(mbs)])
+        samples = torch.from_numpy(rows.astype(np.int64))
+        return samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+
+    def _sample(self, number: int, seq_length: int, seed: int) -> np.ndarray:
+        """Tokens of the number-th sample since the start of training (seq_length + 1 of them)."""
+        samples = (self.num_tokens - 1) // seq_length
+        if samples == 0:
+            raise ConfigError(
+                f"{self.prefix}.bin: {self.num_tokens} tokens are fewer than one sample of "
+                f"seq_length {seq_length} + 1; add text, or lower model.seq_length"
+            )
+        epoch, position = divmod(number, samples)
+        begin = shuffled(position, samples, seed, epoch) * seq_length
+        tokens = self._tokens[begin : begin + seq_length + 1]
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ConfigError(
+                f"{self.prefix}.bin: token {low if low < 0 else high} is not in the model's "
+                f"vocabulary of {self.vocab_size}; set model.vocab_size to the tokenizer's, "
+                "rounded up to a multiple of tp"
+            )
+        return tokens
+
+
+def shuffled(position: int, size: int, seed: int, epoch: int) -> int:
+    """Where a random permutation of ``range(size)`` sends ``position``, without storing it.
+
+    A four-round Feistel network permutes the next power of four; what falls outside ``size`` is
+    sent through again until it falls inside (cycle walking; Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains"). At most four passes on average, no memory: an epoch of a trillion
+    tokens has 10^9 samples.
+    """
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half_bits) - 1
+    keys = [_mix((seed << 32) ^ (epoch << 3) ^ round_) for round_ in range(4)]
+    while True:
+        left, right = position >> half_bits, position & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        position = (left << half_bits) | right
+        if position < size:
+            return position
+
+
+def _mix(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele et al. 2014): every input bit reaches every output."""
+    value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)

@@ -1,0 +1,142 @@
+"""Text files to a token file that the trainer reads: ``meshtune prepare-data``.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sysconfig
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from trainer.config import ConfigError
+from trainer.data.indexed import HEADER, MAGIC, UINT16, VERSION
+
+BYTE_VOCAB_SIZE = 257
+"""Ids of the byte-level tokenizer: the 256 bytes, then the end of a document."""
+
+END_OF_DOCUMENT = 256
+_CHUNK_BYTES = 1 << 20
+_MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bits
+
+
+def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> int:
+    """Tokenize files into ``OUT.bin`` and ``OUT.idx``, one document per file.
+
+    The files are read as a stream, so their size does not matter, and the output gets its names
+    only when it is complete. Empty files are left out.
+
+    Args:
+        files: files, or folders to take every file of (sorted; hidden ones left out).
+        out: prefix of the two files; its folder is made if need be.
+        tokenizer: ``bytes``, the only one: byte b is token b, and each document ends in token
+            256. A vocabulary of 257, to be rounded up to a multiple of ``tp``.
+
+    Returns:
+        Tokens written.
+
+    Raises:
+        ConfigError: if there is nothing to read, the tokenizer is unknown, or ``out`` cannot be
+            written.
+    """
+    if tokenizer != "bytes":
+        raise ConfigError(
+            f"tokenizer {tokenizer!r} is not known: `bytes` is; for any other, build the files "
+            "with Megatron-LM's tools/preprocess_data.py, whose output is read as it is"
+        )
+    sequences = array("i")
+    documents = array("q", [0])
+    with _replacing(Path(f"{out}.bin")) as data:
+        for path in _walk(files):
+            lengths = _append(path, data)
+            if lengths:
+                sequences.extend(lengths)
+                documents.append(len(sequences))
+        if not sequences:
+            raise ConfigError("the files to prepare hold no text: " + ", ".join(map(str, files)))
+    # The index comes last: without it, or with an older one, the data is refused, never misread.
+    with _replacing(Path(f"{out}.idx")) as index:
+        _write_index(index, np.asarray(sequences), np.asarray(documents))
+    return int(np.sum(sequences, dtype=np.int64))
+
+
+def python_source_files(max_bytes: int = 4_000_000) -> list[Path]:
+    """Source files of the running Python's standard library: text that every machine has.
+
+    Args:
+        max_bytes: of all files together; files that would exceed it are passed over, so that
+            the demo's data is ready in a moment.
+
+    Returns:
+        Sorted paths, without tests and installed packages.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    files, total = [], 0
+    for path in sorted(root.rglob("*.py")):
+        if skipped.isdisjoint(path.relative_to(root).parts):
+            size = path.stat().st_size
+            if total + size <= max_bytes:
+                files.append(path)
+                total += size
+    return files
+
+
+def _walk(files: Sequence[Path]) -> Iterator[Path]:
+    for path in files:
+        if path.is_dir():
+            for folder, folders, names in os.walk(path):
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+                yield from (Path(folder, n) for n in sorted(names) if not n.startswith("."))
+        else:
+            yield path
+
+
+def _append(path: Path, data: BinaryIO) -> list[int]:
+    """Write one document; returns the tokens of each sequence it is cut into, none if empty."""
+    tokens = 0
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                data.write(np.frombuffer(chunk, np.uint8).astype("<u2").tobytes())
+                tokens += len(chunk)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+    if tokens == 0:
+        return []
+    data.write(END_OF_DOCUMENT.to_bytes(2, "little"))
+    whole, rest = divmod(tokens + 1, _MAX_SEQUENCE_TOKENS)
+    return [_MAX_SEQUENCE_TOKENS] * whole + ([rest] if rest else [])
+
+
+def _write_index(index: BinaryIO, sequences: np.ndarray, documents: np.ndarray) -> None:
+    offsets = np.zeros(len(sequences), "<i8")
+    np.cumsum(sequences[:-1], dtype=np.int64, out=offsets[1:])
+    index.write(HEADER.pack(MAGIC, VERSION, UINT16, len(sequences), len(documents)))
+    index.write(sequences.astype("<i4").tobytes())
+    index.write((2 * offsets).tobytes())
+    index.write(documents.astype("<i8").tobytes())
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name only when it is complete and on disk."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()

@@ -1,0 +1,1 @@
+"""DeepSpeed as the second engine."""

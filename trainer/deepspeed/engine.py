@@ -1,0 +1,218 @@
+"""Training by DeepSpeed: the same model, configuration and data, by the engine many users run.
+
+A second opinion on every figure. The differences that DeepSpeed imposes are in
+``docs/deepspeed.md``; what it cannot do is in ``deepspeed_rules``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.config import ConfigError, TrainConfig
+from trainer.data.batches import Dataset, micro_batches
+from trainer.deepspeed.config import deepspeed_config
+from trainer.deepspeed.load import load_deepspeed, local_world_size, talk_to_stderr
+from trainer.deepspeed.rules import unsupported
+from trainer.model.initialize import initialize
+from trainer.model.precision import COMPUTE_DTYPE
+from trainer.model.transformer import Stage
+from trainer.optimizer import StepReport
+from trainer.parallel.collectives import Traffic
+from trainer.parallel.loss import cross_entropy
+from trainer.runtime.device import Device
+from trainer.runtime.phase import phase
+
+
+class _Recomputed(nn.Module):
+    """A block that DeepSpeed computes again in the backward pass."""
+
+    def __init__(self, block: nn.Module, checkpoint: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.block = block
+        self.checkpoint = checkpoint
+
+    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+        return self.checkpoint(self.block, x, table)
+
+
+class _LossOfStage(nn.Module):
+    """The whole model, ending in its loss."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(self.stage(tokens), targets, None)
+
+
+def _build_whole(
+    deepspeed: ModuleType, config: TrainConfig, values: dict[str, Any], device: torch.device
+) -> nn.Module:
+    """The whole model with its first weights; with ZeRO-3 never whole in memory."""
+    dtype = COMPUTE_DTYPE[config.precision]
+    sharded = values["zero_optimization"]["stage"] == 3
+    if sharded:
+        with deepspeed.zero.Init(config_dict_or_path=values, dtype=dtype):
+            stage = Stage(config.model)
+    else:
+        with torch.device("meta"):
+            stage = Stage(config.model)
+        stage = stage.to(dtype).to_empty(device=device)
+    for name, module in stage.named_modules():
+        own = list(module.parameters(recurse=False))
+        if own:
+            whole = deepspeed.zero.GatheredParameters(own, 0) if sharded else None
+            with whole or contextlib.nullcontext():
+                initialize(module, f"{name}.", config.model, config.seed)
+    if stage.tied and stage.head is not None and stage.embedding is not None:
+        # A parameter of two modules is one that ZeRO-3 gathers for either.
+        stage.head.weight = stage.embedding.weight
+        stage.tied = False
+    if config.recompute == "full":
+        for layer, block in stage.blocks.items():
+            stage.blocks[layer] = _Recomputed(block, deepspeed.checkpointing.checkpoint)
+    return _LossOfStage(stage)
+
+
+def _groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters by whether weight decay applies: to matrices, not to norms and biases."""
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in module.parameters():
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # as a layer, if it is split
+        (matrices if len(shape) > 1 else vectors).append(parameter)
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _check_visible(ranks_per_node: int) -> None:
+    """It takes the devices that a rank sees for those of its node."""
+    seen = torch.cuda.device_count()
+    if seen != ranks_per_node:
+        raise ConfigError(
+            f"engine deepspeed: quantize_gradients with {seen} visible devices on nodes of "
+            f"{ranks_per_node} ranks: it would take each {seen} ranks for a node; let every rank "
+            "see all devices of its node, or set quantize_gradients: false"
+        )
+
+
+class DeepSpeedTrainer:
+    """A model under training by DeepSpeed on this rank; ``train.Trainer``'s counterpart.
+
+    Args:
+        config: what to train and how.
+        device: of this rank.
+
+    Raises:
+        ConfigError: if DeepSpeed cannot train it on so many ranks, or is not installed.
+    """
+
+    def __init__(self, config: TrainConfig, device: Device) -> None:
+        phase.name = "build"
+        ranks = dist.get_world_size()
+        local = local_world_size()
+        config.check(ranks, local)
+        reason = unsupported(config, ranks, device.type, local)  # type: ignore[arg-type]
+        if reason:
+            raise ConfigError(reason)
+        self.config = config
+        self.device = device
+        self.dp = config.data_parallel(ranks)
+        self.traffic: Traffic | None = None  # its collectives are its own
+        self.replica = dist.get_rank() % self.dp  # ranks are a grid (pp, dp)
+        placement = config.place(ranks, local)
+        deepspeed = load_deepspeed(config, device)
+        values = deepspeed_config(config, placement)
+        if values["zero_optimization"].get("zero_quantized_gradients"):
+            _check_visible(config.topology(ranks, local).ranks_per_node)
+        with talk_to_stderr():
+            module = self._build(deepspeed, values)
+            self.engine, *_ = deepspeed.initialize(
+                model=module,
+                model_parameters=_groups(module, config.optimizer.weight_decay),
+                config=values,
+            )
+        if values["zero_optimization"]["stage"] == 0:
+            if config.precision == "fp32":
+                self._keep_norm()
+            else:
+                self._undo_first_step()
+
+    def _build(self, deepspeed: ModuleType, values: dict[str, Any]) -> nn.Module:
+        if self.config.pp == 1:
+            return _build_whole(deepspeed, self.config, values, self.device.torch)
+        from trainer.deepspeed.pipeline import build_pipeline  # DeepSpeed's classes are its bases
+
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(COMPUTE_DTYPE[self.config.precision])
+        try:
+            return build_pipeline(self.config)
+        finally:
+            torch.set_default_dtype(before)
+
+    def _keep_norm(self) -> None:
+        """Plain float32 is clipped by the engine itself, which forgets the norm."""
+        from deepspeed.runtime.utils import clip_grad_norm_
+
+        engine = self.engine
+
+        def clip() -> None:
+            engine._global_grad_norm = clip_grad_norm_(
+                engine.module.parameters(), engine.gradient_clipping(), mpu=engine.mpu
+            )
+
+        engine.clip_fp32_gradients = clip
+
+    def _undo_first_step(self) -> None:
+        """Its ZeRO-0 in bf16 steps once without gradients; Adam's bias correction would be late.
+
+        Weight decay, the only effect on the weights, is undone as well.
+        """
+        o, optimizer = self.config.optimizer, self.engine.basic_optimizer
+        optimizer.state.clear()
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                torch._foreach_div_(group["params"], 1 - o.lr * group["weight_decay"])
+
+    def step(self, number: int, dataset: Dataset) -> StepReport:
+        """One optimizer step on the global batch of that number."""
+        skipped = self.engine.skipped_steps
+        if self.config.pp > 1:
+            phase.name = "forward"
+            loss = self.engine.train_batch(data_iter=self._batches(number, dataset))
+        else:
+            loss = self._accumulate(number, dataset)
+        norm = float(self.engine.get_global_grad_norm())
+        return StepReport(float(loss), norm, self.engine.skipped_steps == skipped)
+
+    def _accumulate(self, number: int, dataset: Dataset) -> Tensor:
+        """Pass a step's micro-batches through the engine; mean loss of all replicas."""
+        total = torch.zeros((), device=self.device.torch)
+        for tokens, targets in self._batches(number, dataset):
+            phase.name = "forward"
+            loss = self.engine(tokens, targets)
+            phase.name = "backward"
+            self.engine.backward(loss)
+            total += loss.detach()
+            phase.name = "optimizer"
+            self.engine.step()
+        total /= self.config.gas * self.dp
+        dist.all_reduce(total)
+        return total
+
+    def _batches(self, step: int, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
+        """This replica's micro-batches, on its device."""
+        device = self.device.torch
+        for tokens, targets in micro_batches(self.config, dataset, step, self.replica, self.dp):
+            yield tokens.to(device), targets.to(device)

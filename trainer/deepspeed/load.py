@@ -1,0 +1,69 @@
+"""Importing DeepSpeed: late, since it takes seconds and may not be installed, and quietly."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch.distributed as dist
+
+from trainer.config import ConfigError, TrainConfig
+from trainer.runtime.device import Device
+
+
+def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
+    """Import DeepSpeed for a device and let it take over the default process group.
+
+    What it loads is start-up, as torch is: call it before memory is counted and limited. Again
+    it does nothing.
+
+    Args:
+        config: says how many ranks share a node, if the launcher does not.
+        device: of this rank.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    os.environ["DS_ACCELERATOR"] = device.type
+    if device.type == "cpu":
+        ranks = dist.get_world_size()
+        topology = config.topology(ranks, local_world_size())
+        os.environ["LOCAL_SIZE"] = str(topology.ranks_per_node)  # its devices of a node
+    else:
+        # It numbers devices by local rank, also where the launcher shows each rank only one.
+        os.environ["LOCAL_RANK"] = str(device.torch.index)
+    with talk_to_stderr():
+        try:
+            import deepspeed
+        except ModuleNotFoundError as error:
+            if error.name != "deepspeed":
+                raise
+            raise ConfigError(
+                "engine deepspeed: DeepSpeed is not installed; pip install 'meshtune[deepspeed]'"
+            ) from error
+        # Its optimizers would import torch's compiler later.
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        # Shared memory serves its inference only, and would be compiled here and now.
+        backend = importlib.import_module("deepspeed.comm.torch")
+        backend.build_shm_op = lambda: None  # type: ignore[attr-defined]
+        deepspeed.init_distributed(dist_backend=device.backend, dist_init_required=False)
+    # Names that torch 2.13 replaced; it says so on every rank.
+    warnings.filterwarnings("ignore", r".*_tensor` is deprecated", FutureWarning, "torch")
+    return deepspeed
+
+
+def local_world_size() -> int | None:
+    value = os.environ.get("LOCAL_WORLD_SIZE")
+    return int(value) if value else None
+
+
+@contextlib.contextmanager
+def talk_to_stderr() -> Iterator[None]:
+    """Keep its banners, and those of its log that begins here, out of standard output."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

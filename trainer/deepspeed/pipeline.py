@@ -1,0 +1,99 @@
+"""The model as layers of DeepSpeed's pipeline, the same numbers as ``model.Stage``.
+
+DeepSpeed is imported by this module: only ``deepspeed_engine`` imports it, and late.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig, TrainConfig
+from trainer.model.initialize import initialize
+from trainer.model.transformer import Block, Embedding, Head, Positions, norm_layer, rotary_table
+from trainer.parallel.loss import cross_entropy
+
+
+class PipedBlock(Block):
+    """A block that makes its own rotary table: only hidden states pass between stages."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__(model, "none")
+        self.model = model
+        self.table: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.model.positions == "rotary" and self.table is None:
+            self.table = rotary_table(self.model, x)
+        return super().forward(x, self.table)
+
+
+class PipedEmbedding(Embedding):
+    """Takes tokens as (batch, sequence)."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens.t())
+
+
+class PipedNorm(nn.Module):
+    """The norm before the head."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.norm = norm_layer(model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class PipedHead(Head):
+    """A head with a weight of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, None)
+
+
+def _tied_head(embedding: Embedding, x: Tensor) -> Tensor:
+    return F.linear(x, embedding.weight)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits, targets, None)
+
+
+def build_pipeline(config: TrainConfig) -> PipelineModule:
+    """This rank's stage with its first weights; every rank must call it.
+
+    Stages hold equally many blocks, the first one also the embedding, the last one also the head.
+    """
+    model = config.model
+    specs: list[tuple[str, LayerSpec]] = []
+    if model.tied_embeddings:
+        entry = TiedLayerSpec("embedding", PipedEmbedding, model)
+        head = TiedLayerSpec("embedding", PipedEmbedding, model, forward_fn=_tied_head)
+    else:
+        entry, head = LayerSpec(PipedEmbedding, model), LayerSpec(PipedHead, model, True)
+    specs.append(("embedding.", entry))
+    if model.positions == "learned":
+        specs.append(("positions.", LayerSpec(Positions, model)))
+    for layer in range(model.num_layers):
+        specs.append((f"blocks.{layer}.", LayerSpec(PipedBlock, model)))
+    specs += [("", LayerSpec(PipedNorm, model)), ("head.", head)]
+    with torch.no_grad():  # it broadcasts the tied weight
+        pipeline = PipelineModule(
+            [spec for _, spec in specs],
+            num_stages=config.pp,
+            loss_fn=_loss,
+            partition_method="type:PipedBlock",
+            activation_checkpoint_interval=1 if config.recompute == "full" else 0,
+            checkpointable_layers=["PipedBlock"],
+        )
+    children = dict(pipeline.named_children())
+    for number, (prefix, spec) in enumerate(specs):
+        tied = isinstance(spec, TiedLayerSpec)
+        table, name = (pipeline.tied_modules, spec.key) if tied else (children, str(number))
+        if name in table:
+            initialize(table[name], "embedding." if tied else prefix, model, config.seed)
+    return pipeline

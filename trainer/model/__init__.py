@@ -1,0 +1,1 @@
+"""The transformer: its shape, its parameters, and its first values."""

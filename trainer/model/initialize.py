@@ -1,0 +1,87 @@
+"""First values of the weights, the same for every parallel layout.
+
+Each value depends on the seed, the parameter's name and its place in the whole parameter only.
+A rank draws the rows it holds, a few at a time: never a whole model, and seldom a whole matrix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import ModelConfig
+from trainer.model.slices import rows_held
+
+STD = 0.02
+_DRAW_ELEMENTS = 1 << 20
+
+
+def initialize(
+    module: nn.Module, prefix: str, model: ModelConfig, seed: int, tp_rank: int = 0, tp: int = 1
+) -> None:
+    """Fill the parameters of a module in place, as Radford et al. 2019 (GPT-2) do.
+
+    Normal with deviation 0.02, divided by sqrt(2 * layers) where a projection adds to the
+    residual stream; biases 0, norms 1.
+
+    Args:
+        module: on its real device; split by ``tensor_parallel`` or whole.
+        prefix: where the module is in the whole model, e.g. ``blocks.3.``; "" for the top.
+        model: shape of the whole model.
+        seed: of the whole model.
+        tp_rank: which part of a split parameter is held.
+        tp: parts.
+    """
+    for path, child in module.named_modules(prefix=prefix.rstrip(".")):
+        for name, parameter in child.named_parameters(recurse=False):
+            full_name = f"{path}.{name}"
+            if full_name == "head.weight" and model.tied_embeddings:
+                full_name = "embedding.weight"  # the last pipeline stage's copy of it
+            value = parameter.detach()
+            if name == "bias":
+                value.zero_()
+            elif value.dim() == 1:
+                value.fill_(1.0)
+            else:
+                residual = full_name.endswith((".out.weight", ".down.weight"))
+                std = STD / math.sqrt(2 * model.num_layers) if residual else STD
+                split = getattr(child, "tp_split", {}).get(name)
+                parts = getattr(child, "parts", None)
+                _draw(value, f"{seed}/{full_name}", std, split, parts, tp_rank, tp)
+
+
+def _draw(
+    out: Tensor,
+    key: str,
+    std: float,
+    split: int | None,
+    parts: tuple[int, ...] | None,
+    tp_rank: int,
+    tp: int,
+) -> None:
+    """Fill one matrix, or this rank's part of it along dimension ``split``."""
+    columns = out.size(1) * (tp if split == 1 else 1)
+    kept = slice(None)
+    if split == 1:
+        kept = slice(tp_rank * out.size(1), (tp_rank + 1) * out.size(1))
+    if split != 0:
+        ranges = [(0, out.size(0))]
+    else:
+        ranges = list(rows_held(parts or (out.size(0) * tp,), tp_rank, tp))
+    per_draw = max(1, _DRAW_ELEMENTS // columns)
+    filled = 0
+    generator = torch.Generator(out.device)
+    for begin, end in ranges:
+        for number in range(begin // per_draw, -(-end // per_draw)):
+            digest = hashlib.blake2b(f"{key}/{number}".encode(), digest_size=7).digest()
+            generator.manual_seed(int.from_bytes(digest, "little"))
+            first = number * per_draw
+            values = torch.empty(per_draw, columns, device=out.device)
+            values.normal_(0.0, std, generator=generator)
+            low, high = max(begin, first), min(end, first + per_draw)
+            rows = values[low - first : high - first, kept]
+            out[filled : filled + high - low].copy_(rows)
+            filled += high - low

@@ -1,0 +1,65 @@
+"""Kinds of parameters, by how their gradients are summed, counted and decayed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import nn
+
+from trainer.model.shapes import Kind
+from trainer.model.transformer import Stage
+
+
+class Slot(NamedTuple):
+    """Where a parameter lives."""
+
+    module: nn.Module
+    name: str
+    kind: Kind
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        found = getattr(self.module, self.name)
+        assert isinstance(found, nn.Parameter)
+        return found
+
+    @property
+    def numel(self) -> int:
+        return self.parameter.numel()
+
+
+class Piece(NamedTuple):
+    """Master weights of consecutive elements of one parameter, which this rank updates."""
+
+    slot: Slot
+    master: nn.Parameter
+    begin: int
+    """Where they begin in the master, flat."""
+    length: int
+    start: int
+    """Where they begin in the parameter of this tensor-parallel rank, flat."""
+
+
+def slots(stage: Stage, tp: int) -> Iterator[Slot]:
+    """Every parameter of a stage, in forward order.
+
+    Args:
+        stage: split over ``tp`` ranks.
+        tp: tensor-parallel ranks.
+    """
+    pipelined = not (stage.is_first and stage.is_last)
+    tied = stage.model.tied_embeddings and pipelined
+    for module in stage.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            shared = tied and (module is stage.embedding or module is stage.head)
+            yield Slot(
+                module,
+                name,
+                Kind(
+                    split=tp > 1 and name in getattr(module, "tp_split", {}),
+                    decays=parameter.dim() > 1,
+                    shared=shared,
+                    copy=shared and module is stage.head,
+                ),
+            )

@@ -1,0 +1,1 @@
+"""Ranks working on one model: mesh, collectives, tensor and pipeline parallelism."""

@@ -1,0 +1,183 @@
+"""Process groups as the trainer uses them: every collective is counted, by purpose and link.
+
+torch 2.13 renames ``all_gather_into_tensor`` and ``reduce_scatter_tensor``, and warns at each use
+of the old names; here they have one name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.parallel import gloo
+from trainer.placement import Level
+from trainer.zero.layout import ring_all_reduce_bytes
+
+Purpose = Literal[
+    "weights",  # whole weights of a layer, from the primary shards
+    "secondary",  # the same from the secondary copy
+    "gradients",  # of a micro-batch, or of the step where they are reduced once
+    "gradient_sync",  # once a step, between groups that each have accumulated their own
+    "publish",  # updated weights, from the ranks that updated them
+    "tensor",  # tensor and sequence parallelism
+    "pipeline",
+    "embedding",  # gradients of a tied embedding, between first and last stage
+    "totals",  # gradient norm and loss
+]
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Traffic:
+    """What this rank has sent: calls, bytes and, if asked, seconds.
+
+    Bytes are those that the usual algorithms send from one rank of d: (d-1) shares for gathering,
+    (d-1)/d of the whole for scattering and all-to-all, twice that for all-reduce (rings).
+
+    Args:
+        clock: seconds once the device is idle; given, every collective is waited for and timed.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock
+        self.calls: Counter[tuple[Purpose, Level]] = Counter()
+        self.bytes: Counter[tuple[Purpose, Level]] = Counter()
+        self.seconds: Counter[tuple[Purpose, Level]] = Counter()
+
+    def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
+        """Note one call."""
+        self.calls[purpose, level] += 1
+        self.bytes[purpose, level] += num_bytes
+
+    def clear(self) -> None:
+        """Forget everything, e.g. what warm-up steps sent."""
+        for counter in (self.calls, self.bytes, self.seconds):
+            counter.clear()
+
+    def report(self, steps: int) -> dict[str, dict[str, dict[str, float]]]:
+        """Per step: ``{"bytes": {purpose: {level: ...}}, "calls": ..., "seconds": ...}``."""
+        counters: dict[str, Counter[Any]] = {"bytes": self.bytes, "calls": self.calls}
+        if self.clock is not None:
+            counters["seconds"] = self.seconds
+        report: dict[str, dict[str, dict[str, float]]] = {}
+        for name, counter in counters.items():
+            table = report[name] = {}
+            for (purpose, level), total in sorted(counter.items()):
+                share = total / steps
+                whole = name != "seconds" and total % steps == 0
+                table.setdefault(purpose, {})[level.value] = total // steps if whole else share
+        return report
+
+
+class Group:
+    """A process group with its counters.
+
+    Args:
+        handle: of torch.
+        ranks: global, in the group's order.
+        level: the widest link between them.
+        traffic: where to count.
+    """
+
+    def __init__(
+        self, handle: dist.ProcessGroup, ranks: Sequence[int], level: Level, traffic: Traffic
+    ) -> None:
+        self.handle = handle
+        self.ranks = tuple(ranks)
+        self.level = level
+        self.traffic = traffic
+        self.size = len(self.ranks)
+        self.rank = handle.rank()
+        self.on_gloo = dist.get_backend(handle) == "gloo"
+
+    def all_gather(
+        self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
+    ) -> dist.Work | None:
+        """Join every rank's ``share`` in ``whole``, along the first dimension."""
+        sent = (self.size - 1) * _bytes(share)
+        return self._do(
+            purpose, sent, async_op, lambda wait: _gather(whole, share, self.handle, not wait)
+        )
+
+    def reduce_scatter(
+        self,
+        share: Tensor,
+        whole: Tensor,
+        purpose: Purpose,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce ``whole`` over the ranks; each gets its ``share`` of the first dimension."""
+        sent = (self.size - 1) * _bytes(share)
+        return self._do(
+            purpose,
+            sent,
+            async_op,
+            lambda wait: self._reduce_scatter(share, whole, op, wait),
+        )
+
+    def _reduce_scatter(
+        self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
+    ) -> dist.Work | None:
+        if wait and op == dist.ReduceOp.SUM and self.on_gloo:
+            if self.level is Level.INTER_NODE:
+                gloo.scatter_in_ring(share, whole, self.handle)
+            else:
+                gloo.scatter_directly(share, whole, self.handle)
+            return None
+        return _scatter(share, whole, op=op, group=self.handle, async_op=not wait)
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        purpose: Purpose,
+        op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Reduce in place; every rank gets the whole."""
+        sent = ring_all_reduce_bytes(_bytes(tensor), self.size)
+        return self._do(
+            purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
+        )
+
+    def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
+        """Row r of ``sent`` goes to rank r, whose row for this rank arrives as row r."""
+        num_bytes = _bytes(sent) // self.size * (self.size - 1)
+        self._do(
+            purpose,
+            num_bytes,
+            False,
+            lambda wait: dist.all_to_all_single(received, sent, group=self.handle),
+        )
+
+    def _do(
+        self,
+        purpose: Purpose,
+        num_bytes: int,
+        async_op: bool,
+        collective: Callable[[bool], dist.Work | None],
+    ) -> dist.Work | None:
+        self.traffic.add(purpose, self.level, num_bytes)
+        clock = self.traffic.clock
+        if clock is None:
+            return collective(not async_op)
+        begin = clock()
+        collective(True)
+        self.traffic.seconds[purpose, self.level] += clock() - begin
+        return _Done() if async_op else None
+
+
+class _Done(dist.Work):
+    """Of a collective that was waited for, because it was timed."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,125 @@
+"""Where each rank stands: the one place that decides ranks, degrees and process groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from trainer.config import TrainConfig
+from trainer.parallel.collectives import Group, Traffic
+from trainer.placement import Grid, Placement, Topology
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of the mesh, as this rank sees it; ``group`` is None when it has one rank."""
+
+    size: int
+    rank: int
+    group: Group | None
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks as a grid (pp, dp, tp).
+
+    Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest
+    apart, since they talk least (Narayanan et al. 2021, section 3).
+    """
+
+    device: DeviceMesh
+    grid: Grid
+    topology: Topology
+    placement: Placement
+    pp: Axis
+    dp: Axis
+    tp: Axis
+    world: Group
+    traffic: Traffic
+    embedding: Group | None
+    """First and last pipeline rank, when they share a tied embedding."""
+    _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        return self.pp.rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.pp.rank == self.pp.size - 1
+
+    def replicas(self, size: int, stride: int, lane: str) -> Group | None:
+        """This rank's group of ``size`` data-parallel ranks, ``stride`` apart.
+
+        Every rank must ask for the same groups in the same order.
+
+        Args:
+            size: of the group; None is returned for 1.
+            stride: between its members, in data-parallel ranks.
+            lane: groups that are used from different threads must not be one.
+        """
+        if size == 1:
+            return None
+        if size == self.dp.size and lane == "main":
+            return self.dp.group
+        key = (size, stride, lane)
+        if key not in self._blocks:
+            every = self.grid.replica_groups(size, stride)
+            handle, _ = dist.new_subgroups_by_enumeration(every)
+            rank = dist.get_rank()
+            mine = next(ranks for ranks in every if rank in ranks)
+            level = self.topology.level(mine)
+            self._blocks[key] = Group(handle, mine, level, self.traffic)
+        return self._blocks[key]
+
+
+def build_mesh(
+    config: TrainConfig, device_type: str, local_world_size: int | None, traffic: Traffic
+) -> Mesh:
+    """Arrange all ranks of the default process group; every rank must call it.
+
+    Args:
+        config: what is trained.
+        device_type: of torch.
+        local_world_size: ranks on this node, as the launcher says.
+        traffic: where all groups count.
+
+    Raises:
+        ConfigError: if the configuration cannot run on so many ranks.
+    """
+    world_size = dist.get_world_size()
+    config.check(world_size, local_world_size)
+    topology = config.topology(world_size, local_world_size)
+    grid = Grid(config.pp, config.data_parallel(world_size), config.tp)
+    shape = (grid.pp, grid.dp, grid.tp)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp", "tp"))
+
+    def group(handle: dist.ProcessGroup) -> Group:
+        ranks = dist.get_process_group_ranks(handle)
+        return Group(handle, ranks, topology.level(ranks), traffic)
+
+    embedding = None
+    if config.model.tied_embeddings and config.pp > 1:
+        last = (grid.pp - 1) * grid.dp * grid.tp
+        ends = [[first, last + first] for first in range(grid.dp * grid.tp)]
+        handle, _ = dist.new_subgroups_by_enumeration(ends)
+        if mesh.get_local_rank("pp") in (0, grid.pp - 1):
+            embedding = group(handle)
+    axes = {
+        name: Axis(
+            size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None
+        )
+        for name, size in zip(("pp", "dp", "tp"), shape, strict=True)
+    }
+    return Mesh(
+        device=mesh,
+        grid=grid,
+        topology=topology,
+        placement=config.place(world_size, local_world_size),
+        **axes,
+        world=group(dist.group.WORLD),
+        traffic=traffic,
+        embedding=embedding,
+    )

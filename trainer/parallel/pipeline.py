@@ -1,0 +1,215 @@
+"""Forward and backward passes of one step: through a pipeline of stages, or through one.
+
+Schedules are torch's: 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
+
+from trainer.config import TrainConfig
+from trainer.model.transformer import Stage
+from trainer.parallel.mesh import Mesh
+from trainer.runtime.phase import phase
+
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+class _Opaque(nn.Module):
+    """Hides a stage's data parallelism from the pipeline.
+
+    torch would otherwise let FSDP keep whole gradients until the last micro-batch, which gives up
+    what ZeRO 2 and 3 are for.
+    """
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: Tensor) -> Tensor:
+        phase.name = "forward"
+        x = self.stage(x)
+        phase.name = "backward"
+        return x
+
+
+class _LeanStage(PipelineStage):
+    """Holds buffers only of micro-batches in flight.
+
+    torch's own stage keeps one for every micro-batch of a step, in both directions, for ever:
+    at gas 320 far more than the activations that 1F1B is meant to bound.
+    """
+
+    count: Callable[[dist.P2POp], None]
+    """Called with everything that is sent."""
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _counted(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        for op in ops:
+            self.count(op)
+        return ops
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(1, has_backward)
+        first = self.args_recv_info[0]
+        for number in range(num_microbatches):
+            self.args_recv_info[number] = _without_buffers(first)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(1)
+        self.chunks = num_microbatches
+        first = self.grad_recv_info[0]
+        for number in range(num_microbatches):
+            self.grad_recv_info[number] = _without_buffers(first)
+
+    def _get_recv_ops(self, recv_infos: Any) -> Any:
+        for info in recv_infos:
+            if not info.is_root_arg and info.buffer is None:
+                meta = info.tensor_meta
+                info.buffer = torch.empty(meta.shape, dtype=meta.dtype, device=self.device)
+        return super()._get_recv_ops(recv_infos)
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_activations(fwd_chunk_id)
+        _drop_buffers(self.args_recv_info[fwd_chunk_id])
+        return received
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        received = super()._retrieve_recv_grads(bwd_chunk_id)
+        _drop_buffers(self.grad_recv_info[bwd_chunk_id])
+        return received
+
+
+def _without_buffers(infos: Any) -> Any:
+    copies = tuple(copy.copy(info) for info in infos)
+    _drop_buffers(copies)
+    return copies
+
+
+def _drop_buffers(infos: Any) -> None:
+    for info in infos:
+        if not info.is_root_arg:
+            info.buffer = None
+
+
+def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype) -> dict[str, Any]:
+    """Shapes and formats of a stage's input and output, so that no trial pass must find them."""
+    model = config.model
+    share = mesh.tp.size if config.sequence_parallel else 1
+    hidden = torch.empty(
+        model.seq_length // share, config.mbs, model.hidden_size, dtype=dtype, device="meta"
+    ).requires_grad_()
+    tokens = torch.empty(config.mbs, model.seq_length, dtype=torch.int64, device="meta")
+    logits = torch.empty(
+        model.seq_length, config.mbs, model.vocab_size // mesh.tp.size, dtype=dtype, device="meta"
+    ).requires_grad_()
+    return {
+        "input_args": tokens if stage.is_first else hidden,
+        "output_args": logits if stage.is_last else hidden,
+    }
+
+
+class Pipeline:
+    """Runs all micro-batches of a step through this rank's stages.
+
+    Args:
+        config: what is trained.
+        mesh: where this rank stands.
+        stages: of this rank, in the order of the model.
+        loss_fn: logits and targets of a micro-batch to what backward starts from.
+        dtype: of activations.
+        device: of this rank.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        mesh: Mesh,
+        stages: list[Stage],
+        loss_fn: LossFn,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.mesh = mesh
+        # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
+        assert mesh.pp.group is not None
+        dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
+        parts = [
+            _LeanStage(
+                _Opaque(stage),
+                mesh.pp.rank + number * mesh.pp.size,
+                config.pp * config.vpp,
+                device,
+                group=mesh.pp.group.handle,
+                **_stage_io(config, mesh, stage, dtype),
+            )
+            for number, stage in enumerate(stages)
+        ]
+        for part in parts:
+            part.count = self._count
+        options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
+        if config.vpp > 1:
+            self.schedule: Any = ScheduleInterleaved1F1B(parts, config.gas, **options)
+        elif config.gas >= config.pp:
+            self.schedule = Schedule1F1B(parts[0], config.gas, **options)
+        else:
+            # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are
+            # in flight at once in either schedule.
+            self.schedule = ScheduleGPipe(parts[0], config.gas, **options)
+
+    def _count(self, op: dist.P2POp) -> None:
+        mesh = self.mesh
+        level = mesh.topology.level((dist.get_rank(), op.peer))
+        mesh.traffic.add("pipeline", level, op.tensor.numel() * op.tensor.element_size())
+
+    def __call__(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        """Accumulate the gradients of a step.
+
+        Args:
+            tokens: of each micro-batch; used by the first stage.
+            targets: of each micro-batch; used by the last stage.
+
+        Returns:
+            What ``loss_fn`` gave for each micro-batch; empty but on the last stage.
+        """
+        losses: list[Tensor] = []
+        inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
+        target = torch.cat(targets) if self.mesh.is_last else None
+        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        return [loss.detach() for loss in losses]
+
+
+class SingleStage:
+    """The same without a pipeline: micro-batches one after another."""
+
+    def __init__(self, stage: Stage, loss_fn: LossFn) -> None:
+        self.stage = stage
+        self.loss_fn = loss_fn
+
+    def __call__(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        """See ``Pipeline``."""
+        losses = []
+        for inputs, target in zip(tokens, targets, strict=True):
+            phase.name = "forward"
+            loss = self.loss_fn(self.stage(inputs), target)
+            phase.name = "backward"
+            loss.backward()
+            losses.append(loss.detach())
+        return losses

@@ -1,0 +1,96 @@
+"""Collectives whose payload is quantized on its way: qwZ and qgZ of ZeRO++ (Wang et al. 2023).
+
+Codes and scales travel in one piece of memory. Whatever one rank sends, every receiver decodes to
+the same numbers, the sender included; sums are taken in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trainer.formats import Format
+from trainer.parallel.collectives import Group, Purpose
+from trainer.quantization.blocks import dequantize, dequantize_sum, quantize
+
+
+def gather_rows(
+    rows: Tensor, group: Group | None, purpose: Purpose, out: Tensor | None = None
+) -> Tensor:
+    """Join the ranks' rows along the first dimension.
+
+    Args:
+        rows: of this rank, contiguous.
+        group: None for this rank alone.
+        purpose: for the counters.
+        out: where to, contiguous; default new memory.
+    """
+    if out is None and group is None:
+        return rows
+    if out is None:
+        out = rows.new_empty(group.size * rows.size(0), *rows.shape[1:])
+    if group is None:
+        return out.copy_(rows)
+    group.all_gather(out.view(-1), rows.view(-1), purpose)
+    return out
+
+
+def quantized_all_gather(
+    whole: Tensor, share: Tensor, group: Group, fmt: Format, purpose: Purpose
+) -> None:
+    """Join every rank's ``share``, as its format can tell, in ``whole``.
+
+    Args:
+        whole: (ranks * n,), any floating-point format.
+        share: (n,) of this rank.
+        group: the ranks.
+        fmt: on the way.
+        purpose: for the counters.
+    """
+    packed = gather_rows(quantize(share[None], fmt), group, purpose)
+    dequantize(packed, fmt, whole.view(group.size, -1))
+
+
+def quantized_reduce_scatter(
+    out: Tensor,
+    rows: Tensor,
+    hops: Sequence[Group],
+    fmt: Format,
+    purpose: Purpose,
+    accumulate: bool = False,
+) -> None:
+    """Sum the ranks' rows; each rank gets the row of its number.
+
+    One all-to-all per hop, the nearest ranks first, so that what goes over far links has been
+    summed by the near ones. Each hop carries, for every rank of the hop, the rows of all ranks
+    that stand at its place: that slice reordering is what leaves the result where it belongs
+    (Wang et al. 2023, section 4.3).
+
+    Args:
+        out: (n,) float32 of this rank.
+        rows: (ranks, n), any floating-point format; ranks is the product of the hops' sizes, and
+            ranks of the first hop are neighbours.
+        hops: groups of all-to-alls, the nearest first; none for this rank alone.
+        fmt: on the way.
+        purpose: for the counters.
+        accumulate: add to ``out`` instead of writing it.
+    """
+    n = rows.size(1)
+    for number, group in enumerate(hops):
+        rest = rows.size(0) // group.size
+        if rest > 1:
+            rows = rows.view(rest, group.size, n).transpose(0, 1)
+        # Of rows of one number, reshaping makes a view.
+        packed = quantize(rows.reshape(group.size, rest * n).contiguous(), fmt)
+        received = torch.empty_like(packed)
+        group.all_to_all(received, packed, purpose)
+        if number == len(hops) - 1:
+            dequantize_sum(received, fmt, out, accumulate)
+            return
+        rows = dequantize_sum(received, fmt, out.new_empty(rest * n)).view(rest, n)
+    if accumulate:
+        out.add_(rows[0])
+    else:
+        out.copy_(rows[0])

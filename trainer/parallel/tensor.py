@@ -1,0 +1,195 @@
+"""Tensor parallelism (Shoeybi et al. 2019) and sequence parallelism (Korthikanti et al. 2022).
+
+The styles plug into torch's ``parallelize_module``. They hold plain local tensors and call the
+collectives themselves: the gradient of an input is then summed while that of the weight is
+computed, sequence parallelism keeps only a rank's share of an input for the backward pass, and no
+operation pays for DTensor's dispatch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel.style import ParallelStyle
+
+from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
+from trainer.parallel.collectives import Group
+from trainer.parallel.mesh import Mesh
+
+
+def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
+    """Join the ranks' tensors along the first dimension."""
+    whole = x.new_empty(x.size(0) * group.size, *x.shape[1:])
+    return whole, group.all_gather(whole, x.contiguous(), "tensor", async_op)
+
+
+def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
+    """Sum over the ranks; each keeps its share of the first dimension."""
+    share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
+    return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
+
+
+class _ColumnLinear(torch.autograd.Function):
+    """x W^T with W's rows over the ranks; x whole, or with ``sequence`` a share of it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
+    ) -> Tensor:
+        ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
+        ctx.save_for_backward(x, weight)
+        whole = gather_sequence(x, group)[0] if sequence else x
+        return F.linear(whole, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gathering = None
+        if ctx.sequence:
+            x, gathering = gather_sequence(x, ctx.group, async_op=True)
+        grad_x = grad @ weight
+        if ctx.sequence:
+            gathering.wait()
+            grad_x, summing = scatter_sum(grad_x, ctx.group, async_op=True)
+        else:
+            summing = ctx.group.all_reduce(grad_x, "tensor", async_op=True)
+        grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
+        grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
+        summing.wait()
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """Sum of the ranks' partial results; with ``sequence`` each keeps its share."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group, sequence: bool) -> Tensor:
+        ctx.group, ctx.sequence = group, sequence
+        if sequence:
+            return scatter_sum(x, group)[0]
+        ctx.mark_dirty(x)
+        group.all_reduce(x, "tensor")
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (gather_sequence(grad, ctx.group)[0] if ctx.sequence else grad), None, None
+
+
+def split(module: nn.Module, dims: dict[str, int], tp: int) -> None:
+    """Shrink parameters that are still without storage (meta device) to one rank's share.
+
+    ``tp_split`` on the module then tells which are split, and along which dimension.
+    """
+    for name, dim in dims.items():
+        parameter = getattr(module, name)
+        if parameter is not None:
+            shape = list(parameter.shape)
+            shape[dim] //= tp
+            setattr(module, name, nn.Parameter(parameter.new_empty(shape)))
+    module.tp_split = dims
+
+
+class Style(ParallelStyle):
+    """One way of splitting a module.
+
+    Args:
+        group: of the tensor-parallel ranks.
+        sequence: whether activations outside of the projections are split by sequence.
+    """
+
+    dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
+
+    def __init__(self, group: Group, sequence: bool) -> None:
+        super().__init__()
+        self.group = group
+        self.sequence = sequence
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        split(module, self.dims, self.group.size)
+        module.forward = functools.partial(self.compute, module, self.group)
+        return module
+
+    def compute(self, module: Any, group: Group, *inputs: Any) -> Tensor:
+        """What the module's ``forward`` becomes."""
+        raise NotImplementedError
+
+
+class ColumnParallel(Style):
+    """Output features over the ranks."""
+
+    dims = {"weight": 0, "bias": 0}  # noqa: RUF012
+
+    def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
+        return _ColumnLinear.apply(x, module.weight, module.bias, group, self.sequence)
+
+
+class RowParallel(Style):
+    """Input features over the ranks; the bias is whole, and added once, after the sum."""
+
+    dims = {"weight": 1}  # noqa: RUF012
+
+    def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
+        total = _Sum.apply(F.linear(x, module.weight), group, self.sequence)
+        return total if module.bias is None else total + module.bias
+
+
+class VocabParallelEmbedding(Style):
+    """Rows of the token embedding over the ranks."""
+
+    dims = {"weight": 0}  # noqa: RUF012
+
+    def compute(self, module: Embedding, group: Group, tokens: Tensor) -> Tensor:
+        rows = module.weight.size(0)
+        local = tokens - group.rank * rows
+        outside = (local < 0) | (local >= rows)
+        partial = F.embedding(local.masked_fill(outside, 0), module.weight)
+        partial = partial.masked_fill(outside[..., None], 0.0)
+        return _Sum.apply(partial, group, self.sequence)
+
+
+class VocabParallelHead(Style):
+    """Logits of a rank's share of the vocabulary."""
+
+    dims = {"weight": 0}  # noqa: RUF012
+
+    def compute(self, module: Head, group: Group, x: Tensor, tied: Tensor | None) -> Tensor:
+        weight = module.weight if tied is None else tied
+        return _ColumnLinear.apply(x, weight, None, group, self.sequence)
+
+
+class SequencePositions(Style):
+    """Learned positions of a rank's share of the sequence; the table itself is whole."""
+
+    def compute(self, module: Positions, group: Group, x: Tensor) -> Tensor:
+        if not self.sequence:
+            return x + module.weight[:, None]
+        begin = group.rank * x.size(0)
+        return x + module.weight[begin : begin + x.size(0), None]
+
+
+def parallelize(stage: Stage, mesh: Mesh, sequence: bool) -> None:
+    """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
+
+    Norms, biases after a sum and learned positions stay whole. With ``sequence`` their gradients
+    are partial sums over the mesh, which the optimizer's side adds up once a step.
+    """
+    group = mesh.tp.group
+    assert group is not None
+    plan = {
+        "embedding": VocabParallelEmbedding(group, sequence),
+        "positions": SequencePositions(group, sequence),
+        "head": VocabParallelHead(group, sequence),
+        "blocks.*.attention.qkv": ColumnParallel(group, sequence),
+        "blocks.*.attention.out": RowParallel(group, sequence),
+        "blocks.*.mlp.up": ColumnParallel(group, sequence),
+        "blocks.*.mlp.down": RowParallel(group, sequence),
+    }
+    present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
+    parallelize_module(stage, mesh.device["tp"], present)

@@ -1,0 +1,1 @@
+"""Measuring a machine: what devices compute and links carry."""

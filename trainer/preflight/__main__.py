@@ -1,0 +1,204 @@
+"""``python -m trainer.preflight OUT.json``: measure this machine on the ranks it was started with.
+
+Rank 0 writes the file anew after every measurement, so that one that fails or hangs costs only
+itself and those after it. ``meshtune preflight`` starts this and makes a cluster's facts of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.config import ConfigError
+from trainer.preflight.network import network_adapters
+from trainer.preflight.probe import OPERATIONS, Links, Probe, group_shapes
+from trainer.run import EXIT_FAILED, EXIT_INVALID, EXIT_OK
+from trainer.runtime.device import Device
+from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
+
+COLLECTIVE_TIMEOUT_S = 120.0
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+LATENCY_BYTES = 4 * KIB  # a message that takes as long as an empty one
+
+# (rows, columns, inner) as in layers of Llama 8B, GPT 22B at tp 2, and GPT 175B at tp 8.
+_LAYERS = ((4096, 14336, 4096), (2048, 12288, 6144), (2048, 4608, 12288))
+_SMALL_LAYERS = ((512, 768, 256), (256, 1024, 256))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured.
+
+    Attributes:
+        seconds: of one measurement, about.
+        squares: sizes of square matrix products.
+        layers: (rows, columns, inner) of products as training has them.
+        copy_bytes: copied.
+        message_bytes: of collectives.
+    """
+
+    seconds: float
+    squares: tuple[int, ...]
+    layers: tuple[tuple[int, int, int], ...]
+    copy_bytes: int
+    message_bytes: tuple[int, ...]
+
+
+def effort(device: str, quick: bool) -> Effort:
+    """What is enough for a device of this type."""
+    if device == "cpu":
+        if quick:
+            return Effort(0.03, (256, 512), _SMALL_LAYERS[:1], 8 * MIB, (LATENCY_BYTES, MIB))
+        messages = (LATENCY_BYTES, 64 * KIB, MIB, 8 * MIB)
+        return Effort(0.3, (512, 1024, 2048), _SMALL_LAYERS, 128 * MIB, messages)
+    if quick:
+        return Effort(0.1, (4096, 8192), _LAYERS[:1], GIB, (LATENCY_BYTES, 64 * MIB))
+    messages = (LATENCY_BYTES, MIB, 16 * MIB, 256 * MIB)
+    return Effort(0.3, (2048, 4096, 8192, 16384), _LAYERS, GIB, messages)
+
+
+class Record:
+    """What has been measured; on rank 0 also a file.
+
+    Args:
+        path: of the file.
+        rank: of this process.
+    """
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path, self._rank = path, rank
+        self.content: dict[str, Any] = {"status": "error", "message": "nothing was measured"}
+
+    def put(self, **facts: Any) -> None:
+        """Keep facts."""
+        self.content.update(facts)
+        self._write()
+
+    def add(self, kind: str, /, **point: Any) -> None:
+        """Keep one more measurement and show that there is progress."""
+        self.content.setdefault(kind, []).append(point)
+        shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in point.items()}
+        line = " ".join(f"{k}={v}" for k, v in shown.items() if not isinstance(v, list))
+        self.put(message=f"ended after {kind} {line}")
+        if self._rank == 0:
+            print(kind, line, flush=True)
+
+    def _write(self) -> None:
+        if self._rank == 0:
+            part = self._path.with_name(f".{self._path.name}.part")
+            part.write_text(json.dumps(self.content, indent=1) + "\n")
+            part.replace(self._path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure; returns the exit code. A rank that fails where it has peers ends its process."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.preflight")
+    parser.add_argument("out", type=Path, metavar="OUT.json")
+    parser.add_argument("--quick", action="store_true", help="fewer groups, sizes and repeats")
+    arguments = parser.parse_args(argv)
+    try:
+        place = rank_environment(os.environ)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_INVALID
+    os.environ.update(place.variables())
+    record = Record(arguments.out, place.rank)
+    record.put()
+    peers = Peers(place, COLLECTIVE_TIMEOUT_S)
+    try:
+        measure(record, place, peers, arguments.quick)
+    except Exception as error:
+        traceback.print_exc()
+        record.put(message=f"{record.content['message']}: {type(error).__name__}: {error}")
+        peers.stay()
+        peers.tell(f"rank {place.rank}: {type(error).__name__}: {error}")
+        if place.world_size > 1:  # the interpreter's own end may wait for a collective for ever
+            sys.stderr.flush()
+            os._exit(EXIT_FAILED)
+        return EXIT_FAILED
+    record.put(status="ok", message="")
+    peers.part()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return EXIT_OK
+
+
+def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -> None:
+    """Everything, the cheapest and most certain first."""
+    device = Device.of_this_rank("auto")
+    if place.world_size > 1:
+        dist.init_process_group(
+            device.backend,
+            store=dist.PrefixStore("preflight", peers.store),
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )
+    much = effort(device.type, quick)
+    probe = Probe(device, place, much.seconds, COLLECTIVE_TIMEOUT_S)
+    _facts(record, device, place, peers)
+    _products(record, probe, much)
+    record.add("copy", bytes=much.copy_bytes, gb_per_s=probe.copy_gb_per_s(much.copy_bytes))
+    if device.type == "cuda":
+        rates = probe.host_gb_per_s(much.copy_bytes)
+        record.add("host_copy", bytes=much.copy_bytes, gb_per_s=rates)
+    num_nodes = place.world_size // place.local_world_size
+    for shape in group_shapes(num_nodes, place.local_world_size, quick):
+        links = Links(probe, shape)
+        for operation in (*OPERATIONS, *(("send",) if shape.gpus == 2 else ())):
+            for num_bytes in much.message_bytes:
+                record.add(
+                    "collectives",
+                    operation=operation,
+                    gpus=shape.gpus,
+                    nodes=shape.nodes,
+                    stride=shape.stride,
+                    size_bytes=num_bytes,
+                    seconds=links.seconds(operation, num_bytes),
+                )
+        links.close()
+
+
+def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers) -> None:
+    """Who takes part, and on what."""
+    own = {"host": socket.gethostname(), "cpus": sorted(os.sched_getaffinity(0))}
+    peers.store.set(f"preflight/{place.rank}", json.dumps(own))
+    ranks = [json.loads(peers.store.get(f"preflight/{r}")) for r in range(place.world_size)]
+    first = ranks[: place.local_world_size]
+    record.put(
+        device=device.facts(),
+        torch=str(torch.__version__),
+        ranks_per_node=place.local_world_size,
+        hosts=[r["host"] for r in ranks],
+        cpus_per_node=len({cpu for r in first for cpu in r["cpus"]}),
+        adapters=network_adapters(),
+    )
+
+
+def _products(record: Record, probe: Probe, much: Effort) -> None:
+    shapes = [("square", (n, n, n)) for n in much.squares] + [("layer", s) for s in much.layers]
+    half = str(probe.device.half).removeprefix("torch.")
+    formats = [(half, probe.device.half)]
+    if probe.device.type == "cpu":  # nothing is trained in it elsewhere
+        formats.append(("float32", torch.float32))
+    for name, dtype in formats:
+        for kind, (rows, columns, inner) in shapes:
+            rates = probe.gemm_tflops(rows, columns, inner, dtype)
+            shape = {"rows": rows, "columns": columns, "inner": inner}
+            record.add("gemm", of=kind, dtype=name, **shape, tflops=rates)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

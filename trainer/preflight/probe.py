@@ -1,0 +1,196 @@
+"""Measures what one rank's device and the ranks' links do; all ranks call everything together.
+
+All groups of a kind work at once, as in training, and a figure is that of the slowest of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trainer.parallel.collectives import Group, Traffic
+from trainer.placement import Level
+from trainer.runtime.device import Device
+from trainer.runtime.peers import RankEnvironment
+
+ROUNDS = 3  # the median of so many is reported
+MAX_REPEATS = 200  # calls in a round
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A kind of group; ranks of a node are consecutive.
+
+    Attributes:
+        gpus: ranks in it.
+        nodes: that it is on.
+        stride: from one member's rank to the next one's.
+    """
+
+    gpus: int
+    nodes: int
+    stride: int
+
+    def members(self, rank: int, world_size: int) -> list[int]:
+        """The ranks of ``rank``'s group; none where the last block is not full."""
+        block = self.gpus * self.stride
+        start = rank // block * block
+        if start + block > world_size:
+            return []
+        return list(range(start + rank % self.stride, start + block, self.stride))
+
+
+def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[Shape]:
+    """Groups as tensor, data and pipeline parallelism make them: inside a node, then across.
+
+    Args:
+        num_nodes: of the job.
+        ranks_per_node: on each.
+        quick: only the extremes: pairs and whole nodes, and one count of nodes.
+    """
+    divisors = [d for d in range(1, ranks_per_node + 1) if ranks_per_node % d == 0]
+    inside = [
+        Shape(gpus, 1, stride)
+        for stride in divisors
+        for gpus in divisors
+        if gpus > 1 and ranks_per_node % (gpus * stride) == 0
+    ]
+    counts = [2**k for k in range(1, num_nodes.bit_length()) if 2**k < num_nodes]
+    counts += [num_nodes] if num_nodes > 1 else []
+    if quick:
+        inside = [s for s in inside if s.stride * s.gpus == ranks_per_node or s.gpus == 2]
+        inside = [s for s in inside if s.stride == 1 or s.gpus == 2]
+        counts, divisors = counts[-1:], sorted({1, ranks_per_node})
+    across = [
+        Shape(nodes * ranks_per_node // stride, nodes, stride)
+        for nodes in counts
+        for stride in divisors
+    ]
+    return inside + across
+
+
+class Probe:
+    """Times calls on all ranks.
+
+    Args:
+        device: of this rank.
+        place: of this rank.
+        seconds: that one measurement takes, about.
+        timeout_s: of a collective.
+    """
+
+    def __init__(
+        self, device: Device, place: RankEnvironment, seconds: float, timeout_s: float
+    ) -> None:
+        self.device, self.place = device, place
+        self.seconds, self.timeout_s = seconds, timeout_s
+
+    def times_s(self, call: Callable[[], object]) -> list[float]:
+        """Seconds of a call on each rank: the median of the rounds."""
+        call()
+        call()  # the first ones make communicators and choose kernels
+        slowest_s = max(self._round(call, 1))
+        repeats = int(self.seconds / ROUNDS / max(slowest_s, 1e-7))
+        repeats = min(max(repeats, 1), MAX_REPEATS)
+        rounds = [self._round(call, repeats) for _ in range(ROUNDS)]
+        return [statistics.median(own) for own in zip(*rounds, strict=True)]
+
+    def _round(self, call: Callable[[], object], repeats: int) -> list[float]:
+        """Seconds of a call on each rank, at the same time on all of them."""
+        begin_s = self.device.clock()
+        for _ in range(repeats):
+            call()
+        return self._from_all((self.device.clock() - begin_s) / repeats)
+
+    def _from_all(self, value: float) -> list[float]:
+        if self.place.world_size == 1:
+            return [value]
+        own = torch.tensor([value], dtype=torch.float64, device=self.device.torch)
+        every = [torch.empty_like(own) for _ in range(self.place.world_size)]
+        dist.all_gather(every, own)
+        return [float(v) for v in every]
+
+    def gemm_tflops(self, rows: int, columns: int, inner: int, dtype: torch.dtype) -> list[float]:
+        """Of a linear layer's product on each rank, all at once (which heats them all)."""
+        x = torch.randn(rows, inner, dtype=dtype, device=self.device.torch)
+        weight = torch.randn(columns, inner, dtype=dtype, device=self.device.torch)
+        flops = 2.0 * rows * columns * inner
+        return [flops / s / 1e12 for s in self.times_s(lambda: linear(x, weight))]
+
+    def copy_gb_per_s(self, num_bytes: int) -> list[float]:
+        """Memory traffic of a copy on each rank: every byte is read and written."""
+        source = torch.ones(num_bytes // 4, device=self.device.torch)
+        target = torch.empty_like(source)
+        return [2 * num_bytes / s / 1e9 for s in self.times_s(lambda: target.copy_(source))]
+
+    def host_gb_per_s(self, num_bytes: int) -> list[float]:
+        """From the host's memory to the device, on each rank, all at once."""
+        source = self.device.host_buffer(num_bytes)
+        target = torch.empty_like(source, device=self.device.torch, pin_memory=False)
+        calls = self.times_s(lambda: target.copy_(source, non_blocking=True))
+        return [num_bytes / s / 1e9 for s in calls]
+
+
+class Links:
+    """The groups of one shape, each with a communicator of its own; free it with ``close``.
+
+    Args:
+        probe: that times them.
+        shape: theirs.
+    """
+
+    def __init__(self, probe: Probe, shape: Shape) -> None:
+        self.probe, self.shape = probe, shape
+        place = probe.place
+        ranks = shape.members(place.rank, place.world_size)
+        self.group: Group | None = None
+        if ranks:
+            timeout = timedelta(seconds=probe.timeout_s)
+            # Each group by itself: a thousand pairs need not wait for each other.
+            handle = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+            level = Level.INTER_NODE if shape.nodes > 1 else Level.NODE
+            self.group = Group(handle, ranks, level, Traffic())
+
+    def close(self) -> None:
+        """Free the communicator."""
+        if self.group is not None:
+            dist.destroy_process_group(self.group.handle)
+
+    def seconds(self, operation: str, num_bytes: int) -> float:
+        """Of the slowest group.
+
+        Args:
+            operation: one of ``OPERATIONS``, or ``send`` in groups of two.
+            num_bytes: of the whole tensor, by the convention of nccl-tests.
+        """
+        device, gpus = self.probe.device, self.shape.gpus
+        dtype = device.half if device.type == "cuda" else torch.float32
+        count = max(1, num_bytes // dtype.itemsize // gpus) * gpus
+        whole = torch.zeros(count, dtype=dtype, device=device.torch)
+        share = torch.zeros(count // gpus, dtype=dtype, device=device.torch)
+        return max(self.probe.times_s(lambda: self._call(operation, whole, share)))
+
+    def _call(self, operation: str, whole: Tensor, share: Tensor) -> None:
+        group = self.group
+        if group is None:  # of a block that is not full: this rank only waits
+            return
+        if operation == "all_reduce":
+            group.all_reduce(whole, "tensor")
+        elif operation == "all_gather":
+            group.all_gather(whole, share, "tensor")
+        elif operation == "reduce_scatter":
+            group.reduce_scatter(share, whole, "tensor")
+        elif operation == "all_to_all":
+            group.all_to_all(torch.empty_like(whole), whole, "tensor")
+        elif group.rank == 0:
+            dist.send(whole, group=group.handle, group_dst=1)
+        else:
+            dist.recv(whole, group=group.handle, group_src=0)

@@ -1,0 +1,1 @@
+"""Block quantization: one definition and its kernels."""

@@ -1,0 +1,166 @@
+"""Block quantization for quantized collectives: what is sent instead of float numbers.
+
+A row of n numbers becomes ``Format.num_bytes(n)`` bytes: the codes of its blocks of 256 numbers,
+filled up to a multiple of 4 bytes with zeros, then one float32 scale a block (blocks as in Dettmers
+et al. 2022, "8-bit Optimizers via Block-wise Quantization", symmetric and linear as in ZeRO++, Wang
+et al. 2023). With L = 127 (INT8) or 7 (INT4):
+
+    scale = absmax / L, of which the last 7 bits of the significand are set to zero
+    code  = round(x * (1 / scale)), half to even, in float32
+    x'    = code * scale
+
+* |x - x'| <= absmax / 254 (INT8) or absmax / 14 (INT4), to 1e-4 of that for float32's rounding,
+  and before x' is rounded to its dtype.
+* ``code * scale`` is exact in float32, since the scale has 17 significant bits. So quantizing what
+  was decoded to float32 gives the same bytes, and a device that fuses a multiplication with an
+  addition gives the same sums as one that does not.
+* A block that holds inf or NaN decodes to NaN throughout: an overflow is never hidden.
+* A block whose scale is below the normal float32 numbers decodes to zeros.
+* An INT4 block of m numbers keeps in byte i the codes i (low half) and ceil(m/2) + i (high half).
+
+The same bytes come out on every device: from ``quantization.c`` on CPUs, from Triton kernels on
+NVIDIA's and AMD's GPUs, and where neither can be had, with a warning, from plain torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from trainer.formats import Format
+from trainer.quantization import cpu as quantization_cpu
+from trainer.quantization import reference as quantization_torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
+    """Quantize every row by itself.
+
+    Args:
+        rows: (r, n), contiguous, float32, bfloat16 or float16.
+        fmt: INT8 or INT4.
+        out: (r, ``fmt.num_bytes(n)``) uint8, contiguous, to write to; a new tensor by default.
+
+    Returns:
+        (r, ``fmt.num_bytes(n)``) uint8.
+
+    Raises:
+        ValueError: if a tensor or the format is not such a one.
+    """
+    _check_numbers("rows", rows, rank=2)
+    _check(rows.is_contiguous(), "rows must be contiguous, but have strides", rows.stride())
+    if out is None:
+        shape = (rows.shape[0], _packed_bytes(fmt, rows.shape[1]))
+        out = torch.empty(shape, dtype=torch.uint8, device=rows.device)
+    _check_packed(out, fmt, *rows.shape)
+    _check(out.device == rows.device, f"rows are on {rows.device}, but out is on", out.device)
+    if rows.numel():
+        _kernels(rows.device.type).quantize(rows.detach(), fmt, out)
+    return out
+
+
+def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
+    """Decode every row.
+
+    Args:
+        packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
+        fmt: INT8 or INT4.
+        out: (r, n) to write to, float32, bfloat16 or float16; its rows contiguous, each by itself.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: if a tensor or the format is not such a one.
+    """
+    _check_numbers("out", out, rank=2)
+    contiguous = out.shape[1] <= 1 or out.stride(1) == 1
+    _check(contiguous, "out's rows must be contiguous, but it has strides", out.stride())
+    _check_packed(packed, fmt, *out.shape)
+    _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
+    if out.numel():
+        _kernels(out.device.type).dequantize(packed, fmt, out.detach())
+    return out
+
+
+def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = False) -> Tensor:
+    """Sum the decoded rows in float32, in their order: the reduction of a reduce-scatter.
+
+    Args:
+        packed: (r, ``fmt.num_bytes(n)``) uint8, contiguous.
+        fmt: INT8 or INT4.
+        out: (n,) float32, contiguous, to write to.
+        accumulate: whether to add to what ``out`` holds.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ValueError: if a tensor or the format is not such a one.
+    """
+    _check_numbers("out", out, rank=1)
+    _check(out.dtype == torch.float32, "out must be float32, but is", out.dtype)
+    _check(out.is_contiguous(), "out must be contiguous, but has strides", out.stride())
+    rows = packed.shape[0] if packed.dim() else 0
+    _check_packed(packed, fmt, rows, out.numel())
+    _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
+    if out.numel():
+        _kernels(out.device.type).dequantize_sum(packed, fmt, out.detach(), accumulate)
+    return out
+
+
+@functools.cache
+def _kernels(device_type: str) -> ModuleType:
+    """The module that does the work on such devices."""
+    if device_type == "cpu" and quantization_cpu.available():
+        return quantization_cpu
+    if device_type == "cuda":
+        try:
+            from trainer.quantization import gpu as quantization_triton
+        except ImportError as error:
+            warnings.warn(
+                f"no compiled quantization on this GPU, which makes it several times slower: "
+                f"{error} (remedy: pip install triton)",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        else:
+            return quantization_triton
+    return quantization_torch
+
+
+def _check(good: bool, complaint: str, found: object) -> None:
+    if not good:
+        raise ValueError(f"{complaint} {found}")
+
+
+def _check_numbers(name: str, numbers: Tensor, rank: int) -> None:
+    _check(numbers.dim() == rank, f"{name} must have {rank} dims, but is", tuple(numbers.shape))
+    _check(
+        numbers.dtype in DTYPES,
+        f"{name} must be float32, bfloat16 or float16, but is",
+        numbers.dtype,
+    )
+
+
+def _check_packed(packed: Tensor, fmt: Format, rows: int, n: int) -> None:
+    shape = (rows, _packed_bytes(fmt, n))
+    _check(
+        tuple(packed.shape) == shape,
+        f"{rows} rows of {n} numbers in {fmt} take a tensor of {shape}, but this one is",
+        tuple(packed.shape),
+    )
+    _check(packed.dtype == torch.uint8, "quantized rows are uint8, not", packed.dtype)
+    _check(packed.is_contiguous(), "quantized rows must be contiguous, not", packed.stride())
+    offset = packed.storage_offset()
+    _check(offset % 4 == 0, "quantized rows must begin at a multiple of 4 bytes, not", offset)
+
+
+def _packed_bytes(fmt: Format, n: int) -> int:
+    _check(fmt.quantized, "the format must be int8 or int4, not", fmt)
+    return fmt.num_bytes(n)

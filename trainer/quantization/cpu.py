@@ -1,0 +1,163 @@
+"""Compiles and loads ``quantization.c``: block quantization on the CPU at the memory's speed.
+
+The library is compiled once for a machine type and user, when it is first needed, and kept in
+``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.formats import Format
+
+SOURCE = Path(__file__).with_name("cpu.c")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the enum in the source
+FLAGS = (
+    "-O3", "-march=native", "-shared", "-fPIC", "-pthread",
+    "-ffp-contract=off",  # the results are to be the same everywhere
+    "-fno-math-errno", "-fno-trapping-math",  # may be left out of vector code; NaN and inf stay
+)  # fmt: skip
+X86_FLAGS = ("-mprefer-vector-width=512",)  # where there are such; up to 1.5 times as fast
+
+NUMBERS_PER_THREAD = 2**18
+"""A thread that has fewer takes longer to start than it saves."""
+
+
+def quantize(rows: Tensor, fmt: Format, out: Tensor) -> None:
+    """See ``trainer.quantization.blocks``, which checks the arguments; so the others here."""
+    _call("quantize", rows, out, fmt)
+
+
+def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> None:
+    """See ``trainer.quantization.blocks``."""
+    _call("dequantize", out, packed, fmt)
+
+
+def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -> None:
+    """See ``trainer.quantization.blocks``."""
+    count, n = packed.shape[0], out.numel()
+    threads = _threads(count * n)
+    _library().dequantize_sum(
+        out.data_ptr(), packed.data_ptr(), fmt.bits, count, n, accumulate, threads
+    )
+
+
+def available() -> bool:
+    """Whether the library is there, compiled now if need be; warns once if it cannot be."""
+    return _library() is not None
+
+
+def _call(function: str, numbers: Tensor, packed: Tensor, fmt: Format) -> None:
+    count, n = numbers.shape
+    threads = _threads(count * n)
+    getattr(_library(), function)(
+        numbers.data_ptr(), packed.data_ptr(), DTYPES[numbers.dtype], fmt.bits,
+        count, n, numbers.stride(0), threads,
+    )  # fmt: skip
+
+
+def _threads(numbers: int) -> int:
+    return max(1, min(torch.get_num_threads(), numbers // NUMBERS_PER_THREAD))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(build()))
+    except OSError as error:
+        warnings.warn(
+            f"no compiled quantization on this CPU, which makes it several times slower: {error} "
+            "(remedy: install a C compiler, or name one in CC)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    pointer, i32, i64 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    for function in (library.quantize, library.dequantize):
+        function.argtypes = [pointer, pointer, i32, i32, i64, i64, i64, i32]
+        function.restype = None
+    library.dequantize_sum.argtypes = [pointer, pointer, i32, i64, i64, i32, i32]
+    library.dequantize_sum.restype = None
+    return library
+
+
+def build() -> Path:
+    """The library's file, compiled unless an earlier process has.
+
+    Raises:
+        OSError: if there is no compiler, or it fails.
+    """
+    compiler = _compiler()
+    flags = FLAGS + (X86_FLAGS if platform.machine() == "x86_64" else ())
+    version = _run([*compiler, "--version"])
+    parts = [SOURCE.read_text(), version, " ".join([*compiler, *flags]), _cpu()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    folder = _cache()
+    library = folder / f"quantization-{digest}.so"
+    if not library.exists():
+        # Ranks start together: each compiles under a name of its own, the last one's stays.
+        handle, name = tempfile.mkstemp(suffix=".so", dir=folder)
+        os.close(handle)
+        try:
+            _run([*compiler, *flags, str(SOURCE), "-o", name])
+            Path(name).replace(library)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    return library
+
+
+def _compiler() -> list[str]:
+    if named := shlex.split(os.environ.get("CC", "")):
+        return named
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise FileNotFoundError("found none of cc, gcc, clang")
+
+
+def _cpu() -> str:
+    """What the library is compiled for: nodes of one cluster may share a home, but not a CPU."""
+    names = ("flags", "Features", "model name", "CPU part")  # x86-64, then aarch64
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "\n".join(line for line in first.splitlines() if line.startswith(names))
+
+
+def _cache() -> Path:
+    """The user's cache, or a folder of this process alone if that cannot be written."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "meshtune"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return Path(_own_folder().name)
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="meshtune-")  # removed when the process ends
+
+
+def _run(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise OSError(f"{shlex.join(argv[:1])} failed: {lines[0]}")
+    return done.stdout

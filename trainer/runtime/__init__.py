@@ -1,0 +1,1 @@
+"""What a rank stands on: device, memory, peers, phase."""

@@ -1,0 +1,1 @@
+"""Data parallelism with split states: placements over FSDP2, and whole weights in buckets."""

@@ -1,0 +1,178 @@
+"""Data parallelism with split gradients or weights: ZeRO 2 and 3, hpZ, MiCS, ZeRO++, ZeRO-topo.
+
+torch's FSDP2 does what all of them share: it gathers a layer's weights before a pass, frees them
+behind it, and hands over the gradients. Over how many ranks each state is split, and in which
+format it travels, is the placement's; ``hooks`` does that. Gradients are scattered after every
+micro-batch, so that no rank holds more than its piece of them and those on their way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from trainer.config import TrainConfig
+from trainer.model.initialize import initialize
+from trainer.model.parameters import Piece, Slot, slots
+from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
+from trainer.model.shapes import Kind
+from trainer.model.transformer import Stage
+from trainer.parallel.mesh import Mesh
+from trainer.runtime.phase import phase
+from trainer.zero.background import InOrder, Lane, Queue, StreamLane, ThreadLane
+from trainer.zero.layout import UnitLayout
+from trainer.zero.unit import Unit, replica_group
+
+PENDING_UNITS = 2
+"""Units whose gradients may wait for a host's network at once; each holds whole gradients."""
+
+
+class ShardedWeights:
+    """The weights of a rank's stages, placed; see ``zero.WholeWeights``.
+
+    Args:
+        stages: of this rank, without storage yet (meta device).
+        mesh: where this rank stands, and the placement.
+        config: what is trained.
+        device: to build on.
+    """
+
+    def __init__(
+        self, stages: list[Stage], mesh: Mesh, config: TrainConfig, device: torch.device
+    ) -> None:
+        self.mesh = mesh
+        self.device = device
+        self.dtype = COMPUTE_DTYPE[config.precision]
+        self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
+        self.micro_batches = config.gas
+        self.refresh_every_forward = config.refresh_secondary == "micro_batch"
+        on_host = device.type == "cpu"
+        self.gather_lane: Lane = ThreadLane("gather", 2) if on_host else StreamLane()
+        self.reduce_lane: Lane = ThreadLane("reduce", PENDING_UNITS) if on_host else StreamLane()
+        # Secondary copies are written and read inside the pieces of work of the gather lane.
+        self.copies: Queue = InOrder() if on_host else StreamLane()
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        placement = mesh.placement
+        self.counts = mesh.dp.rank < placement.optimizer.degree
+        ranks = placement.storage_degree
+        self.shards = DeviceMesh.from_group(
+            replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
+        )
+        self.units = [unit for stage in stages for unit in self._place(stage, config)]
+        self.masters: dict[Kind, list[nn.Parameter]] = {}
+        for piece in self.pieces():
+            self.masters.setdefault(piece.slot.kind, []).append(piece.master)
+
+    def _place(self, stage: Stage, config: TrainConfig) -> list[Unit]:
+        """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
+        placement = self.mesh.placement
+        whole_slots = list(slots(stage, self.mesh.tp.size))
+        pipelined = not (stage.is_first and stage.is_last)
+        modules: list[nn.Module] = list(stage.blocks.values())
+        if pipelined:
+            # By itself, so that both stages that share it cut it in the same places.
+            modules += [m for m in (stage.embedding, stage.head) if m is not None]
+        units = []
+        for module in [*modules, stage]:
+            inside = set(module.modules())
+            if module is stage:
+                inside -= {inner for other in modules for inner in other.modules()}
+            members = [slot for slot in whole_slots if slot.module in inside]
+            self._fill(members, stage, config)
+            shapes = tuple(tuple(slot.parameter.shape) for slot in members)
+            # Without a pipeline, backward begins with what the forward pass ended with.
+            outermost = module is stage and not pipelined
+            fully_shard(
+                module,
+                mesh=self.shards,
+                mp_policy=self._policy(),
+                reshard_after_forward=not (placement.keeps_whole or outermost),
+            )
+            if placement.keeps_whole:
+                module.set_reshard_after_backward(False, recurse=False)
+            if members:
+                near = self.mesh.topology.replicas_per_node(self.mesh.dp.size, self.mesh.tp.size)
+                units.append(Unit(module, members, UnitLayout(placement, shapes, near), self))
+        blocks = list(stage.blocks.values())
+        if pipelined:
+            # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
+            # layer that is the last one of another micro-batch, gathered in vain.
+            ran = [m for m in (stage.embedding, *blocks, stage.head, stage) if m is not None]
+            for before, after in zip([ran[0], *ran], ran, strict=False):
+                after.set_modules_to_backward_prefetch([before])
+        if self.device.type == "cpu":  # streams overlap without being told
+            for before, after in zip([stage, *blocks], blocks, strict=False):
+                before.set_modules_to_forward_prefetch([after])
+        return units
+
+    def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
+        """First weights, as exact as the computation's format is, in the format of storage."""
+        tp, placement = self.mesh.tp, self.mesh.placement
+        stored = (
+            torch.float32 if placement.storage_degree == placement.optimizer.degree else self.dtype
+        )
+        names = {module: name for name, module in stage.named_modules()}
+        for module in dict.fromkeys(slot.module for slot in members):
+            module.to_empty(device=self.device, recurse=False)
+            initialize(module, f"{names[module]}.", stage.model, config.seed, tp.rank, tp.size)
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                exact = parameter.detach().to(self.dtype).to(stored)
+                setattr(module, name, nn.Parameter(exact))
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        wire = self.mesh.placement.reduce_format
+        narrow = wire.quantized or WIRE_DTYPE[wire] == self.dtype
+        return MixedPrecisionPolicy(
+            param_dtype=self.dtype,
+            reduce_dtype=self.dtype if narrow else torch.float32,
+            cast_forward_inputs=False,
+        )
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory that FSDP2 wants to give gradients in, and that nobody reads."""
+        held = self._scratch.get(dtype)
+        if held is None or held.numel() < numel:
+            held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
+        return held[:numel]
+
+    def pieces(self) -> Iterator[Piece]:
+        """This rank's master weights, each a part of one parameter."""
+        for unit in self.units:
+            yield from unit.pieces
+
+    def start_step(self) -> None:
+        """Forget the last step's gradients."""
+        for unit in self.units:
+            unit.reduce.start_step()
+
+    def finish_gradients(self) -> None:
+        """Complete the sums over the mesh; the masters' gradients are then final."""
+        phase.name = "communication"
+        self.reduce_lane.finish()
+        partial: list[Tensor] = []
+        for unit in self.units:
+            if unit.members[0].kind.shared and self.mesh.embedding is not None:
+                self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
+        if not self.sequence_parallel:
+            return
+        for piece in self.pieces():
+            if not piece.slot.kind.split and piece.master.grad is not None:
+                partial.append(piece.master.grad)
+        if partial:
+            joined = torch.cat([grad.flatten() for grad in partial])
+            assert self.mesh.tp.group is not None
+            self.mesh.tp.group.all_reduce(joined, "tensor")
+            parts = joined.split([grad.numel() for grad in partial])
+            torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
+
+    def publish(self) -> None:
+        """Bring updated weights to where passes gather them from, and drop what was gathered."""
+        self.gather_lane.finish()
+        with torch.no_grad():
+            for unit in self.units:
+                unit.publish()
+                unit.module.reshard()  # whole weights, kept or left over from an evaluation

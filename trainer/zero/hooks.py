@@ -1,0 +1,188 @@
+"""FSDP2's two hooks: how whole weights come together, and where gradients go.
+
+FSDP2 keeps a unit's weights as one row per rank, calls the first object with the row before a
+pass needs the layer, and the second with all rows of gradients after each backward pass. Both
+objects belong to one unit (``set_custom_all_gather``, ``set_custom_reduce_scatter``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from trainer.model.precision import WIRE_DTYPE
+from trainer.parallel.collectives import Group
+from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
+from trainer.runtime.phase import phase
+from trainer.zero.background import Lane
+from trainer.zero.layout import UnitLayout, sum_format
+from trainer.zero.secondary import SecondaryCopy
+
+
+class GatherWeights:
+    """Joins the rows of weights, quantized if so placed, or the secondary copy of them.
+
+    Args:
+        unit: how the weights lie.
+        group: of the ranks that hold the rows.
+        secondary: the copy, if there is one.
+        every_forward: renew the copy in each forward pass, not only once the weights changed.
+        lane: where gathering runs.
+    """
+
+    def __init__(
+        self,
+        unit: UnitLayout,
+        group: Group,
+        secondary: SecondaryCopy | None,
+        every_forward: bool,
+        lane: Lane,
+    ) -> None:
+        self.wire = unit.placement.gather_format
+        self.group = group
+        self.secondary = secondary
+        self.every_forward = every_forward
+        self.lane = lane
+        self.fresh = False
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(size, dtype=dtype, device=device)
+
+    def weights_changed(self) -> None:
+        """The secondary copy is of the past: the next gathering is from the rows themselves."""
+        self.fresh = False
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        copy = self.secondary
+        if copy is not None and self.fresh and not (self.every_forward and phase.name == "forward"):
+            return self.lane.run(lambda: copy.gather(output_tensor))
+        self.fresh = True
+        return self.lane.run(lambda: self._gather(output_tensor, input_tensor))
+
+    def _gather(self, whole: Tensor, row: Tensor) -> None:
+        if self.wire.quantized:
+            quantized_all_gather(whole, row, self.group, self.wire, "weights")
+        else:
+            self.group.all_gather(whole, row, "weights")
+        if self.secondary is not None:
+            self.secondary.refresh(whole)
+
+
+class ReduceGradients:
+    """Sums each micro-batch's gradients into this rank's piece of them, in float32.
+
+    After the step's last micro-batch the pieces of all groups are summed as well, which leaves
+    ``final``: the mean over all replicas of the gradients whose weights this rank updates.
+
+    Args:
+        unit: how the gradients lie.
+        hops: of the ranks that accumulate a whole between them, the nearest first; one group of
+            all of them if gradients are not quantized.
+        sync: of the ranks that accumulate the same piece and update different slices of it.
+        copies: of the ranks that update the same slice.
+        micro_batches: per step.
+        lane: where reduction runs.
+        device: of the memory.
+        scratch: gives memory whose contents nobody reads.
+    """
+
+    def __init__(
+        self,
+        unit: UnitLayout,
+        hops: Sequence[Group],
+        sync: Group | None,
+        copies: Group | None,
+        micro_batches: int,
+        lane: Lane,
+        device: torch.device,
+        scratch: Callable[[int, torch.dtype], Tensor],
+    ) -> None:
+        self.unit = unit
+        self.wire = unit.placement.reduce_format
+        self.hops = hops
+        self.sync = sync
+        self.copies = copies
+        self.micro_batches = micro_batches
+        self.lane = lane
+        self.scratch = scratch
+        self.seen = 0
+        self.piece = torch.zeros(unit.piece, device=device)
+        self.final = self.piece if sync is None else torch.zeros(unit.slice, device=device)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        # FSDP2 asks for the rows of gradients, then for the row that a reduce-scatter would leave
+        # and that it would make .grad of; the sums stay here instead.
+        (numel,) = size
+        if numel == self.unit.used:
+            return self.scratch(numel, dtype)
+        return torch.empty(numel, dtype=dtype, device=device)
+
+    def start_step(self) -> None:
+        """Expect the first micro-batch again."""
+        self.seen = 0
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        first = self.seen == 0
+        self.seen += 1
+        last = self.seen == self.micro_batches
+        self.lane.run(lambda: self._reduce(input_tensor, first, last))
+        return None
+
+    def _reduce(self, gradients: Tensor, first: bool, last: bool) -> None:
+        rows = self._by_rank(gradients)
+        if self.wire.quantized:
+            quantized_reduce_scatter(
+                self.piece, rows, self.hops, self.wire, "gradients", accumulate=not first
+            )
+        else:
+            (group,) = self.hops
+            rows = rows.to(WIRE_DTYPE[self.wire])
+            direct = first and rows.dtype == self.piece.dtype
+            out = self.piece if direct else rows.new_empty(self.unit.piece)
+            group.reduce_scatter(out, rows.view(-1), "gradients")
+            if not direct:
+                self.piece.copy_(out) if first else self.piece.add_(out)
+        if last:
+            self._finish()
+
+    def _by_rank(self, gradients: Tensor) -> Tensor:
+        """One row for each rank that accumulates, in the order of ranks: (degree, piece)."""
+        unit = self.unit
+        rows = gradients.view(unit.ranks, unit.used)
+        if unit.row > unit.used:
+            rows = torch.nn.functional.pad(rows, (0, unit.row - unit.used))
+        pieces = rows.view(unit.ranks, unit.pieces, unit.piece).transpose(0, 1)
+        return pieces.reshape(-1, unit.piece)
+
+    def _finish(self) -> None:
+        unit = self.unit
+        if self.sync is not None:
+            rows = self.piece.view(unit.slices, unit.slice)
+            if self.wire.quantized:
+                quantized_reduce_scatter(self.final, rows, [self.sync], self.wire, "gradient_sync")
+            else:
+                out = rows.new_empty(unit.slice, dtype=WIRE_DTYPE[self.wire])
+                self.sync.reduce_scatter(out, rows.to(out.dtype).view(-1), "gradient_sync")
+                self.final.copy_(out)
+        if self.copies is not None:
+            total = self.final.to(WIRE_DTYPE[sum_format(unit.placement)])
+            self.copies.all_reduce(total, "gradient_sync")
+            self.final.copy_(total)
+        self.final.div_(unit.placement.dp)

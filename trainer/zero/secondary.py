@@ -1,0 +1,99 @@
+"""The secondary copy of a unit's weights (hpZ, Wang et al. 2023), without its race.
+
+After weights were gathered from far ranks, each rank keeps a share of them such that near ranks
+hold the whole; until the weights change, they are gathered from there. The copy into the share
+and the gathering from it are given to queues of the device. As Dai et al. 2024 show, a gathering
+that starts before the copy has ended reads memory that nobody wrote; here it waits for a mark that
+is set behind the copy: an event of the device, for which no host waits. Where both queues are one
+stream, as when FSDP2 gathers in its own, the stream keeps the order and the event costs nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trainer.parallel.collectives import Group
+from trainer.parallel.quantized import gather_rows
+from trainer.quantization.blocks import dequantize, quantize
+from trainer.zero.background import Queue
+from trainer.zero.layout import UnitLayout, secondary_wire
+
+
+class SecondaryCopy:
+    """This rank's share of a unit's weights, beside the primary one.
+
+    Args:
+        unit: how it lies; its placement has a secondary copy.
+        group: of the ranks that hold the whole between them; None if each holds it.
+        rank: which share is this rank's.
+        dtype: of the computation.
+        device: of the memory.
+        copies: where the share is written.
+        gathers: where it is read.
+    """
+
+    def __init__(
+        self,
+        unit: UnitLayout,
+        group: Group | None,
+        rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        copies: Queue,
+        gathers: Queue,
+    ) -> None:
+        copy = unit.placement.secondary
+        assert copy is not None
+        self.rows, self.length = unit.secondary
+        self.total = unit.ranks * unit.used
+        self.degree = copy.degree
+        self.group = group
+        self.rank = rank
+        self.stored = copy.format
+        self.wire = secondary_wire(unit.placement)
+        if self.stored.quantized:
+            shape = (self.rows, self.stored.num_bytes(self.length))
+            self.share = torch.empty(shape, dtype=torch.uint8, device=device)
+        else:
+            self.share = torch.empty(self.rows, self.length, dtype=dtype, device=device)
+        self.copies = copies
+        self.gathers = gathers
+        self.written = None
+
+    def refresh(self, whole: Tensor) -> None:
+        """Begin to keep this rank's share of the whole weights, flat and with their filling."""
+        self.copies.run(lambda: self._write(whole))
+        self.written = self.copies.mark()
+
+    def gather(self, whole: Tensor) -> None:
+        """Begin to write the whole weights, flat and with their filling, from the shares."""
+        self.gathers.after(self.written)
+        self.gathers.run(lambda: self._read(whole))
+
+    def _write(self, whole: Tensor) -> None:
+        size = self.rows * self.length
+        part = whole[self.rank * size : (self.rank + 1) * size]
+        if part.numel() < size:  # the last of uneven shares
+            part = torch.nn.functional.pad(part, (0, size - part.numel()))
+        part = part.view(self.rows, self.length)
+        if self.stored.quantized:
+            quantize(part, self.stored, out=self.share)
+        else:
+            self.share.copy_(part)
+
+    def _read(self, whole: Tensor) -> None:
+        shape = (self.degree * self.rows, self.length)
+        even = shape[0] * shape[1] == self.total
+        out = whole.view(shape) if even else whole.new_empty(shape)
+        if self.stored.quantized or not self.wire.quantized:
+            packed = self.share
+        else:
+            packed = quantize(self.share, self.wire)
+        every = gather_rows(
+            packed, self.group, "secondary", out if packed.dtype == out.dtype else None
+        )
+        if every.dtype != out.dtype:
+            dequantize(every, self.wire, out)
+        if not even:
+            whole.copy_(out.view(-1)[: self.total])

@@ -1,0 +1,223 @@
+"""What one rank will send in a training step, collective by collective, before anything runs.
+
+The counterpart of the counters in ``collectives``: the same purposes, links and bytes, from the
+configuration alone. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trainer.config import TrainConfig
+from trainer.formats import Format
+from trainer.model.shapes import Parameter, in_order, stage_parameters
+from trainer.placement import Level, Placement, Topology
+from trainer.zero.layout import UnitLayout, fill, padded, ring_all_reduce_bytes, step_traffic
+
+Report = dict[str, dict[str, dict[str, int]]]
+_FLOAT32_BYTES = 4
+
+
+def step_volume(
+    config: TrainConfig, world_size: int, rank: int = 0, local_world_size: int | None = None
+) -> Report:
+    """All that a rank sends in one step, as ``result.json`` reports it under ``communication``.
+
+    Args:
+        config: what is trained, by this project's own engine.
+        world_size: ranks of the job.
+        rank: of which one; first and last pipeline stages send more, and levels may differ.
+        local_world_size: ranks on a node, where the configuration does not say.
+
+    Returns:
+        ``{"bytes": {purpose: {level: n}}, "calls": {purpose: {level: n}}}``.
+
+    Raises:
+        ConfigError: if the configuration cannot run on so many ranks.
+    """
+    config.check(world_size, local_world_size)
+    num_bytes: Counter[tuple[str, Level]] = Counter()
+    calls: Counter[tuple[str, Level]] = Counter()
+    seat = _Seat(config, world_size, rank, config.topology(world_size, local_world_size))
+    placement = config.place(world_size, local_world_size)
+    for one in _all_sent(config, seat, placement):
+        num_bytes[one.purpose, one.level] += one.num_bytes * one.times
+        calls[one.purpose, one.level] += one.times
+    report: Report = {"bytes": {}, "calls": {}}
+    for name, counter in (("bytes", num_bytes), ("calls", calls)):
+        for (purpose, level), total in sorted(counter.items()):
+            report[name].setdefault(purpose, {})[level.value] = total
+    return report
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Collectives of one size."""
+
+    purpose: str
+    level: Level
+    num_bytes: int
+    """Sent by this rank in each."""
+    times: int = 1
+
+
+class _Seat:
+    """Where a rank stands, and how far its groups reach."""
+
+    def __init__(self, config: TrainConfig, world_size: int, rank: int, topology: Topology) -> None:
+        self.rank, self.world, self.topology = rank, world_size, topology
+        self.tp, self.num_pp = config.tp, config.pp
+        self.dp = config.data_parallel(world_size)
+        self.pp = rank // (self.dp * self.tp)
+        self.replica = rank // self.tp % self.dp
+
+    def of_replicas(self, size: int, stride: int) -> Level:
+        """Of this rank's group of so many data-parallel ranks, so far apart."""
+        span = size * stride
+        first = self.replica // span * span + self.replica % stride
+        begin = self.rank + (first - self.replica) * self.tp
+        return self.topology.level(range(begin, begin + span * self.tp, stride * self.tp))
+
+    def of_tensor(self) -> Level:
+        first = self.rank // self.tp * self.tp
+        return self.topology.level(range(first, first + self.tp))
+
+    def of_stage(self, pp: int) -> Level:
+        """Of this rank and the one that stands as it does in another pipeline stage."""
+        peer = self.rank + (pp % self.num_pp - self.pp) * self.dp * self.tp
+        return self.topology.level((self.rank, peer))
+
+
+def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterator[_Calls]:
+    num_stages = config.pp * config.vpp
+    indices = [seat.pp + chunk * config.pp for chunk in range(config.vpp)]
+    stages = [stage_parameters(config.model, i, num_stages, config.tp) for i in indices]
+    if placement.fully_sharded:
+        for units in stages:
+            yield from _sharded(units, config, seat, placement)
+    else:
+        flat = [parameter for units in stages for parameter in in_order(units)]
+        yield from _whole(flat, config, seat, placement)
+    for index in indices:
+        if config.tp > 1:
+            yield from _tensor(config, seat, index == 0, index == num_stages - 1)
+        if config.pp > 1:
+            yield from _pipeline(config, seat, index, num_stages)
+    if seat.world > 1:
+        size = ring_all_reduce_bytes(2 * 8, seat.world)  # two numbers in float64
+        yield _Calls("totals", seat.topology.level(range(seat.world)), size)
+
+
+def _sharded(
+    units: list[list[Parameter]], config: TrainConfig, seat: _Seat, placement: Placement
+) -> Iterator[_Calls]:
+    """Of the weights of a stage, where FSDP2 holds them."""
+    node = seat.topology.replicas_per_node(seat.dp, seat.tp)
+    partial = 0
+    for shapes, same in Counter(tuple(p.shape for p in unit) for unit in units).items():
+        unit = UnitLayout(placement, shapes, node)
+        example = next(u for u in units if tuple(p.shape for p in u) == shapes)
+        outermost = config.pp == 1 and not example[0].name.startswith("blocks.")
+        gathers, copies = _gathers(config, placement, outermost)
+        for sent in step_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
+            yield _Calls(sent.purpose, sent.level, sent.num_bytes, same)
+        whole = {number for number, p in enumerate(example) if not p.kind.split}
+        held = (s.length for s in unit.updated(seat.replica) if s.parameter in whole)
+        partial += same * sum(held)
+        if example[0].kind.shared:
+            yield _embedding(unit.slice, seat)
+    if partial and config.tp > 1 and config.sequence_parallel:
+        yield _sum("tensor", partial * _FLOAT32_BYTES, seat)
+
+
+def _gathers(config: TrainConfig, placement: Placement, outermost: bool) -> tuple[int, int]:
+    """Gatherings of a unit in a step: from the stored weights, and from the secondary copy.
+
+    One before each forward and each backward pass, but for the outermost unit without a pipeline:
+    its backward pass begins where its forward pass has ended.
+    """
+    if placement.keeps_whole:
+        return 1, 0
+    every = config.gas if outermost else 2 * config.gas
+    if placement.secondary is None:
+        return every, 0
+    stored = config.gas if config.refresh_secondary == "micro_batch" else 1
+    return stored, every - stored
+
+
+def _whole(
+    parameters: list[Parameter], config: TrainConfig, seat: _Seat, placement: Placement
+) -> Iterator[_Calls]:
+    """Of whole weights in buckets; see ``zero``."""
+    shares = placement.optimizer.degree
+    copies = seat.dp // shares
+    wire, stored = placement.reduce_format, placement.weights.format
+    for bucket in fill(reversed(parameters)):
+        total = padded(bucket, shares)
+        share = total // shares
+        if shares > 1:
+            level = seat.of_replicas(shares, 1)
+            yield _Calls("gradients", level, (shares - 1) * wire.num_bytes(share))
+            yield _Calls("publish", level, (shares - 1) * stored.num_bytes(share))
+        if copies > 1:
+            size = ring_all_reduce_bytes(wire.num_bytes(share), copies)
+            purpose = "gradients" if shares == 1 else "gradient_sync"
+            yield _Calls(purpose, seat.of_replicas(copies, shares), size)
+        if bucket[0].kind.shared:
+            yield _embedding(share, seat)
+        if config.tp > 1 and config.sequence_parallel and not bucket[0].kind.split:
+            yield _sum("tensor", share * _FLOAT32_BYTES, seat)
+
+
+def _embedding(numel: int, seat: _Seat) -> _Calls:
+    """Of the tied embedding's gradients, between the first and the last stage."""
+    size = ring_all_reduce_bytes(numel * _FLOAT32_BYTES, 2)
+    return _Calls("embedding", seat.of_stage(-1 if seat.pp == 0 else 0), size)
+
+
+def _sum(purpose: str, num_bytes: int, seat: _Seat, times: int = 1) -> _Calls:
+    """An all-reduce over the tensor-parallel ranks."""
+    size = ring_all_reduce_bytes(num_bytes, seat.tp)
+    return _Calls(purpose, seat.of_tensor(), size, times)
+
+
+def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterator[_Calls]:
+    """Of tensor parallelism in a stage (Shoeybi et al. 2019; Korthikanti et al. 2022).
+
+    A projection split by its outputs sums the gradient of its input, one split by its inputs sums
+    its output. With sequence parallelism each sum is a reduce-scatter, and there is a gathering
+    where activations become whole again: in the other pass of the same projection, and once more
+    before the weight's gradient of a projection split by its outputs.
+    """
+    model, micro_batches = config.model, config.gas
+    tokens = model.seq_length * config.mbs
+    whole = Format(config.precision).num_bytes(tokens * model.hidden_size)
+    layers = model.num_layers // (config.pp * config.vpp)
+    columns, rows = 2 * layers + last, 2 * layers
+    sums = columns + rows + first  # the embedding's output is a sum as well
+    gathers = 2 * columns + rows + first
+    if config.recompute == "full":
+        # The repeated pass ends before the last sum of a layer, which no gradient needs.
+        sums += layers
+        gathers += 2 * layers
+    if config.sequence_parallel:
+        share = whole // seat.tp * (seat.tp - 1)
+        yield _Calls("tensor", seat.of_tensor(), share, (sums + gathers) * micro_batches)
+    else:
+        yield _sum("tensor", whole, seat, sums * micro_batches)
+    if last:  # the loss: the greatest logit, then the sum of exponentials and the target's logit
+        yield _sum("tensor", tokens * _FLOAT32_BYTES, seat, micro_batches)
+        yield _sum("tensor", 2 * tokens * _FLOAT32_BYTES, seat, micro_batches)
+
+
+def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> Iterator[_Calls]:
+    """Activations to the next stage, and their gradients to the one before."""
+    share = config.tp if config.sequence_parallel else 1
+    numel = config.model.seq_length // share * config.mbs * config.model.hidden_size
+    size = Format(config.precision).num_bytes(numel)
+    if index < num_stages - 1:
+        yield _Calls("pipeline", seat.of_stage(seat.pp + 1), size, config.gas)
+    if index > 0:
+        yield _Calls("pipeline", seat.of_stage(seat.pp - 1), size, config.gas)

@@ -1,0 +1,157 @@
+"""The parameters that FSDP2 gathers together, and what a placement makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from trainer.model.parameters import Piece, Slot
+from trainer.parallel.collectives import Group
+from trainer.parallel.mesh import Mesh
+from trainer.parallel.quantized import gather_rows
+from trainer.quantization.blocks import dequantize, quantize
+from trainer.zero.hooks import GatherWeights, ReduceGradients
+from trainer.zero.layout import UnitLayout
+from trainer.zero.secondary import SecondaryCopy
+
+if TYPE_CHECKING:
+    from trainer.zero.fsdp import ShardedWeights
+
+
+class Unit:
+    """The parameters that FSDP2 gathers together: one layer, or what is outside of all layers.
+
+    Args:
+        module: under FSDP2.
+        members: its parameters, in FSDP2's order.
+        layout: of them.
+        weights: what builds it.
+    """
+
+    def __init__(
+        self, module: FSDPModule, members: list[Slot], layout: UnitLayout, weights: ShardedWeights
+    ) -> None:
+        self.module = module
+        self.members = members
+        self.layout = layout
+        self.mesh = mesh = weights.mesh
+        self.dtype = weights.dtype
+        placement = layout.placement
+        degree = placement.gradients.degree
+        self.gather = GatherWeights(
+            layout,
+            replica_group(mesh, layout.ranks, 1, "gather"),
+            self._secondary(weights),
+            weights.refresh_every_forward,
+            weights.gather_lane,
+        )
+        hops, stride = [], 1
+        for size in layout.hops if placement.reduce_format.quantized else (degree,):
+            hops.append(replica_group(mesh, size, stride, "reduce"))
+            stride *= size
+        self.reduce = ReduceGradients(
+            layout,
+            hops,
+            mesh.replicas(layout.slices, degree, "reduce"),
+            mesh.replicas(layout.copies, placement.optimizer.degree, "reduce"),
+            weights.micro_batches,
+            weights.reduce_lane,
+            weights.device,
+            weights.scratch,
+        )
+        module.set_custom_all_gather(self.gather)
+        module.set_custom_reduce_scatter(self.reduce)
+        # The hook divides. FSDP2 would divide gradients in fp16 by the root of the ranks, for fear
+        # of sums that overflow: ours are float32.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        for slot in members:
+            slot.parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        self.across = mesh.replicas(layout.slices, degree, "main")
+        self.within = mesh.replicas(layout.pieces, layout.ranks, "main")
+        self.locals = [_local(slot.parameter.detach()) for slot in members]
+        self.flat: Tensor | None = None
+        self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
+
+    def _secondary(self, weights: ShardedWeights) -> SecondaryCopy | None:
+        copy = self.layout.placement.secondary
+        if copy is None:
+            return None
+        return SecondaryCopy(
+            self.layout,
+            self.mesh.replicas(copy.degree, 1, "gather"),
+            self.mesh.dp.rank % copy.degree,
+            self.dtype,
+            weights.device,
+            copies=weights.copies,
+            gathers=weights.copies,
+        )
+
+    def _whole(self) -> Iterator[Piece]:
+        """Masters where the stored weights are they: one per parameter."""
+        start = 0
+        rank = self.mesh.dp.rank % self.layout.ranks
+        for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
+            if local.numel():
+                master = nn.Parameter(local)
+                end = start + local.numel()
+                master.grad = self.reduce.final[start:end].view_as(local)
+                yield Piece(slot, master, 0, local.numel(), rank * chunk)
+            start += chunk
+
+    def _split(self) -> Iterator[Piece]:
+        """Masters where they are split further than the stored weights: cuts of the row."""
+        layout = self.layout
+        row = self.locals[0].new_zeros(layout.row)
+        start = 0
+        for local, chunk in zip(self.locals, layout.chunks, strict=True):
+            row[start : start + local.numel()] = local.view(-1)
+            start += chunk
+        replica = self.mesh.dp.rank
+        mine = row[layout.begin(replica) :][: layout.slice]
+        self.flat = mine.to(torch.float32, copy=True)  # a view would hold the whole row
+        for number, begin, offset, length in layout.updated(replica):
+            master = nn.Parameter(self.flat[offset : offset + length])
+            master.grad = self.reduce.final[offset : offset + length]
+            first = replica % layout.ranks * layout.chunks[number] + begin
+            yield Piece(self.members[number], master, 0, length, first)
+
+    def publish(self) -> None:
+        """Bring updated weights from the ranks that updated them to the stored ones."""
+        self.gather.weights_changed()
+        if self.flat is None:
+            return
+        layout, wire = self.layout, self.layout.placement.gather_format
+        mine = self.flat.to(self.dtype)[None]
+        rows = quantize(mine, wire) if wire.quantized else mine
+        rows = gather_rows(rows, self.across, "publish")
+        rows = gather_rows(rows, self.within, "publish")
+        if wire.quantized:
+            rows = dequantize(rows, wire, mine.new_empty(rows.size(0), layout.slice))
+        row, start, parts = rows.view(-1), 0, []
+        for local, chunk in zip(self.locals, layout.chunks, strict=True):
+            parts.append(row[start : start + local.numel()].view_as(local))
+            start += chunk
+        torch._foreach_copy_(self.locals, parts)
+
+
+def replica_group(mesh: Mesh, size: int, stride: int, lane: str) -> Group:
+    """As ``Mesh.replicas``, of more than one rank."""
+    group = mesh.replicas(size, stride, lane)
+    assert group is not None
+    return group
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    """Of what FSDP2 takes for a gradient: a view of scratch memory."""
+    parameter.grad = None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local()

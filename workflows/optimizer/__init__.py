@@ -1,0 +1,1 @@
+"""What is tried next: proposals and the models behind them."""

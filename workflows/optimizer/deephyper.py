@@ -1,0 +1,140 @@
+"""DeepHyper's Bayesian optimization, behind one function of the run's history.
+
+A proposal is computed from nothing but the space, the seed and what the journal says: a fresh
+optimizer is told every result and asked once. That costs a tenth of a second (one forest), and in
+return a run that is stopped and continued proposes what an unbroken one would have, no result is
+told twice, and trials that run at the moment are accounted for (constant liar) although they
+were asked for one by one. Candidates are drawn by us, valid and never proposed before, because
+DeepHyper repeats known points after a restart and ignores constraints in some generators.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.constants import Array
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from analysis.units import counted
+from search_spaces import SearchSpace
+from slurm.outcome.kinds import Kind
+from workflows.optimizer.scalarization import Aim, measured, points
+
+KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
+SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
+
+
+class Bayesian:
+    """Asks DeepHyper for one of the candidates.
+
+    Args:
+        space: what is searched.
+        num_initial: successes to see before the surrogate is used; failures do not count, since
+            a surrogate of nothing but failures knows nothing. Where nearly all trials fail, two
+            successes suffice after a while. Default: one more than there are parameters to
+            choose, but at most a quarter of the budgeted trials.
+    """
+
+    def __init__(self, space: SearchSpace, num_initial: int | None = None) -> None:
+        self.space = space
+        varied = sum(len(p.values) > 1 for p in space.parameters.values())
+        quarter = max(2, (space.budget.trials or 1_000_000) // 4)
+        self.num_initial = num_initial or min(varied + 1, quarter)
+
+    def choose(
+        self,
+        run: Run,
+        candidates: list[dict[str, Any]],
+        rng: np.random.Generator,
+        weights: Array | None = None,
+    ) -> tuple[dict[str, Any], str, str]:
+        """One of the candidates, in random order, with who chose it and why.
+
+        Args:
+            run: what is learnt from.
+            candidates: valid and new.
+            rng: the source of what is drawn.
+            weights: of the objectives, where there are several.
+        """
+        told = [t for t in run.trials.values() if self._told(t)]
+        done = sum(t.objective is not None for t in told)
+        scarce = done >= 2 and len(told) >= SCARCE * self.num_initial
+        if done < self.num_initial and not scarce:
+            why = f"{done} of {self.num_initial} successes before the surrogate"
+            return candidates[0], "random", why
+        results = [*zip(told, self._values(told, weights), strict=True)]
+        successes = [value for _, value in results if not isinstance(value, str)]
+        # Pending trials are told as the best so far, as DeepHyper's own cl_max does in a batch.
+        pending = [(t, max(successes)) for t in run.trials.values() if not t.ended]
+        history = [(self.space.raw(t.config), value) for t, value in [*results, *pending]]
+        asked = self._ask(candidates, history, int(rng.integers(2**31)))
+        failures = len(results) - len(successes)
+        learnt = f"{counted(len(successes), 'success')} and {counted(failures, 'failure')}"
+        return asked, "bayesian", f"forest on {learnt}"
+
+    @staticmethod
+    def _told(trial: Trial) -> bool:
+        return trial.kind is not None and Kind(trial.kind).told
+
+    def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
+        """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.
+
+        DeepHyper can scalarize several objectives itself, but their raw figures; this way it looks
+        for the point of the front that the cost model would look for.
+        """
+        values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
+        done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
+        if weights is None:
+            reached = [(t.objective or 0.0) for _, t in done]
+            if not self.space.objective.maximize:
+                reached = [-figure for figure in reached]
+        else:
+            objectives = self.space.objectives
+            known = points(objectives, measured(objectives, [t for _, t in done]))
+            reached = Aim.at(weights, known).value(known).tolist()
+        for (i, _), figure in zip(done, reached, strict=True):
+            values[i] = figure
+        return values
+
+    def _ask(
+        self,
+        candidates: list[dict[str, Any]],
+        history: list[tuple[dict[str, Any], float | str]],
+        seed: int,
+    ) -> dict[str, Any]:
+        from deephyper.hpo import CBO, HpProblem  # two seconds to import
+
+        problem = HpProblem()
+        for name, parameter in self.space.parameters.items():
+            # Sorted, because DeepHyper refuses [True, False] in places.
+            problem.add(sorted(parameter.values), name)
+        problem.set_sampling_fn(lambda size: candidates[:size])
+        # DeepHyper's own schedule counts asks, of which a fresh optimizer has seen none.
+        decay = np.log(KAPPA_FINAL / KAPPA) / KAPPA_PERIOD
+        kappa = KAPPA * np.exp(decay * (len(history) % KAPPA_PERIOD))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            search = CBO(
+                problem,
+                random_state=seed,
+                n_initial_points=1,
+                acq_optimizer="sampling",  # over the candidates, so never invalid nor a repeat
+                acq_optimizer_kwargs={
+                    "n_points": len(candidates),
+                    "max_total_failures": -1,
+                    "filter_failures": self.space.failure_penalty,
+                },
+                # With DeepHyper's default a forest that saw few successes among many failures never
+                # splits, and every candidate is worth the same. DeepHyper lowers it while its best
+                # does not improve; that a fresh optimizer has not seen.
+                surrogate_model_kwargs={"min_impurity_decrease": 0.0},
+                acq_func_kwargs={"kappa": float(kappa), "scheduler": {"type": "constant"}},
+                checkpoint_history_to_csv=False,
+            )
+            search.tell(history)
+            asked: dict[str, Any] = search.ask(1)[0]
+        return asked

@@ -1,0 +1,117 @@
+"""What the cost model leaves of the logarithm of the objective: a Gaussian process over the trials.
+
+Configurations are compared in doublings of their degrees. On a shared machine a run now and then
+takes several times as long as its repeat; such trials are told apart and left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from analysis.cost.constants import Array
+from analysis.cost.jobs import Jobs, Mask
+from search_spaces.points.enumeration import Indices
+
+REACH = 1.5  # of the correlation, in doublings of a degree
+NOISE_LOG_SD = 0.03  # of one measurement
+DISTURBED = 0.1  # share of trials on a shared machine
+SLOWED = 5.0  # mean of their log slow-down, in deviations of the residual
+
+
+class Residual:
+    """What is left at any configuration, given what is left at those that were measured.
+
+    Args:
+        features: of the measured trials, from :func:`features`; shape (n, k).
+        left: logarithm of measured over predicted, more being better; shape (n,).
+        log_sd: of the residual far from every trial.
+        noise_log_sd: of an undisturbed measurement.
+    """
+
+    def __init__(
+        self, features: Array, left: Array, log_sd: float, noise_log_sd: float = NOISE_LOG_SD
+    ) -> None:
+        noise = noise_log_sd / log_sd
+        held = _undisturbed(kernel(features, features), left / log_sd, noise)
+        self._log_sd, self._features = log_sd, features[held]
+        among = kernel(self._features, self._features) + noise**2 * np.eye(len(held))
+        self._inverse = np.linalg.inv(among)
+        self._weights = self._inverse @ left[held]
+
+    def at(self, features: Array) -> tuple[Array, Array]:
+        """Mean and standard deviation, of configurations of shape (m, k)."""
+        across = kernel(features, self._features)
+        share = 1 - np.einsum("ij,jk,ik->i", across, self._inverse, across, optimize=True)
+        return across @ self._weights, self._log_sd * np.sqrt(np.maximum(share, 1e-6))
+
+    def covariance(self, features: Array) -> Array:
+        """Between configurations; shape (m, m)."""
+        across = kernel(features, self._features)
+        return np.asarray(
+            self._log_sd**2 * (kernel(features, features) - across @ self._inverse @ across.T)
+        )
+
+
+def features(of: Jobs) -> Array:
+    """What configurations differ in, in doublings; shape (n, k)."""
+    columns: list[Any] = [
+        *(np.log2(x) for x in (of.tp, of.pp, of.vpp, of.dp, of.mbs, of.gas)),
+        *(np.log2(x) for x in (of.weight_shard, of.gradient_shard, of.optimizer_shard)),
+        np.log2(of.secondary_shard + 1),
+        2.0 * of.sequence_parallel,
+        2.0 * of.recompute,
+        2.0 * (of.gather_bits > 0),
+        2.0 * (of.reduce_bits > 0),
+        2.0 * (of.secondary_bits > 0),
+    ]
+    return np.stack(columns, axis=1) / REACH
+
+
+def kernel(a: Array, b: Array) -> Array:
+    """Correlation between configurations; shape (len(a), len(b))."""
+    squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
+    return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
+
+
+def _undisturbed(among: Array, left: Array, noise: float) -> Indices:
+    """Trials whose measurement says something of their configuration.
+
+    Every trial either belongs to the Gaussian process, or was disturbed: slower by a factor whose
+    logarithm is exponentially distributed. The most probable assignment is looked for by changing
+    one trial after another, once from all being disturbed that are slow, once from none. So one
+    trial far off changes nothing, and several that agree do.
+
+    Args:
+        among: correlation of the trials.
+        left: what the model leaves of each, in deviations of the residual.
+        noise: standard deviation of an undisturbed measurement, likewise.
+    """
+    found = [_settled(among, left, noise, start) for start in (left > -2, left > -np.inf)]
+    return np.flatnonzero(max(found, key=lambda f: f[0])[1])
+
+
+def _settled(among: Array, left: Array, noise: float, held: Mask) -> tuple[float, Mask]:
+    """An assignment that no single change makes more probable, and its log probability."""
+    among = among + noise**2 * np.eye(len(left))
+    undisturbed = np.log(1 - DISTURBED) - 0.5 * np.log(2 * np.pi)
+    disturbed = np.where(left < 0, np.log(DISTURBED / SLOWED) + left / SLOWED, -np.inf)
+    for _ in range(2 * len(left)):
+        held = held.copy()
+        inverse = np.linalg.inv(among[np.ix_(held, held)])
+        # What the others predict of each trial; of those held by the rule for leaving one out.
+        across = among[:, held]
+        mean = across @ inverse @ left[held]
+        variance = np.diag(among) - np.einsum("ij,jk,ik->i", across, inverse, across, optimize=True)
+        variance[held] = 1 / np.diag(inverse)
+        mean[held] = left[held] - inverse @ left[held] * variance[held]
+        normal = undisturbed - 0.5 * ((left - mean) ** 2 / variance + np.log(variance))
+        wrong = np.where(held, disturbed - normal, normal - disturbed)
+        worst = int(np.argmax(wrong))
+        if wrong[worst] <= 0:
+            break
+        held[worst] = ~held[worst]
+    within, kept = among[np.ix_(held, held)], left[held]
+    together = -0.5 * (kept @ np.linalg.solve(within, kept) + np.linalg.slogdet(within)[1])
+    return float(together + len(kept) * undisturbed + disturbed[~held].sum()), held

@@ -1,0 +1,261 @@
+"""The cost model as a guide of the search: its ranking first, corrected by what was measured.
+
+A proposal is computed from the journal alone. The cost model is calibrated with every trial told,
+a Gaussian process learns what is left of the logarithm of the objective, and the configuration
+with the greatest upper confidence bound, weighed by the probability that it runs, comes next. While
+other trials run, the model's constants are drawn from what they may be instead, so that a batch is
+the favourites of differently wrong models and not eight neighbours of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from analysis.cost.constants import EDGE, Array
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
+from analysis.cost.step import TimeConstants
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.time_limits import in_time
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from analysis.units import counted
+from search_spaces.points.candidates import Candidates
+from search_spaces.points.enumeration import Indices
+from workflows.optimizer.expected_gain import Gain, expected_gain, leaders
+from workflows.optimizer.gaussian_process import NOISE_LOG_SD, Residual, features, kernel
+from workflows.optimizer.model_trust import believed, odds, positive
+from workflows.optimizer.scalarization import Aim, measured, points, spread_ranks
+
+PRICED = 300_000  # configurations of a space that are priced at the start
+SHORTLIST = 8_000  # of them that stay in the race
+CALIBRATED_WITH = 200  # trials: the best and the latest
+KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
+WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
+_UNEXPLAINED = ("oom", "host_oom", "crash", "timeout", "invalid", "diverged")
+GAIN_TRIALS = 5  # successes, before what is left to gain can be said
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A chosen candidate and what is expected of it."""
+
+    index: int
+    why: str
+    expected: dict[str, float]
+
+
+class Guide:
+    """Chooses among a space's candidates by the cost model.
+
+    Args:
+        pricing: of the space; its model is where every calibration starts from.
+        candidates: valid configurations.
+        seed: of the shortlist.
+    """
+
+    def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
+        self._pricing, self._candidates = pricing, candidates
+        self._space = pricing.space
+        rng = np.random.default_rng(seed)
+        indices = candidates.indices(PRICED, rng, [], max_nodes=2**31)
+        prediction = self._predict(pricing.model, indices)
+        ends = prediction.fits * in_time(self._space, prediction)
+        promise = self._overall(prediction) + np.log(np.maximum(ends, 1e-9))
+        order = np.argsort(-promise, kind="stable")
+        if len(order) > SHORTLIST:
+            # Some of the rest as well, should the model have it all wrong.
+            some = rng.choice(order[SHORTLIST:], min(SHORTLIST // 8, len(order) - SHORTLIST), False)
+            order = np.concatenate([order[:SHORTLIST], some])
+        self._indices: Indices = indices[order]
+        self._jobs = prediction.jobs[order]
+        self._nodes = prediction.num_nodes[order]
+        self._features = features(self._jobs)
+        self._calibrations: dict[tuple[int, ...], CostModel] = {}
+
+    def believed(self, run: Run) -> bool:
+        """Whether the model may go on choosing."""
+        return believed(run, self._pricing)
+
+    def guess(
+        self,
+        run: Run,
+        max_nodes: int,
+        rng: np.random.Generator,
+        known: Run | None = None,
+        weights: Array | None = None,
+    ) -> Guess | None:
+        """The next candidate; None if the shortlist has none that is new and narrow enough.
+
+        Args:
+            run: what is learnt from.
+            max_nodes: the widest trial that may come.
+            rng: the source of what is drawn.
+            known: whose trials may not come again; default those of ``run``.
+            weights: of the objectives, where there are several.
+        """
+        trials = (known or run).trials.values()
+        proposed = self._candidates.indices_of([t.config for t in trials])
+        free = np.flatnonzero(~np.isin(self._indices, proposed) & (self._nodes <= max_nodes))
+        if not len(free):
+            return None
+        told = [t for t in run.trials.values() if t.ended]
+        pending = [t for t in run.trials.values() if not t.ended]
+        model = self._calibrated(told)
+        rule = "highest confidence bound"
+        if pending:
+            model, rule = self._drawn(model, rng), "favourite of one of several models"
+        prediction = model.predict(self._jobs[free])
+        successes = [t for t in told if t.ok and positive(t)]
+        aim = None if weights is None else self._aim(weights, prediction, successes)
+        mean = self._log_promise(prediction, aim)
+        residual = self._residual(model, successes, aim)
+        shift, deviation = residual.at(self._features[free])
+        mean = mean + shift
+        ends = prediction.fits * in_time(self._space, prediction)
+        runs = np.maximum(ends, 1e-12) * self._survives(model, told, free)
+        score = mean + KAPPA * deviation + np.log(runs)
+        at = int(np.argmax(score))
+        figure = self._pricing.objective(prediction)
+        objective = float(np.exp(mean[at] if aim is None else self._log_promise(prediction)[at]))
+        if not self._space.objective.maximize:
+            objective = 1 / objective
+        factor = float(np.exp(EDGE * deviation[at] / (1.0 if aim is None else aim.scale)))
+        expected = {"objective": objective, "low": objective / factor, "high": objective * factor}
+        if figure is None:
+            expected = {}
+        expected["fits"] = float(runs[at])
+        # A model that does not foresee its trials cannot say what is left either.
+        foreseen = len(successes) >= GAIN_TRIALS and odds(run) > 0
+        if aim is None and foreseen and figure is not None and run.best and positive(run.best):
+            gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
+            expected |= {"gain": gain.next, "left": gain.left}
+        after = counted(len(successes), "success") if told else "no trial yet"
+        return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected)
+
+    # ---- what the model says ----
+
+    def _predict(self, model: CostModel, indices: Indices) -> Prediction:
+        facts = self._space.columns(self._candidates.columns(indices))
+        return model.predict(self._pricing.jobs(facts, len(indices)))
+
+    def _log_promise(self, prediction: Prediction, aim: Aim | None = None) -> Array:
+        """By which candidates rank: the first objective's logarithm, or how near to an aim."""
+        if aim is not None:
+            return aim.value(self._points(prediction))
+        return np.asarray(np.log(self._pricing.promise(prediction)))
+
+    def _log_objective(self, trial: Trial, aim: Aim | None = None) -> float:
+        """The same of what was measured."""
+        if aim is not None:
+            objectives = self._space.objectives
+            return float(aim.value(points(objectives, measured(objectives, [trial])))[0])
+        log = float(np.log(trial.objective or np.nan))
+        return log if self._space.objective.maximize else -log
+
+    def _overall(self, prediction: Prediction) -> Array:
+        """What a candidate promises to the search as a whole, whatever its weights."""
+        if not self._space.more_objectives:
+            return self._log_promise(prediction)
+        return -np.log(spread_ranks(self._points(prediction)))
+
+    def _points(self, prediction: Prediction) -> Array:
+        figures = self._pricing.figures(prediction)
+        assert figures is not None  # the proposer has seen to it
+        return points(self._space.objectives, figures)
+
+    def _aim(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Aim:
+        """Where these weights point to, among what was reached and what is likely to run."""
+        likely = self._points(prediction)[prediction.fits > 0.5]
+        objectives = self._space.objectives
+        known = np.concatenate([likely, points(objectives, measured(objectives, successes))])
+        uncertain = [objective.key != "num_nodes" for objective in objectives]
+        return Aim.at(weights, known if len(known) else self._points(prediction), uncertain)
+
+    def _calibrated(self, told: Sequence[Trial]) -> CostModel:
+        # Of many trials the latest few change little: every twentieth part more is enough.
+        step = max(1, len(told) // 20)
+        told = sorted(told, key=lambda t: (t.ended_t or 0.0, t.number))[: len(told) // step * step]
+        if len(told) > CALIBRATED_WITH:
+            ranked = sorted(told, key=lambda t: -self._log_objective(t) if positive(t) else np.inf)
+            told = [*ranked[: CALIBRATED_WITH // 2], *told[-CALIBRATED_WITH // 2 :]]
+        key = tuple(sorted({t.number for t in told}))
+        if key not in self._calibrations:
+            by_number = {t.number: t for t in told}
+            self._calibrations = {key: self._pricing.calibrated(by_number.values())}
+        return self._calibrations[key]
+
+    def _drawn(self, model: CostModel, rng: np.random.Generator) -> CostModel:
+        """The model with constants as they may be as well."""
+        covariance = model.covariance
+        if covariance is None:
+            # Before any evidence the whole prior would draw machines that do not exist.
+            covariance = np.diag((0.5 * TimeConstants.spreads()) ** 2)
+        logs = rng.multivariate_normal(model.constants.logs(), covariance, method="eigh")
+        return replace(model, constants=TimeConstants.from_logs(logs))
+
+    # ---- what it does not know ----
+
+    def _gain(
+        self,
+        model: CostModel,
+        residual: Residual,
+        free: Indices,
+        runs: Array,
+        run: Run,
+        rng: np.random.Generator,
+    ) -> Gain:
+        """What the candidates ``free`` are expected to gain over the best trial."""
+        assert run.best is not None
+        there = self._features[free]
+        shift, deviation = residual.at(there)
+        mean = self._log_promise(model.predict(self._jobs[free])) + shift
+        first = leaders(mean, deviation, runs)
+        return expected_gain(
+            mean[first],
+            residual.covariance(there[first]),
+            runs[first],
+            self._log_objective(run.best),
+            1 + sum(not t.ended for t in run.trials.values()),
+            rng,
+        )
+
+    def _residual(
+        self, model: CostModel, successes: Sequence[Trial], aim: Aim | None = None
+    ) -> Residual:
+        """What the model leaves at any candidate, from what it left of the successes."""
+        # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
+        scale = 1.0 if aim is None else aim.scale
+        log_sd = scale * min(model.log_sd, WIDEST * PRIOR_LOG_SD)
+        if not successes or self._pricing.objective(self._one) is None:
+            return Residual(self._features[:0], np.zeros(0), log_sd)
+        successes = successes[-CALIBRATED_WITH:]
+        own = self._pricing.jobs_of([t.config for t in successes])
+        reached = np.array([self._log_objective(t, aim) for t in successes])
+        left = reached - self._log_promise(model.predict(own), aim)
+        return Residual(features(own), left, log_sd, scale * NOISE_LOG_SD)
+
+    def _survives(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
+        """Probability of no failure that memory does not explain, from the failures so far."""
+        failed = [t for t in told if t.kind in _UNEXPLAINED][-CALIBRATED_WITH:]
+        if not failed:
+            return np.ones(len(free))
+        jobs = self._pricing.jobs_of([t.config for t in failed])
+        # What the model expects to run out of memory says nothing more when it does.
+        memory = [t.kind in self._pricing.memory_failures for t in failed]
+        blame = np.where(memory, model.predict(jobs).fits, 1.0)
+        against = kernel(self._features[free], features(jobs)) @ blame
+        ran = [t.config for t in told if t.ok][-CALIBRATED_WITH:]
+        support = np.zeros(len(free))
+        if ran:
+            there = features(self._pricing.jobs_of(ran))
+            support = kernel(self._features[free], there).sum(axis=1)
+        # One success, far away, is what every candidate has to begin with.
+        return np.asarray((support + 1) / (support + against + 1))
+
+    @cached_property
+    def _one(self) -> Prediction:
+        return self._pricing.model.predict(self._jobs[:1])

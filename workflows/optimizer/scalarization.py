@@ -1,0 +1,107 @@
+"""How a search with several objectives aims at one point of their Pareto front.
+
+Every proposal draws weights and goes for the best by the augmented Chebyshev scalarization (Knowles
+2006, ParEGO, equation 2) of the objectives' logarithms. A sum of weighted objectives would never
+find what lies in a dent of the front; the worst of the weighted distances to the ideal does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.cost.constants import Array
+from analysis.pareto import non_dominated
+from analysis.run.trial import Trial
+from search_spaces import Objective
+
+AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
+_NARROW = 1e-6  # range of a logarithm, below which the front does not speak of an objective
+
+
+def weights(count: int, seed: int, number: int) -> Array:
+    """Weights of ``count`` objectives, for proposal ``number``; they sum to 1.
+
+    A Kronecker sequence with a start drawn from the seed: even over the simplex, also over few
+    consecutive proposals, and a function of the number alone.
+    """
+    root = 2.0  # of x^count = x + 1; the golden ratio for two (Roberts 2018)
+    for _ in range(60):
+        root = (1 + root) ** (1 / count)
+    steps = root ** -np.arange(1.0, count)
+    start = np.random.default_rng((seed, count)).random(count - 1)
+    cuts = np.sort((start + number * steps) % 1.0)
+    return np.diff(np.concatenate([[0.0], cuts, [1.0]]))
+
+
+def points(objectives: Sequence[Objective], figures: Array) -> Array:
+    """Figures of several objectives as the search compares them; shape (n, k), more is better.
+
+    Logarithms, but for an objective that takes values which have none.
+    """
+    signs = np.array([1.0 if o.maximize else -1.0 for o in objectives])
+    positive = (figures > 0).all(axis=0)
+    logs = np.log(np.where(positive, figures, 1.0))
+    return np.asarray(signs * np.where(positive, logs, figures))
+
+
+def measured(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
+    """What successful trials reached; shape (trials, objectives)."""
+    rows = [[trial.objectives[objective.key] for objective in objectives] for trial in trials]
+    return np.array(rows).reshape(len(trials), len(objectives))
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One direction in which the front is looked for.
+
+    Attributes:
+        ideal: the best that is known of each objective, at once.
+        slopes: of the distance to it, per objective; they sum to 1, so that the scalar stays in
+            units of a logarithm.
+        scale: how much of an error in a predicted logarithm the scalar has.
+    """
+
+    ideal: Array
+    slopes: Array
+    scale: float
+
+    @classmethod
+    def at(cls, weights: Array, known: Array, uncertain: Sequence[bool] = ()) -> Aim:
+        """The aim of weights, given some points; each objective counts by its range on the front.
+
+        Args:
+            weights: one per objective.
+            known: what is known or expected to be reached, shape (n, k), n above 0; more is better.
+            uncertain: which objectives are predicted; default all.
+        """
+        front = known[non_dominated(known)]
+        ranges = np.ptp(front, axis=0)
+        ranges = np.where(ranges > _NARROW, ranges, np.ptp(known, axis=0))
+        slopes = weights / np.where(ranges > _NARROW, ranges, 1.0)
+        slopes = slopes / slopes.sum()
+        return cls(known.max(axis=0), slopes, float(slopes[list(uncertain) or slice(None)].max()))
+
+    def value(self, points: Array) -> Array:
+        """The scalar by which points rank, shape (n,); at most 0, more is better."""
+        distances = self.slopes * (points - self.ideal)
+        return np.asarray(distances.min(axis=1) + AUGMENTED * distances.sum(axis=1))
+
+
+def spread_ranks(points: Array, count: int = 16) -> Array:
+    """The best rank of each point over many aims, from 1; what a search for the front needs.
+
+    Args:
+        points: shape (n, k); more is better.
+        count: aims.
+    """
+    best = np.full(len(points), np.inf)
+    for number in range(count):
+        value = Aim.at(weights(points.shape[1], 0, number), points).value(points)
+        order = np.argsort(-value, kind="stable")
+        ranks = np.empty(len(points))
+        ranks[order] = np.arange(1, len(points) + 1)
+        best = np.minimum(best, ranks)
+    return best

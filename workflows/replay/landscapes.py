@@ -1,0 +1,297 @@
+"""Landscapes: recorded trials of one model on one machine, as spaces that can be searched again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from analysis.cost.jobs import RECOMPUTE
+from analysis.sweeps.gpus import resized
+from analysis.sweeps.read import FORMATS, missing, read, read_by
+from analysis.sweeps.record import Table, TableError, frame_of, numbers
+from search_spaces import SearchSpace, load_space
+
+_VARIED = ("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
+_MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
+_SAME = (*_MODEL, "gated", "tied_embeddings", "seq_length")  # in every row of a landscape
+_WORDS = {code: word for word, code in RECOMPUTE.items()}
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one recorded trial came to.
+
+    Attributes:
+        objective: nan if it failed.
+        kind: as in the journal.
+        result: what the proposer is told beside the objective.
+    """
+
+    objective: float
+    kind: str = "ok"
+    result: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return bool(np.isfinite(self.objective))
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """Recorded configurations of one model on one machine.
+
+    Attributes:
+        key: what distinguishes it from the others of its file.
+        space: as a person would write it for this model and machine.
+        answers: by canonical configuration's key, every recorded repeat.
+        configs: canonical, in the file's order.
+        model: identity of the model, for whoever leaves it out of a fit.
+    """
+
+    key: str
+    space: SearchSpace
+    configs: list[dict[str, Any]]
+    answers: Mapping[Key, list[Answer]]
+    model: str = ""
+
+    @property
+    def best(self) -> float:
+        """Objective of the best configuration, by the median of its repeats."""
+        medians = [
+            float(np.median(values))
+            for answers in self.answers.values()
+            if (values := [a.objective for a in answers if a.ok])
+        ]
+        return max(medians) if self.space.objective.maximize else min(medians)
+
+    def share(self, objective: float) -> float:
+        """An objective over the best's, so that 1 is as good and less is worse.
+
+        Where the best is not positive: 1 less the distance from it, over its size.
+        """
+        best, maximize = self.best, self.space.objective.maximize
+        if best > 0 and objective > 0:
+            return objective / best if maximize else best / objective
+        behind = best - objective if maximize else objective - best
+        return 1 - behind / abs(best) if best else float(behind <= 0)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a file has for a replay.
+
+    Attributes:
+        landscapes: that can be searched.
+        left_out: rows that are in none of them, by reason.
+    """
+
+    landscapes: list[Landscape]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
+    """The landscapes of a sweep's table, or of a run's ``results.csv``.
+
+    Args:
+        path: of the file, or of the run's folder.
+        columns: of the table, rows with equal values in which are one landscape; default what the
+            table's form says.
+
+    Raises:
+        TableError: if there is nothing to replay; the message says why.
+    """
+    if path.is_dir():
+        path /= "results.csv"
+    if not path.is_file():
+        raise TableError(f"{path}: no such file")
+    frame = frame_of(path)
+    names = [*map(str, frame)]
+    if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
+        if columns:
+            raise TableError(f"{path}: a run is one landscape; leave --landscape out")
+        return Recorded([_of_run(path, frame)])
+    if unknown := [name for name in columns if name not in frame]:
+        raise TableError(
+            f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
+        )
+    tables = read_by(path, columns) if columns else [t for t in [read(path)] if t is not None]
+    if not tables:
+        raise TableError(
+            f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); it has "
+            f"the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"{', '.join(missing(frame))}"
+        )
+    found: list[Landscape] = []
+    left_out: Counter[str] = Counter()
+    for table in tables:
+        mine = [*landscapes(table)]
+        found += mine
+        left_out.update({**table.left_out, **_unused(table, mine)})
+    if not found:
+        raise TableError(
+            f"{path}: nothing to replay: no landscape has two configurations of which one ran"
+        )
+    return Recorded(found, left_out)
+
+
+def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
+    """Rows of a table that no landscape took, by reason."""
+    silent = ~table.failed & ~np.isfinite(table.step_time_s)
+    others = ~silent & ~np.isin(table.landscape, [landscape.key for landscape in found])
+    reasons = {
+        "neither ran nor failed": int(silent.sum()),
+        "nothing to choose, or none that ran, in the row's landscape": int(others.sum()),
+    }
+    return {reason: count for reason, count in reasons.items() if count}
+
+
+def landscapes(table: Table) -> Iterator[Landscape]:
+    """Every landscape of a sweep in which something ran and there is something to choose."""
+    for key in np.unique(table.landscape):
+        part = table[table.landscape == key]
+        if np.isfinite(part.step_time_s).any():
+            landscape = _landscape(str(key), part)
+            if len(landscape.configs) > 1:
+                yield landscape
+
+
+def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
+    """A run's own trials, in its own space."""
+    file = path.parent / "space.yaml"
+    if not file.is_file():
+        raise TableError(f"{path}: a run's results.csv is replayed beside its space.yaml")
+    space = load_space(str(file))
+    if space.more_objectives:  # a landscape has one: the first
+        space = replace(space, more_objectives=())
+        frame = frame.rename(columns={"objective_0": "objective"})
+    names = [n.removeprefix("p:") for n in map(str, frame) if n.startswith("p:")]
+    if unknown := [name for name in names if name not in space.parameters]:
+        raise TableError(f"{path}: {file} has no parameter {', '.join(unknown)}")
+    answers: dict[Key, list[Answer]] = {}
+    configs: dict[Key, dict[str, Any]] = {}
+    measured = [name for name in map(str, frame) if name.startswith("m:")]
+    rows: list[dict[str, str]] = [
+        {str(name): value for name, value in row.items()} for row in frame.to_dict("records")
+    ]
+    for row in rows:
+        raw = {name: _value(path, space, name, row[f"p:{name}"]) for name in names}
+        config = space.canonical(raw)
+        failed = row["objective"].startswith("F_")
+        one = pd.DataFrame([row])
+        objective = np.nan if failed else float(numbers(one, "objective", path)[0])
+        kind = row["objective"].removeprefix("F_") if failed else "ok"
+        figures = {
+            name.removeprefix("m:"): figure
+            for name in measured
+            if np.isfinite(figure := float(pd.to_numeric(row[name], errors="coerce")))
+        }
+        key = tuple(config.items())
+        configs[key] = dict(config)
+        answers.setdefault(key, []).append(Answer(objective, kind, figures))
+    if len(configs) < 2 or not any(a.ok for every in answers.values() for a in every):
+        raise TableError(f"{path}: nothing to replay: needs two configurations of which one ran")
+    return Landscape(space.name, space, [*configs.values()], answers)
+
+
+def _value(path: Path, space: SearchSpace, name: str, text: str) -> Any:
+    values = {str(v): v for v in space.parameters[name].values}
+    if text and text not in values:
+        raise TableError(f"{path}: p:{name} is {text!r}, accepted {', '.join(values)}")
+    return values.get(text)
+
+
+def _landscape(key: str, table: Table) -> Landscape:
+    table = table[table.failed | np.isfinite(table.step_time_s)]  # others cannot answer
+    jobs = table.jobs
+    _check_same(key, table)
+    cluster = table.clusters[str(table.cluster[0])]
+    world = int(jobs.world_size.max())
+    if world < cluster.gpus_per_node:
+        cluster = resized(cluster, world)
+    nodes = np.maximum(np.round(jobs.world_size / cluster.gpus_per_node), 1)
+    columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
+    columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
+    rows = [
+        {name: _plain(name, column[row]) for name, column in columns.items()}
+        for row in range(len(jobs))
+    ]
+    space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
+    answers: dict[Key, list[Answer]] = {}
+    configs = {}
+    for row, raw in enumerate(rows):
+        config = space.canonical(raw)
+        configs[tuple(config.items())] = dict(config)
+        answers.setdefault(tuple(config.items()), []).append(_answer(table, row))
+    return Landscape(key, space, [*configs.values()], answers, str(table.model[0]))
+
+
+def _answer(table: Table, row: int) -> Answer:
+    jobs, step_time_s = table.jobs, float(table.step_time_s[row])
+    if not np.isfinite(step_time_s):
+        return Answer(np.nan, "oom")  # sweeps do not tell it from other crashes
+    result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
+    if np.isfinite(table.peak_bytes[row]):
+        result["peak_memory_bytes"] = float(table.peak_bytes[row])
+    return Answer(float(jobs.global_batch[row] * jobs.seq_length[row]) / step_time_s, "ok", result)
+
+
+def _check_same(key: str, table: Table) -> None:
+    """A search has one model, machine and framework."""
+    columns: dict[str, Any] = {name: getattr(table.jobs, name) for name in _SAME}
+    columns |= {"gpu": table.cluster, "framework": table.framework}
+    if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
+        raise TableError(
+            f"{table.name}: landscape {key!r} has rows that differ in {', '.join(mixed)}; "
+            "name columns that tell them apart as well"
+        )
+
+
+def _plain(name: str, value: float) -> Any:
+    if name == "sequence_parallel":
+        return bool(value)
+    return _WORDS[int(value)] if name == "recompute" else int(value)
+
+
+def _space(
+    key: str, table: Table, cluster: dict[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> SearchSpace:
+    """The space of a landscape, through the same reader as everybody's."""
+    jobs = table.jobs
+    model = {
+        "num_layers": int(jobs.num_layers[0]),
+        "hidden_size": int(jobs.hidden_size[0]),
+        "num_heads": int(jobs.num_heads[0]),
+        "num_kv_heads": int(jobs.kv_heads[0]),
+        "ffn_hidden_size": int(jobs.ffn_size[0]),
+        "vocab_size": int(jobs.vocab_size[0]),
+        "seq_length": int(jobs.seq_length[0]),
+        "activation": "swiglu" if jobs.gated[0] else "gelu",
+        "tied_embeddings": bool(jobs.tied_embeddings[0]),
+    }
+    cluster.pop("source", None)
+    content = {
+        "version": 1,
+        "name": "replay",
+        "description": key,
+        "model": model,
+        "cluster": cluster,
+        "trainer": {"command": ["recorded"], "framework": str(table.framework[0])},
+        "parameters": {name: sorted({row[name] for row in rows}) for name in rows[0]},
+        "objective": {"maximize": "tokens_per_second"},
+        "trial": {"timeout": "365d"},  # what was recorded has ended
+        "allow": ["tp_across_nodes"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "replay.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return load_space(str(path))

@@ -1,0 +1,239 @@
+"""``meshtune replay``: plays a search against a recorded sweep.
+
+Each landscape of the sweep (rows that differ in nothing but the configuration) becomes a space of
+its own, and a trial's answer is the recorded row. The proposer is that of ``meshtune search``; it
+sees shapes, the cluster's facts and what it was told, never the table.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from analysis.cost.model import CostModel
+from analysis.prediction.pricing import Pricing, price
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from analysis.units import counted
+from search_spaces import SearchSpace
+from workflows.optimizer.proposer import Policy, Proposer
+from workflows.replay.landscapes import Landscape
+
+NEAR, NEARER = 0.05, 0.01  # of the best
+ReplayPolicy = Literal[Policy, "optuna"]
+
+
+class Chooser(Protocol):
+    """What is replayed: the next configuration, given what was told."""
+
+    def propose(self, run: Run, max_nodes: int) -> Any: ...
+
+
+@dataclass
+class Played:
+    """One replay of one landscape with one seed.
+
+    Attributes:
+        shares: each trial's objective in order, over the landscape's best; 0 failed.
+        seconds: that the proposer took in all.
+        run: what the proposer was told.
+    """
+
+    shares: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    run: Run = field(default_factory=lambda: Run(Path()))
+
+    def trials_to(self, share: float) -> int | None:
+        """Trials up to the first within a share of the best; None if none was."""
+        near = [n for n, reached in enumerate(self.shares, start=1) if reached >= 1 - share]
+        return near[0] if near else None
+
+    def best_of(self, count: int) -> float:
+        return max(self.shares[:count], default=0.0)
+
+    def failed_share(self, count: int = 16) -> float:
+        first = self.shares[:count]
+        return sum(share == 0 for share in first) / max(len(first), 1)
+
+
+def chooser(
+    landscape: Landscape,
+    policy: ReplayPolicy,
+    seed: int,
+    model: CostModel | None = None,
+    earlier: Sequence[tuple[Run, SearchSpace]] = (),
+) -> Chooser:
+    """The proposer of ``meshtune search`` on a landscape.
+
+    Args:
+        landscape: what it may propose.
+        policy: see ``Proposer``; ``optuna`` is its TPE as it comes.
+        seed: of the proposer.
+        model: in place of the cost model's own constants, such as one that was fitted without
+            the landscape's model; its machine and framework are replaced.
+        earlier: runs, and their spaces, that the cost model learns from first.
+    """
+    if policy == "optuna":
+        from workflows.replay.optuna import OptunaPeer
+
+        return OptunaPeer(landscape, seed)
+    pricing = price(landscape.space)
+    if pricing is not None and model is not None:
+        pricing.learn_from(model)
+    if pricing is not None:
+        for run, space in earlier:
+            pricing.learn(run, Pricing(space))
+    return Proposer(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
+
+
+def play(
+    landscape: Landscape,
+    proposer: Chooser,
+    seed: int,
+    parallel: int = 1,
+    max_trials: int | None = None,
+    until: float | None = NEARER,
+) -> Played:
+    """Search a landscape until it is exhausted, or long enough.
+
+    Args:
+        landscape: that answers.
+        proposer: that asks.
+        seed: of which repeat of a configuration answers.
+        parallel: trials that run at once; all of them are told before more are asked for.
+        max_trials: end after so many.
+        until: end once a trial is within this share of the best, and 16 were tried.
+    """
+    rng = np.random.default_rng(seed)
+    played = Played()
+    run = played.run
+    size = len(landscape.configs)
+    while len(run.trials) < min(size, max_trials or size):
+        batch = []
+        for _ in range(min(parallel, size - len(run.trials))):
+            began = time.perf_counter()
+            proposal = proposer.propose(run, 2**31)
+            played.seconds += time.perf_counter() - began
+            if proposal is None:
+                break
+            number = len(run.trials) + 1
+            run.trials[number] = Trial(
+                number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected
+            )
+            batch.append(run.trials[number])
+        if not batch:
+            break
+        for trial in batch:
+            played.shares.append(_tell(landscape, trial, rng))
+        found = played.trials_to(until) if until is not None else None
+        if found is not None and len(run.trials) >= 16:
+            break
+    return played
+
+
+def _tell(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
+    """Tell a trial what was recorded; returns its share of the best, 0 for a failure."""
+    # A repeat that ran shows that the others failed for a reason of their own.
+    every = landscape.answers[tuple(trial.config.items())]
+    recorded = [a for a in every if a.ok] or every
+    answer = recorded[int(rng.integers(len(recorded)))]
+    trial.ended_t, trial.kind = 0.0, answer.kind
+    if not answer.ok:
+        return 0.0
+    trial.objective, trial.result = answer.objective, answer.result
+    return landscape.share(answer.objective)
+
+
+def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Figures per landscape and overall, as the command prints and writes them.
+
+    A replay that never came near counts as one trial more than there are configurations.
+    """
+    rows: list[dict[str, Any]] = []
+    for key, games in played.items():
+        size = sizes[key]
+
+        def trials(share: float, games: Sequence[Played] = games, size: int = size) -> float:
+            return float(np.mean([g.trials_to(share) or size + 1 for g in games]))
+
+        rows.append(
+            {
+                "key": key,
+                "configs": size,
+                "trials_to_5pct": trials(NEAR),
+                "trials_to_1pct": trials(NEARER),
+                "best_of_8": float(np.mean([g.best_of(8) for g in games])),
+                "best_of_16": float(np.mean([g.best_of(16) for g in games])),
+                "worst_best_of_8": min(g.best_of(8) for g in games),
+                "failed_share": float(np.mean([g.failed_share() for g in games])),
+                "proposer_s": float(np.mean([g.seconds / max(len(g.shares), 1) for g in games])),
+            }
+        )
+    overall: dict[str, Any] = {"landscapes": len(rows)}
+    for name in ("trials_to_5pct", "trials_to_1pct"):
+        values = np.array([row[name] for row in rows])
+        overall[name] = {
+            "geometric_mean": float(np.exp(np.log(values).mean())),
+            "median": float(np.median(values)),
+            "worst": float(values.max()),
+        }
+    for name in ("best_of_8", "best_of_16", "failed_share", "proposer_s"):
+        overall[name] = float(np.mean([row[name] for row in rows]))
+    overall["landscapes_with_5pct_in_first_8"] = sum(r["worst_best_of_8"] >= 1 - NEAR for r in rows)
+    return {"overall": overall, "landscapes": rows}
+
+
+def text(figures: Mapping[str, Any]) -> str:
+    """The figures as a table for people."""
+    lines = [
+        f"{'landscape':<44} {'configs':>7} {'to 5 %':>7} {'to 1 %':>7} {'best of 8':>9} "
+        f"{'of 16':>6} {'failed':>7}"
+    ]
+    for row in figures["landscapes"]:
+        lines.append(
+            f"{row['key']:<44} {row['configs']:>7} {row['trials_to_5pct']:>7.1f} "
+            f"{row['trials_to_1pct']:>7.1f} {row['best_of_8']:>9.3f} {row['best_of_16']:>6.3f} "
+            f"{100 * row['failed_share']:>5.1f} %"
+        )
+    overall = figures["overall"]
+    for name, what in (("trials_to_5pct", "5 %"), ("trials_to_1pct", "1 %")):
+        f = overall[name]
+        lines.append(
+            f"trials to within {what}: geometric mean {f['geometric_mean']:.2f}, "
+            f"median {f['median']:.1f}, worst {f['worst']:.1f}"
+        )
+    lines.append(
+        f"failed of the first 16: {100 * overall['failed_share']:.1f} %; "
+        f"within 5 % among the first 8: {overall['landscapes_with_5pct_in_first_8']} of "
+        f"{overall['landscapes']} landscapes; {overall['proposer_s']:.3f} s a proposal"
+    )
+    return "\n".join(lines)
+
+
+def left_out(reasons: Mapping[str, int]) -> str:
+    """How many rows of the table were not replayed, and why."""
+    each = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    return f"left out: {counted(sum(reasons.values()), 'row')} ({each})"
+
+
+def replay(
+    recorded: Iterable[Landscape],
+    make: Callable[[Landscape, int], Chooser],
+    seeds: int,
+    parallel: int = 1,
+    max_trials: int | None = None,
+) -> dict[str, Any]:
+    """Play every landscape with every seed; see :func:`summary`."""
+    played, sizes = {}, {}
+    for landscape in recorded:
+        sizes[landscape.key] = len(landscape.configs)
+        played[landscape.key] = [
+            play(landscape, make(landscape, seed), seed, parallel, max_trials)
+            for seed in range(seeds)
+        ]
+    return summary(played, sizes)

@@ -1,0 +1,1 @@
+"""The search: session, driver, trials, and when it ends."""

@@ -1,0 +1,89 @@
+"""The attempts that run now: one thread for each, which waits for its end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+
+from slurm.launcher import Launcher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import Hopeless
+from slurm.trial import Lease, Outcome, TrialSpec
+
+
+@dataclass
+class Running:
+    """An attempt at a trial, and the nodes that it holds."""
+
+    trial: int
+    attempt: int
+    lease: Lease
+
+
+class Attempts:
+    """Starts attempts and tells how they ended, in the order of their ends.
+
+    For one thread, but for :meth:`stop` and :meth:`wake`, which signal handlers call.
+
+    Args:
+        launcher: gives them their processes.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.running: dict[int, Running] = {}  # by trial
+        self._launcher = launcher
+        self._ended: queue.SimpleQueue[tuple[Running, Outcome] | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether what runs is being ended."""
+        return self._stop.is_set()
+
+    def start(self, running: Running, spec: TrialSpec, hopeless: Hopeless | None) -> None:
+        self.running[running.trial] = running
+        thread = threading.Thread(target=self._watch, args=(running, spec, hopeless), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # a limit on threads
+            self._ended.put((running, Outcome(Kind.LAUNCH_FAILURE, message=str(error))))
+
+    def next_end(self, timeout_s: float | None) -> tuple[Running, Outcome] | None:
+        """The next one that ended; None if there is none in time, or somebody calls ``wake``."""
+        ended = self._launcher.clock.receive(self._ended, timeout_s, len(self.running))
+        if ended:
+            del self.running[ended[0].trial]
+        return ended
+
+    def wake(self) -> None:
+        self._ended.put(None)
+
+    def stop(self) -> None:
+        """End what runs; :meth:`next_end` tells of it as of any other end."""
+        self._stop.set()
+        self.wake()
+
+    def abandon(self) -> None:
+        """End what runs, wait for it, and forget it: no process is left behind."""
+        self._stop.set()
+        while self.running:
+            self.next_end(None)
+
+    def _watch(self, running: Running, spec: TrialSpec, hopeless: Hopeless | None) -> None:
+        """In a thread of its own: wait for an end and report it, whatever happens."""
+        try:
+            outcome = self._launcher.run(spec, running.lease, self._stop, hopeless)
+        except Exception as error:  # the loop must hear of it, or the lease is lost for good
+            message = f"{type(error).__name__}: {error}"
+            lost = () if self._settled(spec.name) else running.lease.nodes
+            outcome = Outcome(Kind.LAUNCH_FAILURE, message=message, lost_nodes=lost)
+        self._ended.put((running, outcome))
+
+    def _settled(self, name: str) -> bool:
+        """Whether nothing of an attempt is left whose launcher failed half-way."""
+        try:
+            self._launcher.settle([name])
+        except Exception:
+            return False
+        return True

@@ -1,0 +1,301 @@
+"""The search loop: one thread that decides, and one per running trial that waits.
+
+Everything the loop does is in the journal before it is done, so a driver that is killed at any
+moment can be started again: :meth:`Driver.run` first settles what its predecessor left running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from analysis.run.fold import Run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal, finite
+from analysis.run.trial import Trial
+from analysis.units import counted
+from search_spaces import SearchSpace
+from slurm.launcher import Launcher
+from slurm.outcome.classify import read_result
+from slurm.outcome.kinds import BLAMELESS, Kind
+from slurm.pool import NodePool
+from slurm.trial import Lease, Outcome
+from workflows.optimizer.proposer import Proposer
+from workflows.search.attempts import Attempts, Running
+from workflows.search.budget import Budget
+from workflows.search.early_stopping import EarlyStop
+from workflows.search.results import Results
+from workflows.search.schedule import MAX_RETRIES, Agenda
+from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
+from workflows.search.streak import FailureStreak
+from workflows.search.trials import TrialFactory, journalled, judge
+
+LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
+END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
+TICK_S = 1.0
+NODE_CHECK_S = 30.0
+
+
+class Driver:
+    """Runs a search on a launcher's nodes until its budget is spent.
+
+    Args:
+        space: what is searched.
+        folder: the run's folder, created.
+        journal: the run's journal, locked by this process.
+        launcher: gives trials their processes.
+        proposer: chooses configurations.
+        factory: turns them into processes.
+        budget: when to stop.
+        seed: written to the journal.
+        listen: called with (event, driver, trial's number or None) after each change, and about
+            once a second; events are opened, started, ended and tick.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        folder: RunFolder,
+        journal: Journal,
+        launcher: Launcher,
+        proposer: Proposer,
+        factory: TrialFactory,
+        budget: Budget,
+        seed: int,
+        listen: Callable[[str, Driver, int | None], None],
+    ) -> None:
+        self.space = space
+        self.folder = folder
+        self.journal = journal
+        self.launcher = launcher
+        self.factory = factory
+        self.budget = budget
+        self.seed = seed
+        self.listen = listen
+        self.pool = NodePool(launcher.nodes())
+        self._agenda = Agenda(space, journal, self.pool, proposer, budget)
+        self._attempts = Attempts(launcher)
+        self._waiting: set[int] = set()  # asked the pool for nodes
+        self._early = EarlyStop(space)
+        self._streak = FailureStreak()
+        self._results = Results(folder)
+        self._ending: Ending | None = None  # nothing more is started
+        self._nodes_checked = launcher.clock.monotonic()
+
+    @property
+    def running(self) -> dict[int, Running]:
+        """What runs now, by trial."""
+        return self._attempts.running
+
+    @property
+    def stopping(self) -> bool:
+        """Whether running trials are being ended."""
+        return self._attempts.stopping
+
+    @property
+    def state(self) -> Run:
+        """All that the journal says."""
+        return self.journal.run
+
+    # ---- from signal handlers and other threads ----
+
+    def drain(self, ending: Ending) -> None:
+        """Start nothing more; what runs may end by itself."""
+        self._ending = self._ending or ending
+        self._attempts.wake()
+
+    def stop(self, ending: Ending) -> None:
+        """Start nothing more and end what runs; its trials run again when the run goes on.
+
+        Of two stops the first is why the search ends.
+        """
+        if not self.stopping:
+            self._ending = ending
+        self._attempts.stop()
+
+    # ---- the loop ----
+
+    def run(self) -> Ending:
+        """Search until the budget is spent, the space is exhausted, or somebody stops it.
+
+        Raises:
+            LauncherError: if the launcher cannot work at all.
+        """
+        self._open()
+        try:
+            no_more = self._fill()
+            while self.running or self._waiting or not (no_more or self._ending):
+                self._wait()
+                no_more = self._fill()
+        except BaseException:
+            self._attempts.abandon()
+            raise
+        ending = self._final_ending(no_more)
+        self.journal.write("closed", reason=ending.reason)
+        self.folder.write_results(self.state)
+        return ending
+
+    def _final_ending(self, no_more: Ending | None) -> Ending:
+        ending = self._ending or no_more or Ending("", DONE)
+        if ending.code == DONE and (wide := self._agenda.too_wide):
+            reason = f"too few nodes are left for {counted(len(wide), 'trial')}"
+            ending = Ending(reason, CONTINUE)
+        stopped = ending.code == CONTINUE or (ending.code == FAILED and self.state.best is not None)
+        if stopped and all(t.ended for t in self.state.trials.values()):
+            # The last trial may have ended while the search was being stopped, or taken the last
+            # node with it.
+            # Unless finalists are left: they may settle the winner in the next allocation.
+            spent = self.budget.spent(self.state, self.journal.clock())
+            settled = self._agenda.next_repeat() is None
+            ending = Ending(spent, DONE) if spent and settled else ending
+        if ending.code == DONE and self.state.best is None:
+            ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
+        return ending
+
+    def _open(self) -> None:
+        left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
+        self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
+        self.journal.write(
+            "opened",
+            space=self.space.name,
+            fingerprint=self.space.fingerprint,
+            seed=self.seed,
+            launcher=self.launcher.name,
+            nodes=list(self.pool.nodes),
+            **self.space.goals,
+        )
+        for trial, attempt in left_running:
+            if attempt:
+                self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
+        for trial in self.state.trials.values():
+            if not trial.ended:
+                self._agenda.again(trial.number)
+        self._early.update(self.state)
+        self.listen("opened", self, None)
+
+    def _left_behind(self, trial: Trial) -> Outcome:
+        """How an attempt ended whose driver was killed: by its result if it has one."""
+        outcome = read_result(self.folder.trial(trial.number))
+        # Not CANCELLED: a trial that brings its driver down must not be tried for ever.
+        return outcome or Outcome(Kind.PREEMPTED, message="its driver was killed")
+
+    def _fill(self) -> Ending | None:
+        """Start what the pool, the budget and the allocation allow.
+
+        Returns:
+            Why no further trial is started unless one has to run again; None if one may be.
+        """
+        no_more = None
+        self._check_allocation()
+        while not self._ending:
+            self._grant()
+            if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:
+                return None
+            if self.pool.size == 0:
+                # Another allocation has other nodes.
+                code = FAILED if self.launcher.time_left_s() is None else CONTINUE
+                self._ending = Ending("no usable node is left", code)
+                break
+            if not self.pool.num_free or len(self._waiting) >= LOOKAHEAD:
+                return None
+            number = self._agenda.next({*self.running, *self._waiting})
+            if isinstance(number, Ending):
+                no_more = number
+                break
+            self._waiting.add(number)
+            self.pool.request(str(number), self.space.num_nodes(self.state.trials[number].config))
+        if self._ending:
+            for number in self._waiting:
+                self.pool.withdraw(str(number))
+            self._waiting.clear()
+        return no_more
+
+    def _grant(self) -> None:
+        for lease in self.pool.grants():
+            number = int(lease.trial)
+            self._waiting.discard(number)
+            self._start(number, lease)
+
+    def _start(self, number: int, lease: Lease) -> None:
+        trial = self.state.trials[number]
+        attempt = len(trial.attempts) + 1
+        spec = self.factory.write(number, attempt, trial.config)
+        repeat = {"repeat": True} if trial.ended else {}
+        self.journal.write(
+            "started",
+            trial=number,
+            attempt=attempt,
+            name=spec.name,
+            nodes=list(lease.nodes),
+            **repeat,
+        )
+        # A finalist is measured whole: that is what it runs for.
+        hopeless = None if repeat else partial(self._early.judge, trial.config)
+        self._attempts.start(Running(number, attempt, lease), spec, hopeless)
+        self.listen("started", self, number)
+
+    def _wait(self) -> None:
+        if ended := self._attempts.next_end(TICK_S):
+            running, outcome = ended
+            self._end(running.trial, running.attempt, running.lease.nodes, outcome)
+            for node in outcome.lost_nodes:
+                self.pool.remove(node)
+            for node in outcome.suspect_nodes:
+                self.pool.quarantine(node)
+            self.pool.release(running.lease)
+            self._give_up_impossible()
+        self._results.catch_up(self.state)
+        self.listen("tick", self, None)
+
+    def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
+        trial = self.state.trials[number]
+        kind, objectives, message = judge(self.space, outcome, trial.config)
+        repeat = trial.ended  # its first result stands, whatever comes of this
+        retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
+        final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
+        early: dict[str, Any] = {}
+        if outcome.early and kind is Kind.OK:
+            early = {"early": True, "saved_node_s": outcome.saved_s * len(nodes)}
+        self.journal.write(
+            "ended",
+            trial=number,
+            attempt=attempt,
+            kind=str(kind),
+            **journalled(objectives),
+            result=finite(outcome.result),
+            message=message,
+            stderr_tail=outcome.stderr_tail,
+            elapsed_s=outcome.elapsed_s,
+            nodes=list(nodes),
+            final=final and not repeat,
+            **early,
+        )
+        self._results.stale = True
+        self._early.update(self.state, trial)
+        if not final and not repeat:
+            self._agenda.again(number)
+        self.listen("ended", self, number)
+        if hopeless := self._streak.note(kind, message, self.state):
+            self.stop(hopeless)
+
+    def _check_allocation(self) -> None:
+        left_s = self.launcher.time_left_s()
+        trial = self.space.trial
+        if not self._ending and left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
+            reason = "a further trial could not end before the allocation"
+            self._ending = Ending(reason, CONTINUE)
+        now_s = self.launcher.clock.monotonic()
+        if now_s - self._nodes_checked >= NODE_CHECK_S:
+            self._nodes_checked = now_s
+            for node in self.launcher.down_nodes():
+                self.pool.remove(node)
+            self._give_up_impossible()
+
+    def _give_up_impossible(self) -> None:
+        """Trials wider than what is left of the allocation wait for another one."""
+        for name in self.pool.impossible():
+            number = int(name)
+            self._waiting.discard(number)
+            if not self.state.trials[number].ended:
+                self._agenda.too_wide.add(number)

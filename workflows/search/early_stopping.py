@@ -1,0 +1,154 @@
+"""Which trials are stopped before their last step: those that cannot be near the best any more.
+
+Measured steps, not those of the warm-up, are compared with the best trial's figure, in logarithms.
+A trial is hopeless when even the fast end of what its own steps allow is slower than the slow end
+of what the best one's steps allow, by more than two runs of one configuration differ, and by
+``MARGIN`` on top. So what is within ``MARGIN`` of the best is not stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from analysis.finalists import noise_of
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace
+from slurm.outcome.step_log import Early, Step
+from workflows.search.objectives import MissingFigureError, figures
+
+MARGIN = 0.05  # share of the best's figure
+SURE = 0.99  # of each interval, one-sided
+MIN_STEPS = 2  # fewer have no spread
+# What a trainer may print with every step, but what no median of some steps stands for.
+_NOT_PER_STEP = ("peak_memory_bytes", "energy_joules", "joules_per_token", "loss", "num_nodes")
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """What there is to beat, in logarithms, the greater the better."""
+
+    trial: int
+    log: float
+    interval: float  # half, from the best's own steps
+    between: float  # by which two runs of one configuration may differ
+
+
+class EarlyStop:
+    """Judges running trials; told of results by one thread, asked by others.
+
+    Args:
+        space: whose objective and steps count.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        keys = [objective.key for objective in space.objectives]
+        # With several objectives slow trials are on the front, too.
+        self._applies = (
+            space.trial.early_stop and len(keys) == 1 and keys[0].split(".")[0] not in _NOT_PER_STEP
+        )
+        self._bar: _Bar | None = None  # replaced as a whole, so that threads see one or the other
+
+    def update(self, run: Run, ended: Trial | None = None) -> None:
+        """Note what is the best now, after this trial or any."""
+        if ended and not self._changes(ended):
+            return  # a long run would be looked through after each of its trials
+        best = run.best if self._applies else None
+        if best is None or best.objective is None or best.objective <= 0:
+            self._bar = None
+            return
+        noise = noise_of(run)
+        self._bar = _Bar(
+            trial=best.number,
+            log=self._log(best.objective),
+            interval=_half_interval(_own_steps(best)),
+            between=_quantile(noise.repeats) * math.sqrt(2) * noise.log_sd,
+        )
+
+    def _changes(self, ended: Trial) -> bool:
+        bar = self._bar
+        if bar is None or ended.number == bar.trial or any(a.repeat for a in ended.attempts):
+            return True
+        figure = ended.objective
+        return figure is not None and figure > 0 and self._log(figure) > bar.log
+
+    def judge(self, config: Mapping[str, Any], steps: Sequence[Step]) -> Early | None:
+        """Why a trial of ``config`` is hopeless after these steps; None while it is not."""
+        bar = self._bar
+        warmup = self._space.trial.warmup_steps
+        measured = [step for step in steps if step["step"] > warmup]
+        if bar is None or len(measured) < MIN_STEPS:
+            return None
+        logs = []
+        for step in measured:
+            try:
+                [figure] = figures(self._space, config, _result([step])).values()
+            except MissingFigureError:
+                return None
+            if not 0 < figure < math.inf:
+                return None
+            logs.append(self._log(figure))
+        behind = bar.log - statistics.fmean(logs)
+        doubt = math.hypot(_half_interval(logs), bar.interval, bar.between)
+        if behind <= doubt - math.log1p(-MARGIN):
+            return None
+        left = warmup + self._space.trial.measured_steps - int(measured[-1]["step"])
+        message = (
+            f"stopped early: {len(measured)} steps were {math.exp(behind):.2f} times as slow as "
+            f"the best, trial {bar.trial}, where noise explains {math.exp(doubt):.2f}"
+        )
+        return Early(message, _result(measured), max(0, left) * self._step_time_s(measured))
+
+    def _log(self, figure: float) -> float:
+        return math.log(figure) if self._space.objective.maximize else -math.log(figure)
+
+    def _step_time_s(self, steps: Sequence[Step]) -> float:
+        """Of what is left; 0 where nobody knows how many steps that is, or how long."""
+        command = self._space.trainer.command
+        if command and not any("{measured_steps}" in argument for argument in command):
+            return 0.0
+        times = [t for step in steps if _is_number(t := step.get("step_time_s"))]
+        return statistics.median(times) if times else 0.0
+
+
+def _result(steps: Sequence[Step]) -> dict[str, Any]:
+    """The result of a trial that had only these steps: medians, with the times themselves."""
+    result: dict[str, Any] = {"status": "ok"}
+    for key in (key for key in steps[0] if key != "step"):
+        values = [v for step in steps if _is_number(v := step.get(key))]
+        if len(values) == len(steps):
+            result[key] = statistics.median(values)
+            if key == "step_time_s":
+                result[key] = {"median": result[key], "all": values}
+    return result
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _own_steps(best: Trial) -> list[float]:
+    """Logarithms of the best's measured step times, where its trainer gave them."""
+    times = best.result.get("step_time_s")
+    every = times.get("all") if isinstance(times, Mapping) else None
+    if not isinstance(every, Sequence):
+        return []
+    return [math.log(t) for t in every if _is_number(t) and t > 0]
+
+
+def _half_interval(logs: Sequence[float]) -> float:
+    """Of the mean, by Student's t; 0 where there is no spread to know of."""
+    if len(logs) < MIN_STEPS:
+        return 0.0
+    return _quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+
+
+def _quantile(freedom: float) -> float:
+    from scipy.special import stdtrit  # seldom needed, and slow to import
+
+    return float(stdtrit(freedom, SURE))

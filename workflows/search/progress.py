@@ -1,0 +1,179 @@
+"""What a person sees of a running search: a live panel on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from analysis import units as quantities
+from analysis.pareto import comparable, front
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from analysis.units import counted
+from analysis.verdict import ended_words, saved_rows, verdict_rows
+from workflows.search.budget import Budget, node_hours, wall_time_s
+
+if TYPE_CHECKING:
+    from workflows.search.driver import Driver
+
+SHOWN_RUNNING = 8
+SHOWN_NODES = 8
+SHOWN_FRONT = 8
+SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """``tp=2 pp=1 mbs=4``, inactive parameters left out."""
+    return " ".join(f"{k}={_value(v)}" for k, v in config.items() if v is not None)
+
+
+def duration_text(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
+    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share."""
+    ended = [t for t in run.trials.values() if t.ended]
+    failed = Counter(t.kind for t in ended if not t.ok)
+    kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
+    running = sum(t.running is not None for t in run.trials.values())
+    of = f" of {budget.trials}" if budget.trials else ""
+    rows = [
+        ("trials", f"{len(ended)}{of} done, {running} running"),
+        ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
+    ]
+    best = run.best
+    if best:
+        rows.append(("best", f"{best.objective:.5g} {run.objective_key}, trial {best.number}"))
+        rows.append(("", config_text(best.config)))
+    else:
+        rows.append(("best", "no success yet"))
+    rows += front_rows(run)
+    rows += verdict_rows(run)
+    rows += saved_rows(run)
+    rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, duration_text)))
+    rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
+    return rows
+
+
+def front_rows(run: Run) -> list[tuple[str, str]]:
+    """The Pareto front, a line for each of the first trials; nothing where one figure is sought."""
+    trials = front(run)
+    if not trials:
+        return []
+    successes = counted(len(comparable(run)), "success")
+    rows = [("front", f"{len(trials)} of {successes}, beaten by none in all")]
+    rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
+    if len(trials) > SHOWN_FRONT:
+        rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
+    return rows
+
+
+def figures_text(run: Run, trial: Trial) -> str:
+    """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
+    if not trial.objectives:
+        return f"{trial.objective:.5g} {run.objective_key}"
+    shown = [(quantities.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
+    return ", ".join(
+        f"{quantities.number(figure)} {quantities.unit(key) or quantities.name(key)}"
+        for figure, key in shown
+    )
+
+
+def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
+    return text(used) + (f" of {text(limit)}" if limit is not None else "")
+
+
+def _value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nodes(names: tuple[str, ...]) -> str:
+    more = len(names) - SHOWN_NODES
+    return ",".join(names[:SHOWN_NODES]) + (f" and {more} more" if more > 0 else "")
+
+
+class Progress:
+    """Listens to a driver; use as a context manager around its run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def __call__(self, event: str, driver: Driver, number: int | None) -> None:
+        trial = driver.state.trials[number] if number is not None else None
+        if trial and (event == "ended" or not self._live):
+            self._line(event, driver.state, trial)
+        if self._live:
+            self._live.update(_panel(driver))
+        elif event == "opened":
+            self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
+
+    def say(self, text: str) -> None:
+        """Print one line above the panel, as it is."""
+        # Trainers may print anything, lone surrogates among it.
+        printable = text.encode("utf-8", "backslashreplace").decode()
+        self._console.print(Text(printable), soft_wrap=True)
+
+    def _line(self, event: str, run: Run, trial: Trial) -> None:
+        attempt = trial.attempts[-1]
+        what = f"trial {trial.number:4d}"
+        if len(trial.attempts) > 1:
+            what += f" (attempt {attempt.number})"
+        if event == "started":
+            self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
+            return
+        spent = duration_text(attempt.elapsed_s)
+        if words := ended_words(run, trial, attempt):
+            new = "  <- best" if run.best is trial else ""
+            self.say(f"{what} {words}  {spent}{new}")
+        elif attempt.kind == "ok":
+            new = "  <- best" if run.best is trial else "  <- front" if trial in front(run) else ""
+            self.say(f"{what} ok       {figures_text(run, trial)}  {spent}{new}")
+        else:
+            again = "" if trial.ended else "  (will run again)"
+            why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
+            self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}")
+
+
+def _panel(driver: Driver) -> Group:
+    now = driver.journal.clock()
+    rows = summary(driver.state, driver.budget, now)
+    busy = sum(len(r.lease.nodes) for r in driver.running.values())
+    rows.append(("nodes", f"{busy} of {driver.pool.size} busy"))
+    table = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        table.add_row(Text(label, style="bold"), Text(text))
+    running = Table.grid(padding=(0, 2))
+    shown = sorted(driver.running.values(), key=lambda r: r.trial)
+    for r in shown[:SHOWN_RUNNING]:
+        trial = driver.state.trials[r.trial]
+        since = duration_text(now - trial.attempts[-1].started_t)
+        running.add_row(
+            Text(f"running {r.trial}", style="cyan"),
+            Text(since),
+            Text(_nodes(r.lease.nodes)),
+            Text(config_text(trial.config)),
+        )
+    if len(shown) > SHOWN_RUNNING:
+        running.add_row(Text(f"and {len(shown) - SHOWN_RUNNING} more"))
+    return Group(table, running)

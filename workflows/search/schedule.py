@@ -1,0 +1,151 @@
+"""What is started next: what has to run again, then new trials, then repeats of the finalists."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from analysis.finalists import next_repeat
+from analysis.run.fold import Run
+from analysis.run.journal import Journal
+from analysis.run.trial import Trial
+from analysis.units import counted
+from search_spaces import SearchSpace
+from slurm.outcome.kinds import BLAMELESS
+from slurm.pool import NodePool
+from workflows.optimizer.proposer import Proposal, Proposer
+from workflows.search.budget import Budget
+from workflows.search.node_hours import NodeHours
+from workflows.search.stopping import CONTINUE, DONE, Ending
+
+MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
+
+
+class Agenda:
+    """Chooses what is started next, and writes it to the journal where it is new.
+
+    Args:
+        space: what is searched.
+        journal: of the run.
+        pool: the nodes that there are.
+        proposer: chooses configurations.
+        budget: when to stop.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        journal: Journal,
+        pool: NodePool,
+        proposer: Proposer,
+        budget: Budget,
+    ) -> None:
+        self.too_wide: set[int] = set()  # for what is left of this allocation
+        self._space = space
+        self._journal = journal
+        self._pool = pool
+        self._proposer = proposer
+        self._budget = budget
+        self._node_hours = NodeHours(space, budget.node_hours)
+        self._again: deque[int] = deque()
+        self._searched: Ending | None = None  # why nothing new is proposed; repeats may be left
+
+    @property
+    def _run(self) -> Run:
+        return self._journal.run
+
+    def again(self, number: int) -> None:
+        """A trial has to run (again)."""
+        if number not in self._again:
+            self._again.append(number)
+
+    def next(self, started: Collection[int]) -> int | Ending:
+        """The number of the next trial to start, or why there is none.
+
+        Args:
+            started: trials that run or wait for nodes.
+        """
+        if spent := self._budget.resources_spent(self._run, self._journal.clock()):
+            return Ending(spent, DONE)
+        for _ in range(len(self._again)):
+            number = self._again.popleft()
+            config = self._run.trials[number].config
+            if self._space.num_nodes(config) > self._pool.size:
+                self.too_wide.add(number)
+            elif self._affordable(config, started):
+                return number
+            else:
+                self._again.append(number)
+        chosen = self._searched or self._propose(started)
+        if isinstance(chosen, Ending) and chosen.code == DONE:
+            repeated = self.next_repeat(started)
+            if repeated is not None:
+                self._searched = chosen  # what a repeat changes does not open the search again
+                return repeated
+        return chosen
+
+    def _propose(self, started: Collection[int]) -> int | Ending:
+        """The number of a new trial, or why there is none."""
+        if spent := self._budget.spent(self._run, self._journal.clock()):
+            return Ending(spent, DONE)
+        proposal = self._proposer.propose(self._run, self._pool.size)
+        if proposal and (enough := self._budget.not_worth_it(proposal.expected)):
+            return Ending(enough, DONE)
+        if proposal and not self._affordable(proposal.config, started):
+            proposal = self._narrower(proposal, started)
+            if proposal is None:
+                left = max(0.0, self._node_hours.left(self._run, self._journal.clock()))
+                limit = f"budget: {counted(self._budget.node_hours or 0.0, 'node-hour')}"
+                return Ending(f"{limit}, {left:.3g} left are too few for a further trial", DONE)
+        if proposal is None:
+            if self._proposer.propose(self._run, sys.maxsize) is None:
+                return Ending("every valid configuration has been tried", DONE)
+            size = counted(self._pool.size, "node")
+            return Ending(f"the configurations left need more than {size}", CONTINUE)
+        number = max(self._run.trials, default=0) + 1
+        self._journal.write(
+            "proposed",
+            trial=number,
+            config=proposal.config,
+            by=proposal.by,
+            why=proposal.why,
+            expected=dict(proposal.expected),
+        )
+        return number
+
+    def _narrower(self, proposal: Proposal, started: Collection[int]) -> Proposal | None:
+        """A proposal that ends within what is left of the node-hours; None without any.
+
+        A search that knows nothing yet tries one trial all the same.
+        """
+        other: Proposal | None = proposal
+        while other and not self._affordable(other.config, started):
+            other = self._proposer.propose(self._run, self._space.num_nodes(other.config) - 1)
+        nothing_yet = self._run.best is None and not started
+        return other or (proposal if nothing_yet else None)
+
+    def _affordable(self, config: Mapping[str, Any], started: Collection[int]) -> bool:
+        """Whether a trial is expected to end within what is left of the node-hours."""
+        return self._node_hours.affords(self._run, self._journal.clock(), started, config)
+
+    def next_repeat(self, started: Collection[int] = ()) -> int | None:
+        """The finalist to be measured again; None if the winner is settled, or may be later.
+
+        What still runs may win, so it comes first.
+        """
+        trials = self._run.trials
+        rules = self._space.finalists
+        if not rules.max_repeats or self._space.more_objectives:
+            return None
+        if any(not trials[number].ended for number in started):
+            return None
+
+        def possible(trial: Trial) -> bool:
+            lost = sum(a.repeat and a.kind in BLAMELESS for a in trial.attempts)
+            fits = self._space.num_nodes(trial.config) <= self._pool.size
+            return lost <= MAX_RETRIES and fits and self._affordable(trial.config, started)
+
+        trial = next_repeat(self._run, rules.confidence, rules.max_repeats, started, possible)
+        return None if trial is None else trial.number

@@ -1,0 +1,203 @@
+"""One session of a run: from a space and a launcher to an ending and a report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from rich.console import Console
+from rich.text import Text
+
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from analysis.run.trial import Trial
+from analysis.units import counted
+from analysis.verdict import saved_rows, verdict_rows
+from search_spaces import SearchSpace
+from slurm.launcher import Launcher
+from slurm.pool import NodePool
+from slurm.trial import Lease
+from workflows.optimizer.proposer import Policy, Proposer
+from workflows.search.budget import Budget
+from workflows.search.driver import Driver
+from workflows.search.progress import Progress, config_text, front_rows
+from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
+from workflows.search.trials import TrialFactory, data_prefix, make_data
+
+DRY_RUN_TRIALS = 3
+
+
+def run_session(
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None,
+    budget: Budget,
+    flags: str = "",
+    policy: Policy = "meshtune",
+    pricing: Pricing | None = None,
+) -> int:
+    """Search until an ending, write the report, and return the process's exit code.
+
+    Args:
+        space: what is searched.
+        folder: where; a run that is there already goes on.
+        launcher: gives trials their processes.
+        seed: None: the run's own, or 0.
+        budget: of the whole run.
+        flags: what the command that goes on with the run needs beside the space.
+        policy: what chooses; see ``Proposer``.
+        pricing: in place of the space's own prices.
+    """
+    console = Console()
+    # Slurm's warning may come while there is no driver yet, or none any more.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    data = _data(space, folder, launcher)
+    folder.prepare(space)
+    journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
+    try:
+        folder.create(space)  # only now is the run ours: another's budget stays
+        if data and not launcher.simulated:
+            make_data(data)
+        if seed is None:
+            seed = journal.run.seed
+        factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
+        with Progress(console) as progress:
+            driver = Driver(
+                space=space,
+                folder=folder,
+                journal=journal,
+                launcher=launcher,
+                proposer=Proposer(space, seed, policy, pricing=pricing),
+                factory=factory,
+                budget=budget,
+                seed=seed,
+                listen=progress,
+            )
+            with _signals(driver, progress):
+                ending = driver.run()
+        console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
+        console.print(Text(_report(folder)), soft_wrap=True)
+    finally:
+        journal.close()
+    return ending.code
+
+
+def dry_run(
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None,
+    policy: Policy = "meshtune",
+    pricing: Pricing | None = None,
+) -> Iterator[str]:
+    """The exact commands of the next trials; starts and writes nothing."""
+    run = read_run(folder.path) if folder.started else Run(folder.path)
+    data = _data(space, folder, launcher)
+    factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
+    proposer = Proposer(space, run.seed if seed is None else seed, policy, pricing=pricing)
+    pool = NodePool(launcher.nodes())
+    nodes = counted(pool.size, "node")
+    yield f"# {space.name}: the first trials on {nodes} ({launcher.name})"
+    for _ in range(DRY_RUN_TRIALS):
+        proposal = proposer.propose(run, pool.size)
+        if proposal is None:
+            break
+        number = max(run.trials, default=0) + 1
+        run.trials[number] = Trial(number, proposal.config, time.time())
+        spec = factory.spec(number, 1, proposal.config)
+        lease = Lease(str(number), tuple(pool.nodes[: spec.num_nodes]))
+        yield f"# trial {number}: {config_text(proposal.config)}"
+        yield shlex.join(launcher.command(spec, lease))
+
+
+def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | None:
+    """Where the built-in trainer's tokens are; a simulated cluster need not have them."""
+    if launcher.simulated and space.trainer.builtin:
+        return space.trainer.builtin.data
+    return data_prefix(space, folder.path)
+
+
+def _run_id(folder: RunFolder, launcher: Launcher) -> str:
+    """Names the run's steps and processes; unique per folder, the same after a restart."""
+    if launcher.simulated:  # shares its cluster with nobody, and equal seeds give equal journals
+        return "meshtune-simulated"
+    where = f"{socket.gethostname() if not _in_slurm() else ''}{folder.path}"
+    return "meshtune-" + hashlib.sha256(where.encode()).hexdigest()[:8]
+
+
+def _in_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+@contextmanager
+def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
+    """Ctrl-C or TERM: stop cleanly, a second one: at once. USR1 (the allocation ends): drain."""
+    asked = False  # the driver may be stopping for a reason of its own
+
+    def say(text: str) -> None:
+        with suppress(RuntimeError):  # in the middle of another line, which output does not allow
+            progress.say(text)
+
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            os._exit(128 + number)
+        asked = True
+        code = INTERRUPTED if number == signal.SIGINT else CONTINUE
+        driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
+        say("stopping: ending the running trials (once more: at once)")
+
+    def drain(_: int, __: FrameType | None) -> None:
+        driver.drain(Ending("the allocation ends", CONTINUE))
+        say("the allocation ends soon: no further trial is started")
+
+    handlers = {signal.SIGINT: stop, signal.SIGTERM: stop, signal.SIGUSR1: drain}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
+    best = driver.state.best
+    words = f"ended: {ending.reason}"
+    if best:
+        words += (
+            f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
+            f"{config_text(best.config)}"
+        )
+    for label, text in front_rows(driver.state):
+        words += f"\n{label + ':' if label else ' '} {text}"
+    asked = driver.space.finalists.confidence
+    for label, text in verdict_rows(driver.state, asked) + saved_rows(driver.state):
+        words += f"\n{label}: {text}"
+    if ending.code in (CONTINUE, INTERRUPTED):
+        space_file = shlex.quote(str(driver.folder.space_file))
+        words += f"\ngo on with: meshtune search {space_file}{flags}"
+    return words
+
+
+def _report(folder: RunFolder) -> str:
+    """Write the report; whatever goes wrong there must not change how the search ended."""
+    try:
+        from analysis.report.page import write_report
+        from workflows.forecast import forecast_of
+
+        return f"report: {write_report(folder.path, forecast_of)}"
+    except Exception as error:
+        return (
+            f"the report was not written ({type(error).__name__}: {error}); "
+            f"`meshtune report {folder.path}` tries again"
+        )

@@ -1,0 +1,148 @@
+"""From a configuration to something that a launcher can start, and back to an objective."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from analysis.run.folder import RunFolder
+from search_spaces import SearchSpace
+from slurm.outcome.evidence import clear
+from slurm.outcome.kinds import Kind
+from slurm.trial import Outcome, ResultSource, TrialSpec
+from trainer.config import ConfigError
+from workflows.search.objectives import MissingFigureError, figures
+
+PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
+START_UP_S, CPU_START_UP_S = 60.0, 5.0
+
+
+class TrialFactory:
+    """Makes the processes' specification of a space's trials.
+
+    Args:
+        space: what is searched.
+        folder: where the trials' folders are.
+        run_id: a name that no other run on this cluster has.
+        data: the token file's prefix for the built-in trainer; None for a command of the user's.
+    """
+
+    def __init__(
+        self, space: SearchSpace, folder: RunFolder, run_id: str, data: str | None
+    ) -> None:
+        self.space = space
+        self.folder = folder
+        self.run_id = run_id
+        self.data = data
+
+    def name(self, number: int, attempt: int) -> str:
+        return f"{self.run_id}-{number:04d}-{attempt}"
+
+    def write(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
+        """Write the trial's ``config.json`` and ``trial.json``; return what to start.
+
+        What an earlier attempt left is removed first, so that it cannot pass for this one's.
+        """
+        spec = self.spec(number, attempt, config)
+        clear(spec.directory)
+        files: dict[str, Any] = {
+            "trial.json": {
+                "name": spec.name,
+                "argv": list(spec.argv),
+                "num_nodes": spec.num_nodes,
+                "ranks_per_node": spec.ranks_per_node,
+                "env": dict(spec.env),
+            }
+        }
+        files["config.json"] = (
+            dict(config) if self.data is None else self.space.train_config(config, self.data)
+        )
+        self.folder.write_trial(number, files)
+        return spec
+
+    def spec(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
+        """What to start for ``config``; writes nothing."""
+        directory = self.folder.trial(number)
+        trainer, trial = self.space.trainer, self.space.trial
+        argv: tuple[str, ...] = (sys.executable, "-m", "trainer", str(directory / "config.json"))
+        if trainer.command:
+            argv = self.space.command(config, directory)
+        return TrialSpec(
+            name=self.name(number, attempt),
+            directory=directory,
+            argv=argv,
+            num_nodes=self.space.num_nodes(config),
+            ranks_per_node=self.space.cluster.gpus_per_node,
+            timeout_s=trial.timeout_s,
+            no_progress_timeout_s=trial.no_progress_timeout_s,
+            env=dict(trainer.env),
+            result=ResultSource(trainer.result.patterns if trainer.result else {}),
+            config=dict(config),
+        )
+
+
+def judge(
+    space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]
+) -> tuple[Kind, dict[str, float], str]:
+    """The kind, objectives by key and message of an ended attempt, in the space's own terms.
+
+    An ``ok`` whose figure is missing is a crash (the trainer broke its contract), one whose
+    figure is not finite has diverged: neither may pass for a fast result.
+    """
+    if outcome.kind is not Kind.OK:
+        return outcome.kind, {}, outcome.message
+    try:
+        reached = figures(space, config, outcome.result or {})
+    except MissingFigureError as error:
+        return Kind.CRASH, {}, str(error)
+    for key, figure in reached.items():
+        if not math.isfinite(figure):
+            return Kind.DIVERGED, {}, f"{key} is not finite"
+    return Kind.OK, reached, outcome.message
+
+
+def journalled(objectives: Mapping[str, float]) -> dict[str, Any]:
+    """What the journal says of a trial's objectives: the first one, and all if there are more."""
+    first = {"objective": next(iter(objectives.values()), None)}
+    return first if len(objectives) < 2 else {**first, "objectives": dict(objectives)}
+
+
+def data_prefix(space: SearchSpace, folder: Path) -> str | None:
+    """Where the built-in trainer's token file is, or will be made; writes nothing.
+
+    Returns:
+        An absolute path without its suffix; None for a trainer of the user's.
+
+    Raises:
+        ConfigError: if the space names a token file that is not there.
+    """
+    builtin = space.trainer.builtin
+    if builtin is None:
+        return None
+    if builtin.data != PYTHON_SOURCE:
+        prefix = Path(builtin.data).absolute()
+        if not Path(f"{prefix}.idx").exists():
+            raise ConfigError(
+                f"{space.file}: trainer.builtin.data: there is no {prefix}.idx; "
+                f"`meshtune prepare-data FILES --out {builtin.data}` makes it from text"
+            )
+        return str(prefix)
+    return str(folder.absolute() / "data" / PYTHON_SOURCE)
+
+
+def make_data(prefix: str) -> None:
+    """Make the token file of Python's own source if it is not there yet."""
+    from trainer.data.prepare import prepare_data, python_source_files
+
+    if not Path(f"{prefix}.idx").exists():
+        Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+        prepare_data(python_source_files(), Path(prefix))
+
+
+def start_up_s(space: SearchSpace) -> float:
+    """From a trial's launch to its first step, by experience: imports, communicators, weights."""
+    builtin = space.trainer.builtin
+    return CPU_START_UP_S if builtin is not None and builtin.device == "cpu" else START_UP_S

@@ -1,0 +1,1 @@
+"""Searches on a simulated cluster."""

@@ -1,0 +1,311 @@
+"""``--launcher simulate``: a space's own cluster on paper, whose trials the cost model answers."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
+
+import numpy as np
+
+from analysis.cost.activations import refused
+from analysis.cost.constants import Constants
+from search_spaces import SearchSpace
+from search_spaces.language.document import nearest
+from search_spaces.language.schema import seconds
+from search_spaces.points.enumeration import ValidConfigs
+from slurm.simulated.cluster import EPOCH, SimulatedCluster
+from slurm.simulated.launcher import SimulatedLauncher
+from slurm.simulated.trial import Price
+from trainer.config import Recompute
+from trainer.flops import hardware_flops, model_flops
+from workflows.cli.errors import UsageError
+from workflows.search.objectives import MissingFigureError, figures
+from workflows.search.trials import start_up_s
+
+if TYPE_CHECKING:
+    from analysis.prediction.pricing import Pricing
+
+C = TypeVar("C", bound=Constants)
+# Of every configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest
+# rank needs, and bytes that it would report. Raises ValueError for what cannot be said.
+Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
+
+TRIED = 500  # configurations drawn to see whether the model can price the space
+DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
+
+
+class SpaceWorkload:
+    """The trials of a space as a cost model sees them, or as one would that has more to it.
+
+    With a misfit, the truth differs from the answers by a factor per value of every parameter, for
+    time and for memory: an effect that no constants of the model explain. The factors are drawn
+    once, so that over all configurations the logarithm of their product has that spread.
+
+    Args:
+        space: names the model, the cluster and the steps of a trial.
+        answers: the cost model.
+        misfit: 0: the answers are true.
+        seed: of the misfit.
+
+    Raises:
+        UsageError: if the space has no model, mbs or gas.
+    """
+
+    def __init__(
+        self, space: SearchSpace, answers: Answers, misfit: float = 0.0, seed: int = 0
+    ) -> None:
+        if space.model is None or not {"mbs", "gas"} <= space.facts(_any_config(space)).keys():
+            raise UsageError(f"{space.file}: simulation needs a model, mbs and gas")
+        self._space = space
+        self._model = space.model
+        self._answers = answers
+        self.warmup_steps = space.trial.warmup_steps
+        self.measured_steps = space.trial.measured_steps
+        limit = space.trainer.builtin and space.trainer.builtin.device_memory_bytes
+        self.memory_bytes = limit or space.cluster.memory_bytes
+        self._time = _Misfit(space, misfit, f"{seed}/time")
+        self._memory = _Misfit(space, misfit, f"{seed}/memory")
+
+    def price(self, config: Mapping[str, Any]) -> Price:
+        (step_time_s,), (needed_bytes,), (peak_bytes,) = self._answers([config])
+        slower, larger = self._time.factor(config), self._memory.factor(config)
+        return Price(
+            float(step_time_s) * slower,
+            float(needed_bytes) * larger,
+            float(peak_bytes) * larger,
+            refused=math.isnan(float(step_time_s)),
+        )
+
+    def figures(
+        self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
+    ) -> dict[str, Any]:
+        """What the built-in trainer measures (``trainer.result``), and energy where it is known."""
+        speed = self._speed(config, step_times_s)
+        gpus, power_watts = speed["world_size"], self._space.cluster.power_watts
+        energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
+        memory = {"peak_memory_bytes": int(peak_bytes)}
+        return {"status": "ok", **speed, **memory, **energy}
+
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
+        """What it says after each step."""
+        speed = self._speed(config, [step_time_s])
+        return {"step": number, **speed, "step_time_s": step_time_s}
+
+    def _speed(self, config: Mapping[str, Any], step_times_s: Sequence[float]) -> dict[str, Any]:
+        facts = self._space.facts(config)
+        gpus, dp = int(facts["world_size"]), int(facts["dp"])
+        batch = int(facts["mbs"]) * int(facts["gas"]) * dp
+        median_s = statistics.median(step_times_s)
+        recompute: Any = facts.get("recompute", "none")
+        if recompute not in get_args(Recompute):  # a word of the user's own trainer
+            recompute = "none"
+        tera_per_gpu = 1e12 * median_s * gpus
+        tokens_per_second = batch * self._model.seq_length / median_s
+        return {
+            "tflops_per_gpu": model_flops(self._model, batch) / tera_per_gpu,
+            "hardware_tflops_per_gpu": hardware_flops(self._model, batch, recompute) / tera_per_gpu,
+            "tokens_per_second": tokens_per_second,
+            "tokens_per_second_per_gpu": tokens_per_second / gpus,
+            "samples_per_second": batch / median_s,
+            "step_time_s": {"median": median_s, "all": list(step_times_s)},
+            "dp": dp,
+            "global_batch_size": batch,
+            "parameters": self._model.num_parameters,
+            "world_size": gpus,
+        }
+
+
+class _Misfit:
+    """A factor per value of every varied parameter."""
+
+    def __init__(self, space: SearchSpace, spread: float, seed: str) -> None:
+        varied = [p for p in space.parameters.values() if len(p.values) > 1]
+        self._logs = {}
+        for parameter in varied:
+            chance = random.Random(f"{seed}/{parameter.name}")
+            for value in parameter.values:
+                log = chance.gauss(0.0, spread / math.sqrt(len(varied)))
+                self._logs[parameter.name, value] = log
+
+    def factor(self, config: Mapping[str, Any]) -> float:
+        return math.exp(sum(self._logs.get(item, 0.0) for item in config.items()))
+
+
+def simulated_launcher(
+    space: SearchSpace, text: str, start: float = EPOCH, answers: Answers | None = None
+) -> SimulatedLauncher:
+    """The launcher of ``--simulate TEXT``.
+
+    Args:
+        space: what is searched.
+        text: ``KEY=VALUE,...``; docs/simulate.md lists the keys.
+        start: virtual time at which the session begins, seconds since the epoch.
+        answers: default: the cost model.
+
+    Raises:
+        UsageError: for an unknown key or a value that does not fit it; if the cost model cannot
+            price the space, or does not say what it seeks; if nothing would ever end the search.
+    """
+    cluster, truth = _parse(space, text)
+    budget = space.budget
+    if not (budget.trials or budget.wall_time_s or budget.node_hours or cluster.time_s):
+        raise UsageError("virtual time has no end: give --trials, a budget, or --simulate time=6h")
+    answers = answers or _cost_model(space, truth["model_error"], cluster.seed)
+    workload = SpaceWorkload(space, answers, truth["misfit"], cluster.seed)
+    _try_prices(space, answers)
+    measured = workload.figures(_any_config(space), [1.0], 1.0)
+    try:
+        figures(space, _any_config(space), measured)
+    except MissingFigureError as missing:
+        energy = missing.key == "energy_joules"
+        raise UsageError(
+            f"{space.file}: objective: a simulated trial does not measure {missing.key!r}, only "
+            f"{', '.join(name for name in measured if name != 'status')}"
+            f"{'; it does where the cluster states power_watts' if energy else ''}"
+        ) from missing
+    return SimulatedLauncher(cluster, workload, start)
+
+
+def _try_prices(space: SearchSpace, answers: Answers) -> None:
+    """Find out before the search whether a fact is missing that some configurations need."""
+    drawn = ValidConfigs(space).sample(TRIED, np.random.default_rng(0))
+    columns = {name: column.tolist() for name, column in space.raw_columns(drawn).items()}
+    try:
+        answers(
+            [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        )
+    except ValueError as problem:
+        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+
+
+def _any_config(space: SearchSpace) -> dict[str, Any]:
+    return {name: parameter.values[0] for name, parameter in space.parameters.items()}
+
+
+def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
+    """The space's own prices, with constants that are ``error`` times their priors' spread off."""
+    from analysis.prediction.pricing import NotPricedError
+
+    try:
+        pricing = true_pricing(space, error, seed)
+    except NotPricedError as problem:
+        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+
+    def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
+        prediction, model = pricing.predict(configs), pricing.model
+        reported = model.memory.peak_bytes(prediction.jobs, model.framework)
+        impossible = refused(prediction.jobs, model.framework)
+        step_time_s = np.where(impossible, np.nan, prediction.step_time_s)
+        return step_time_s, prediction.peak_bytes, reported
+
+    return answers
+
+
+def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
+    """Prices by which a simulated cluster answers; see ``model_error``.
+
+    Raises:
+        NotPricedError: if the cost model cannot price the space.
+    """
+    from analysis.prediction.pricing import Pricing
+
+    pricing = Pricing(space)
+    if error:
+        rng = np.random.default_rng((seed, 1))
+        model = pricing.model
+        pricing.model = replace(
+            model,
+            constants=_drawn(model.constants, error, rng),
+            memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
+        )
+    return pricing
+
+
+def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
+    spreads = type(constants).spreads()
+    return type(constants).from_logs(
+        constants.logs() + error * spreads * rng.standard_normal(len(spreads))
+    )
+
+
+def _share(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) <= 1:
+            return float(text)
+    raise ValueError("accepted a share from 0 to 1")
+
+
+def _rate(text: str) -> float:
+    with suppress(ValueError):
+        if 0 <= float(text) < math.inf:
+            return float(text)
+    raise ValueError("accepted a number of 0 or more")
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.isdecimal() else 0
+    if value < 1:
+        raise ValueError("accepted a whole number above 0")
+    return value
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("accepted a whole number of 0 or more")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    return seconds(float(text) if text.isdecimal() else text)
+
+
+# Key: the record's field, and how its value is read.
+_CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "nodes": ("nodes", _count),
+    "seed": ("seed", _seed),
+    "start_up": ("start_up_s", _duration),
+    "noise": ("noise", _rate),
+    "node_noise": ("node_noise", _rate),
+    "crash": ("crash", _share),
+    "hang": ("hang", _share),
+    "launch_failure": ("launch_failure", _share),
+    "node_failures_per_day": ("node_failures_per_day", _rate),
+    "repair": ("repair_s", _duration),
+    "time": ("time_s", _duration),
+    "max_concurrent": ("max_concurrent", _count),
+}
+_TRUTH = ("model_error", "misfit")  # how far it is from the cost model
+
+
+def _parse(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
+    widest = max((int(v) for v in _values(space, "num_nodes")), default=1)
+    nodes = space.cluster.num_nodes or DEFAULT_TRIALS * widest
+    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
+    truth = dict.fromkeys(_TRUTH, 0.0)
+    for item in filter(None, text.split(",")):
+        key, _, value = item.partition("=")
+        if key not in (*_CLUSTER, *_TRUTH):
+            keys = [*_CLUSTER, *_TRUTH]
+            raise UsageError(
+                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
+                f"{nearest(key, keys)}"
+            )
+        try:
+            if key in _TRUTH:
+                truth[key] = _rate(value)
+            else:
+                field, read = _CLUSTER[key]
+                fields[field] = read(value)
+        except ValueError as mistake:
+            raise UsageError(f"--simulate {item}: {mistake}") from mistake
+    return SimulatedCluster(**fields), truth
+
+
+def _values(space: SearchSpace, name: str) -> tuple[Any, ...]:
+    parameter = space.parameters.get(name)
+    return tuple(parameter.values) if parameter else ()
