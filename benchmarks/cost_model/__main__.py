@@ -1,6 +1,6 @@
 """How well the cost model predicts published measurements that it was not fitted to.
 
-    python -m benchmarks.cost_model [--truth FOLDER] [--json FILE] [--details] [TABLE...]
+    python -m benchmarks.cost_model (--truth FOLDER | TABLE...) [--json FILE] [--details]
 
 Every table whose columns are recognised is evaluated: without any measurement (zero-shot); as a
 search starts elsewhere, from what other tables say of the framework and of the GPU, or as shipped
@@ -35,17 +35,18 @@ from .peers import Meshtune, Predictor, Shipped, Transfer, predictors
 from .statements import Statement, read_statements
 
 FEW = 6  # columns short of a sweep, which a table may have been meant to be
-TRUTH = Path(__file__).parents[2] / "../shared/truth"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate and print; 2 if a table cannot be read, after all others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--truth", type=Path, default=TRUTH, help="folder of measured tables")
+    parser.add_argument("--truth", type=Path, help="folder of measured tables")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--details", action="store_true", help="also every landscape's ranking")
     parser.add_argument("tables", nargs="*", help="names of tables in the folder, or files")
     args = parser.parse_args(arguments)
+    if args.truth is None and not args.tables:
+        parser.error("name a folder of measured tables with --truth, or tables")
     try:
         tables, statements, unknown, wrong = _read(args.truth, args.tables)
     except (TableError, OSError) as error:
@@ -80,12 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _read(
-    truth: Path, names: Sequence[str]
+    truth: Path | None, names: Sequence[str]
 ) -> tuple[list[Table], list[Statement], list[str], list[str]]:
     """Tables, statements, what is said of files that are neither, and what is wrong in others."""
-    if not names and not truth.is_dir():
+    if truth is not None and not truth.is_dir():
         raise TableError(f"{truth}: no such folder; name another with --truth, or tables")
-    paths = [_path(truth, name) for name in names] or sorted(truth.glob("*.csv"))
+    paths = [_path(truth, name) for name in names]
+    if truth is not None and not names:
+        paths = sorted(truth.glob("*.csv"))
     tables, statements, unknown, wrong = [], [], [], []
     for path in paths:
         try:
@@ -105,9 +108,9 @@ def _read(
     return tables, statements, unknown, wrong
 
 
-def _path(truth: Path, name: str) -> Path:
+def _path(truth: Path | None, name: str) -> Path:
     given = Path(name)
-    return given if given.is_file() else truth / given.with_suffix(".csv")
+    return given if truth is None or given.is_file() else truth / given.with_suffix(".csv")
 
 
 def _results(table: Table, tables: Sequence[Table], known: Sequence[Predictor]) -> list[Result]:

@@ -1,6 +1,6 @@
 """Fits constants to published tables; writes analysis/cost/fitted.yaml.
 
-    python -m benchmarks.cost_model.fit [--truth FOLDER]
+    python -m benchmarks.cost_model.fit --truth FOLDER
 
 Each framework's to its rows on the one machine that has most of them; what of them holds elsewhere,
 and what holds for a kind of GPU, to all tables (``transfer``). The accuracy benchmark reads that
@@ -33,7 +33,7 @@ MOST_ROWS = 400  # of one table, so that none drowns the others
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"))
+    parser.add_argument("--truth", type=Path, required=True, metavar="FOLDER")
     truth = parser.parse_args().truth
     tables = [t for path in sorted(truth.glob("*.csv")) if (t := read(path)) is not None and len(t)]
     timed_parts = parts_of(tables)

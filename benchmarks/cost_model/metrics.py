@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
+from scipy.stats import spearmanr
 
 from analysis.cost.jobs import Array, Mask
 
@@ -55,10 +55,10 @@ def spearman(predicted: ArrayLike, measured: ArrayLike) -> float:
     """
     p, m = _rounded(predicted), np.asarray(measured, float)
     both = np.isfinite(p) & np.isfinite(m)
-    a, b = rankdata(p[both]), rankdata(m[both])
+    a, b = p[both], m[both]
     if a.size < 2 or np.ptp(b) == 0:
         return float("nan")
-    return float(np.corrcoef(a, b)[0, 1]) if np.ptp(a) > 0 else 0.0
+    return float(spearmanr(a, b).statistic) if np.ptp(a) > 0 else 0.0
 
 
 def _rounded(values: ArrayLike) -> Array:

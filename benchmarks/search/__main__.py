@@ -1,4 +1,4 @@
-"""How soon searches come near the best: ``python -m benchmarks.search [--truth DIR] [--quick]``.
+"""How soon searches come near the best: ``python -m benchmarks.search --truth DIR [--quick]``.
 
 Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
 batches of eight. The cost model's constants are fitted without the landscape's model; what the
@@ -123,7 +123,7 @@ def policy_lines(figures: Mapping[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
-    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=5, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -1,4 +1,4 @@
-"""How soon searches find a Pareto front: ``python -m benchmarks.search.pareto [--truth DIR]``.
+"""How soon searches find a Pareto front: ``python -m benchmarks.search.pareto --truth DIR``.
 
 Recorded sweeps are searched for high throughput and low memory, and, with all numbers of nodes in
 one landscape, for high throughput on few nodes. A search is worth the area that its front dominates
@@ -141,7 +141,7 @@ def lines(played: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search.pareto", description=__doc__)
-    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """What earlier runs are worth.
 
-    python -m benchmarks.search.warm_start [--truth DIR] [--json FILE]
+    python -m benchmarks.search.warm_start --truth DIR [--json FILE]
 
 Each landscape of a recorded sweep is searched twice, cold and with ``--warm-start`` from the first
 trials of a search of another landscape. The cost model's constants are fitted without the models of
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.search.warm_start", description=__doc__
     )
-    parser.add_argument("--truth", type=Path, default=Path("../shared/truth"), metavar="DIR")
+    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=1, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
