@@ -1,0 +1,212 @@
+"""Who may import whom: packages, files and sub-packages depend on each other in one direction.
+
+Imports are read from the source, those under ``TYPE_CHECKING`` and inside functions included.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BELOW: dict[str, frozenset[str]] = {
+    "trainer": frozenset(),
+    "slurm": frozenset(),
+    "search_spaces": frozenset({"trainer", "slurm"}),
+    "analysis": frozenset({"trainer", "slurm", "search_spaces"}),
+    "workflows": frozenset({"trainer", "slurm", "search_spaces", "analysis"}),
+    "meshtune": frozenset({"trainer", "slurm", "search_spaces", "analysis", "workflows"}),
+}
+"""What each package may import, besides itself."""
+NOT_FOR_PRODUCT = ("benchmarks", "tests", "meshtune.testing")
+
+# Imports that break a rule and are still to be removed, each as importer and imported.
+KNOWN = {
+    ("trainer.checkpoint.checkpoints", "trainer.train"),
+    ("trainer.parallel.collectives", "trainer.zero.layout"),
+    ("trainer.zero.unit", "trainer.zero.fsdp"),
+    ("slurm.trial", "slurm.outcome.kinds"),
+    ("search_spaces.points.candidates", "search_spaces"),
+    ("search_spaces.points.counting", "search_spaces.space"),
+    ("search_spaces.points.enumeration", "search_spaces.space"),
+    ("search_spaces.rules.facts", "search_spaces.points.parameters"),
+    ("search_spaces.rules.placements", "search_spaces.points.parameters"),
+    ("analysis.prediction.ranking", "workflows.search.progress"),
+    ("analysis.prediction.ranking", "workflows.search.trials"),
+    ("analysis.prediction.scaling", "analysis.report.scaling"),
+    ("analysis.prediction.scaling", "workflows.search.progress"),
+    ("analysis.prediction.time_limits", "workflows.search.trials"),
+    ("analysis.run.best", "analysis.report.front"),
+    ("analysis.run.folder", "analysis.pareto"),
+    ("analysis.sweeps.read", "benchmarks.published.megatron"),
+    ("analysis.sweeps.read", "benchmarks.published.single"),
+    ("workflows.simulation.workload", "workflows.cli.errors"),
+}
+
+
+class Import(NamedTuple):
+    """One import statement's module."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}, line {self.line}: imports {self.imported}"
+
+
+def name_of(file: Path) -> str:
+    """The module of a file, such as ``slurm.srun.launcher``; a package's is its own."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@functools.cache
+def modules() -> dict[str, Path]:
+    """All product modules by name."""
+    files = [path for package in BELOW for path in (ROOT / package).rglob("*.py")]
+    files += [path for package in BELOW if (path := ROOT / f"{package}.py").exists()]
+    return {name_of(file): file for file in files}
+
+
+def names_in(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[str, int]]:
+    """Full names of all that is imported: of ``from a import b`` it is ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                here = module.split(".")
+                up = here[: len(here) - node.level + is_package]
+                base = ".".join([*up, *([base] if base else [])])
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@functools.cache
+def every_import() -> tuple[Import, ...]:
+    """Imports of all product modules; a name of a module of ours is cut to that module."""
+    found = []
+    for module, file in modules().items():
+        tree = ast.parse(file.read_text(), str(file))
+        for name, line in names_in(tree, module, file.name == "__init__.py"):
+            parts = name.split(".")
+            prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+            found.append(Import(module, next((p for p in prefixes if p in modules()), name), line))
+    return tuple(found)
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+def room_of(module: str) -> str:
+    """The sub-package of a module; a file directly in a package stands for itself."""
+    parts = module.split(".")
+    return ".".join(parts[:2])
+
+
+def cycle(edges: Iterable[tuple[str, str]]) -> list[str]:
+    """One cycle of a graph, its first node once more at the end; empty if there is none."""
+    sorter: TopologicalSorter[str] = TopologicalSorter()
+    for importer, imported in sorted(edges):
+        if importer != imported:
+            sorter.add(importer, imported)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])[::-1]  # it lists what is imported first
+    return []
+
+
+def imports() -> list[Import]:
+    """All imports but those that are known to break a rule."""
+    return [one for one in every_import() if (one.importer, one.imported) not in KNOWN]
+
+
+def own_edges() -> list[tuple[str, str]]:
+    return [(one.importer, one.imported) for one in imports() if one.imported in modules()]
+
+
+def test_every_package_is_read() -> None:
+    assert {"trainer", "slurm", "search_spaces", "analysis", "workflows"} <= modules().keys()
+    assert ("trainer.train", "trainer.config") in own_edges()
+
+
+def test_packages_import_only_those_below_them() -> None:
+    climbs = [
+        str(one)
+        for one in imports()
+        if (package := package_of(one.imported)) in BELOW
+        and package != package_of(one.importer)
+        and package not in BELOW[package_of(one.importer)]
+    ]
+    assert not climbs
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    assert not cycle(own_edges())
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_sub_packages_import_each_other_in_one_direction(package: str) -> None:
+    edges = [
+        (room_of(importer), room_of(imported))
+        for importer, imported in own_edges()
+        if package_of(importer) == package_of(imported) == package
+    ]
+    assert not cycle(edges)
+
+
+def test_product_code_imports_no_benchmarks_and_no_tests() -> None:
+    wrong = [
+        str(one)
+        for one in imports()
+        if f"{one.imported}.".startswith(tuple(f"{name}." for name in NOT_FOR_PRODUCT))
+        and not one.importer.startswith("meshtune.testing")
+    ]
+    assert not wrong
+
+
+def test_slurm_names_neither_torch_nor_deephyper() -> None:
+    wrong = [
+        str(one)
+        for one in every_import()
+        if package_of(one.importer) == "slurm"
+        and package_of(one.imported) in ("torch", "deephyper")
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ["trainer", "slurm"])
+def test_importing_a_ground_package_loads_neither_torch_nor_deephyper(package: str) -> None:
+    code = f"import sys, {package}; print(*{{'torch', 'deephyper'}} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [
+        ([("a", "b"), ("b", "c"), ("a", "c")], ""),
+        ([("a", "a"), ("b", "a")], ""),
+        ([("a", "b"), ("b", "a"), ("c", "a")], "ab"),
+        ([("e", "a"), ("b", "c"), ("c", "d"), ("d", "b")], "bcd"),
+    ],
+)
+def test_a_cycle_is_found_wherever_it_is(edges: list[tuple[str, str]], expected: str) -> None:
+    assert set(cycle(edges)) == set(expected)
+
+
+def test_relative_imports_and_those_in_functions_are_read() -> None:
+    tree = ast.parse("from . import a\nfrom ..b import c\ndef f():\n    import d.e")
+    names = {name for name, _ in names_in(tree, "slurm.srun.shell", is_package=False)}
+    assert names == {"slurm.srun.a", "slurm.b.c", "d.e"}
