@@ -1,4 +1,6 @@
-"""Prints the tables of docs/placements.md: ``python docs/placements.py``.
+"""Prints the tables of the pages on placements: ``python docs/placements.py``.
+
+They are docs/guide/placements.md and docs/how-it-works/placements.md.
 
 Nothing is run: the placement record and ``trainer.zero.traffic`` say beforehand what a rank
 holds and what it sends.
@@ -83,7 +85,7 @@ def layer_collectives(placement: Placement) -> dict[Collective, str]:
 
 def degrees_table() -> Iterator[str]:
     """Who holds how much."""
-    yield "| placement | weights | copy | gradients | optimizer | bytes a parameter |"
+    yield "| placement | weights | copy | gradients | optimizer | bytes per parameter |"
     yield "|---|---|---|---|---|---|"
     for preset in PRESETS:
         placement = small(preset)
@@ -132,7 +134,7 @@ def volume_table() -> Iterator[str]:
         ("`zero_topo`", {"placement": "zero_topo"}),
         ("... `secondary_shard: 0`", {"placement": "zero_topo", "secondary_shard": 0}),
     ]
-    yield "| placement | states, GiB a rank | GB out of a node: gas 1 | gas 4 | gas 8 |"
+    yield "| placement | states, GiB per rank | GB out of a node: gas 1 | gas 4 | gas 8 |"
     yield "|---|---|---|---|---|"
     for name, settings in variants:
         cells = [name]

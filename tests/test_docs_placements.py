@@ -1,4 +1,4 @@
-"""docs/placements.md says what the code says: tables, picture, messages and counted bytes."""
+"""The pages on placements say what the code says: tables, picture, messages, counted bytes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from trainer.placement import PRESETS
 from trainer.zero.traffic import step_volume
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = (DOCS / "placements.md").read_text()
-REFUSED = re.findall(r"^\| `(\{.*?\})` \| `(.*?)` \|$", PAGE, re.MULTILINE)
-CONFIG, TOPO, ZERO3 = (json.loads(t) for t in re.findall(r"^```json\n(.*?)```", PAGE, re.M | re.S))
-SETTINGS = re.findall(r"^\| `(\w+)` \|", PAGE.split("## The settings")[1].split("##")[0], re.M)
+GUIDE = (DOCS / "guide" / "placements.md").read_text()
+PAGES = GUIDE + (DOCS / "how-it-works" / "placements.md").read_text()
+REFUSED = re.findall(r"^\| `(\{.*?\})` \| `(.*?)` \|$", GUIDE, re.MULTILINE)
+CONFIG, TOPO, ZERO3 = (json.loads(t) for t in re.findall(r"^```json\n(.*?)```", PAGES, re.M | re.S))
+SETTINGS = re.findall(r"^\| `(\w+)` \|", GUIDE.split("## The settings")[1].split("##")[0], re.M)
 
 
 def test_every_table_is_what_the_script_prints() -> None:
@@ -29,7 +30,7 @@ def test_every_table_is_what_the_script_prints() -> None:
     tables = printed.strip().split("\n\n")
     assert len(tables) == 3
     for table in tables:
-        assert table in PAGE
+        assert table in PAGES
 
 
 def test_the_picture_is_what_its_script_draws() -> None:
@@ -57,4 +58,4 @@ def test_every_setting_and_name_of_a_placement_is_there() -> None:
     about = re.compile(r"shard|quantize|secondary|placement|zero_stage|ranks_per|reduce_|time_comm")
     assert set(SETTINGS) == {name for name in TrainConfig.model_fields if about.search(name)}
     assert len(REFUSED) >= 9
-    assert all(f"| `{preset}` |" in PAGE for preset in PRESETS)
+    assert all(f"| `{preset}` |" in GUIDE for preset in PRESETS)

@@ -1,4 +1,4 @@
-"""Every example in docs/spaces.md is a space, or a part of one, that loads."""
+"""Every space in the README and the guide, and every part of one, loads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from search_spaces.rules import deepspeed
 from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "spaces.md").read_text()
-EXAMPLES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+PAGE = (DOCS / "guide" / "spaces.md").read_text()
+OTHERS = [DOCS.parent / "README.md", DOCS / "guide" / "own-trainer.md"]
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EXAMPLES = YAML.findall(PAGE)
+WHOLE = [text for page in OTHERS for text in YAML.findall(page.read_text())]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES + WHOLE)
 def test_an_example_loads_and_has_valid_configurations(
     load: Callable[[str], SearchSpace], good: str, example: str
 ) -> None:
@@ -36,6 +39,7 @@ def test_an_example_loads_and_has_valid_configurations(
 
 def test_the_page_has_examples_and_names_every_rule() -> None:
     assert len(EXAMPLES) >= 5
+    assert len(WHOLE) == len(OTHERS)
     written = ("one_placement", "placement_counts_once", "deepspeed_time_communication")
     engine = {**deepspeed.RULES, **deepspeed.CPU_RULES, **deepspeed.CUDA_RULES}
     for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES, *engine, *written):
