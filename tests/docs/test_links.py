@@ -1,0 +1,80 @@
+"""README.md and docs/: links lead somewhere, every page can be found, the README stays short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+OUTSIDE = ("http://", "https://", "mailto:")
+
+
+def relative_links(page: Path) -> list[str]:
+    """Targets of a page's links and images, those on the web left out."""
+    targets = LINK.findall(CODE.sub("", page.read_text()))
+    return [target for target in targets if not target.startswith(OUTSIDE)]
+
+
+def target_file(page: Path, target: str) -> Path:
+    path = target.partition("#")[0]
+    return (page.parent / path).resolve() if path else page
+
+
+def anchors(page: Path) -> set[str]:
+    """A page's headings as GitHub spells their anchors."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_relative_link_and_image_exists(page: Path) -> None:
+    missing = [link for link in relative_links(page) if not target_file(page, link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_anchor_is_a_heading_of_its_page(page: Path) -> None:
+    lost = []
+    for link in relative_links(page):
+        anchor, target = link.partition("#")[2], target_file(page, link)
+        if anchor and target.suffix == ".md" and anchor not in anchors(target):
+            lost.append(link)
+    assert lost == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = {README}, [README]
+    while waiting:
+        page = waiting.pop()
+        for link in relative_links(page):
+            target = target_file(page, link)
+            if target.suffix == ".md" and target.exists() and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    assert {name(page) for page in PAGES} <= {name(page) for page in reached}
+
+
+def test_the_docs_index_links_every_page_of_the_guide() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {target_file(index, link) for link in relative_links(index)}
+    assert {*(ROOT / "docs" / "guide").glob("*.md")} <= linked
+
+
+def test_every_picture_of_the_docs_is_shown() -> None:
+    shown = {target_file(page, link) for page in PAGES for link in relative_links(page)}
+    assert {*(ROOT / "docs" / "images").iterdir()} <= shown
+
+
+def test_the_readme_has_at_most_900_words() -> None:
+    assert len(README.read_text().split()) <= 900
