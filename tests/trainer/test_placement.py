@@ -245,7 +245,7 @@ def test_a_group_talks_over_its_widest_link(ranks: list[int], level: str) -> Non
 def test_the_trainers_own_states_take_what_its_documentation_says(
     precision: Format, preset: Preset, bytes_per_parameter: float
 ) -> None:
-    """docs/trainer.md: gradients in float32, weights that are the master weights counted once."""
+    """As in docs/how-it-works/trainer.md: weights that are the master weights are counted once."""
     placement = place(preset, Wishes(), 16, 1, FRONTIER, precision)
     assert sum(placement.bytes_per_rank(1000).values()) == pytest.approx(1000 * bytes_per_parameter)
 
