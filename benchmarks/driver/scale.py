@@ -77,7 +77,7 @@ trial: {timeout: 20m, no_progress_timeout: 10m}
 
 @dataclass(frozen=True)
 class Scenario:
-    """One search; see ``docs/simulate.md`` for the simulated cluster's defaults."""
+    """One search; see ``docs/guide/simulate.md`` for the simulated cluster's defaults."""
 
     title: str
     space: str  # a shipped one's name, or the text of one

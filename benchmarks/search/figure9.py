@@ -42,7 +42,7 @@ def simulate(name: str, policy: Policy, seed: int, budget: Budget, options: str 
         policy: what chooses.
         seed: of the cluster, of the model's error and of the proposer.
         budget: when it ends.
-        options: of the cluster; see ``docs/simulate.md``.
+        options: of the cluster; see ``docs/guide/simulate.md``.
     """
     space = load_space(name)
     proposer = Proposer(space, seed, policy)

@@ -31,7 +31,7 @@ def simulated_driver(
 
     Args:
         space: what is searched.
-        options: of the cluster; see ``docs/simulate.md``.
+        options: of the cluster; see ``docs/guide/simulate.md``.
         proposer: what chooses.
         budget: when the search ends; nothing else does.
         seed: of the cluster.

@@ -1,4 +1,4 @@
-"""README.md and docs/: links lead somewhere, every page can be found, the README stays short."""
+"""README.md and docs/: links and paths lead somewhere, pages are found, the README stays short."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+SOURCE = re.compile(
+    r"`((?:analysis|benchmarks|search_spaces|slurm|tests|trainer|workflows)/[\w./-]*)`"
+)
 OUTSIDE = ("http://", "https://", "mailto:")
 
 
@@ -51,6 +54,12 @@ def test_every_anchor_is_a_heading_of_its_page(page: Path) -> None:
         if anchor and target.suffix == ".md" and anchor not in anchors(target):
             lost.append(link)
     assert lost == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_source_path_that_a_page_names_exists(page: Path) -> None:
+    named = SOURCE.findall(page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
