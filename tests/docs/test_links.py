@@ -15,6 +15,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 SOURCE = re.compile(
     r"`((?:analysis|benchmarks|search_spaces|slurm|tests|trainer|workflows)/[\w./-]*)`"
 )
+COMMAND = re.compile(r"python -m ((?:benchmarks|trainer)[\w.]*\w)")
 OUTSIDE = ("http://", "https://", "mailto:")
 
 
@@ -60,6 +61,13 @@ def test_every_anchor_is_a_heading_of_its_page(page: Path) -> None:
 def test_every_source_path_that_a_page_names_exists(page: Path) -> None:
     named = SOURCE.findall(page.read_text())
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_command_that_a_page_shows_can_be_run(page: Path) -> None:
+    modules = [ROOT.joinpath(*module.split(".")) for module in COMMAND.findall(page.read_text())]
+    runs = [m for m in modules if m.with_suffix(".py").exists() or (m / "__main__.py").exists()]
+    assert runs == modules
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:
