@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework's habits; see docs/cost-model.md for where each is from.
+    """One framework's habits; see docs/how-it-works/frameworks.md for where each is from.
 
     Attributes:
         name: as tables and spaces call it.

@@ -1,6 +1,6 @@
 """Memory of one rank of a job in parts: states, activations, and what the allocator adds.
 
-The derivation of every term is in docs/cost-model.md.
+The derivation of every term is in docs/how-it-works/memory.md.
 """
 
 from __future__ import annotations

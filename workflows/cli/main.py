@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--simulate",
         default="",
         metavar="KEY=VALUE,...",
-        help="of the simulated cluster: nodes, seed, noise, time ... (docs/simulate.md)",
+        help="of the simulated cluster: nodes, seed, noise, time ... (docs/guide/simulate.md)",
     )
     _site(sub)
     _how(sub)

@@ -143,7 +143,7 @@ def simulated_launcher(
 
     Args:
         space: what is searched.
-        text: ``KEY=VALUE,...``; docs/simulate.md lists the keys.
+        text: ``KEY=VALUE,...``; docs/guide/simulate.md lists the keys.
         start: virtual time at which the session begins, seconds since the epoch.
         answers: default: the cost model.
 
