@@ -18,6 +18,7 @@ from analysis.run.trial import Trial
 from search_spaces import SearchSpace
 from search_spaces.frameworks import MEGATRON_DEEPSPEED, MESHTUNE, framework_named
 from search_spaces.rules.rule import Facts
+from slurm.outcome.kinds import Kind
 from trainer.formats import Format
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
@@ -79,7 +80,8 @@ class Pricing:
             habits = replace(habits, name="meshtune on CPU", flash_attention=False)
         self.model = cost_model(cluster, habits)
         # The host's memory is what the model predicts only where it is the device's.
-        self.memory_failures = ("oom", "host_oom") if on_cpu else ("oom",)
+        limits = ("device memory", "host memory") if on_cpu else ("device memory",)
+        self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
         if on_cpu:
             self.model = replace(self.model, memory=CPU_MEMORY)
         engines = space.parameters.get("engine")

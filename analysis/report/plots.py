@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from analysis.report.sensitivity import Sensitivity
 from analysis.report.trajectory import failure_window
 from analysis.run.trial import TOLD
+from slurm.outcome.kinds import Kind
 
 DPI = 150
 MAX_PARAMETERS = 15
@@ -27,6 +28,7 @@ BLUE, DARK, RED, GRAY, PALE, LIGHT = (
     "#b9bec7",
     "#d7dade",
 )
+COLOURS = {"green": "#2e8b57", "red": RED, "gray": GRAY}  # of how a trial ended
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
 
@@ -90,7 +92,7 @@ def _draw_objective(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, object
 def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: list[str]) -> None:
     for row, kind in enumerate(kinds):
         times = x[frame["kind"] == kind]
-        color = RED if kind in TOLD else GRAY
+        color = COLOURS[Kind(kind).row.colour]
         axes.scatter(times, np.full(len(times), row), s=26, marker="v", color=color, linewidth=0)
     counts = frame["kind"].value_counts()
     axes.set_yticks(range(len(kinds)), [f"{kind} ({counts[kind]})" for kind in kinds], fontsize=9)

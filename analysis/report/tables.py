@@ -9,7 +9,8 @@ import pandas as pd
 from analysis import units as quantities
 from analysis.report.trajectory import ended_t, succeeded
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD, Trial
+from analysis.run.trial import Trial
+from slurm.outcome.kinds import Kind
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
@@ -54,7 +55,7 @@ def row(run: Run, trial: Trial) -> dict[str, Any]:
         "measurements": [
             quantities.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
         ],
-        "tone": "ok" if trial.ok else "bad" if trial.kind in TOLD else "off",
+        "colour": Kind(trial.kind).row.colour if trial.kind else "gray",
         "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,

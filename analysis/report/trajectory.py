@@ -82,7 +82,8 @@ def failures(run: Run) -> pd.DataFrame:
     """One row per kind of failure, the most frequent first.
 
     Columns: ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
-    ``told`` (whether the search learned from it) and ``example`` (the first trial's message).
+    ``told`` (whether the search learned from it), ``words`` and ``colour`` (of the kind) and
+    ``example`` (the first trial's message).
     """
     ended = sorted((t for t in run.trials.values() if t.ended), key=lambda t: t.number)
     by_kind: dict[str, list[Trial]] = {}
@@ -96,11 +97,13 @@ def failures(run: Run) -> pd.DataFrame:
             "share": len(trials) / len(ended),
             "node_hours": sum(t.node_seconds for t in trials) / 3600,
             "told": kind in TOLD,
+            "words": Kind(kind).row.words,
+            "colour": Kind(kind).row.colour,
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    columns = ["kind", "trials", "share", "node_hours", "told", "example"]
+    columns = ["kind", "trials", "share", "node_hours", "told", "words", "colour", "example"]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -1,8 +1,9 @@
 """How a trial ended, from what it left: the result, the logs, and how its watch ended.
 
 Exit codes decide nothing but success. srun's is 1 for a host out-of-memory, and 143 both for a
-rank that crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). Texts are matched
-as Slurm 22.05 to 25 and torch write them.
+rank that crashed under ``-K1`` and for a time limit (measured on Slurm 22.05). What counts are
+texts: each kind's own, whatever the launcher (:mod:`slurm.outcome.kinds`), and the launcher's,
+which the evidence brings along (:class:`slurm.outcome.texts.LauncherTexts`).
 """
 
 from __future__ import annotations
@@ -14,60 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from slurm.outcome.evidence import Evidence, find_result, read_end
-from slurm.outcome.kinds import Kind
+from slurm.outcome.kinds import STATUSES, Before, Kind
 from slurm.outcome.step_log import Early
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End
 from slurm.trial import Outcome
 
 TAIL_LINES = 40
-_STATUS_KINDS = {
-    "ok": Kind.OK,
-    "oom": Kind.OOM,
-    "invalid": Kind.INVALID,
-    "diverged": Kind.DIVERGED,
-    "error": Kind.CRASH,
-}
-
-# Only lines that srun and slurmstepd themselves write start so; a trainer's log cannot fake them.
-_SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
-_PREEMPTED = re.compile(_SLURM + r".*DUE TO (?:PREEMPTION|JOB REQUEUE)")
-_TIME_LIMIT = re.compile(_SLURM + r".*DUE TO TIME LIMIT")
-_NODE_FAILURE = re.compile(
-    # The second is how the healthy nodes of the step report it: they are not to blame.
-    _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
-)
-# A node dies faster than a busy controller notices: srun has lost it already.
-_LOST_NODE = re.compile(_SLURM + r"step_launch_notify_io_failure: .*")
-_HOST_OOM = re.compile(_SLURM + r".*(?:oom[-_]kill event|: Out Of Memory)")
-_LAUNCH_FAILURE = re.compile(
-    _SLURM + r"(?:Unable to (?:create step|confirm allocation|contact slurm|resolve)"
-    r"|Task launch for .* failed on node (?P<node>[\w.-]+)|Application launch failed"
-    r"|.*(?:Requested node configuration is not available|More processors requested than"
-    r"|Invalid generic resource|[Ii]nvalid option|unrecognized option))"
-)
-_NO_ANSWER = re.compile(_SLURM + r".*Socket timed out")
-_NO_PROGRAM = re.compile(  # as rank.sh says it, and slurmstepd where there is not even a shell
-    r"(?m)^(?:meshtune: |slurmstepd-)(?P<node>[\w.-]+): (?:no program|error: execve\(\):) .*"
-)
-_CANCELLED = re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)")
-_TASK_END = re.compile(
-    r"(?m)^srun: error: (?P<node>[\w.-]+): (?P<tasks>tasks? [\d,-]+): (?P<what>.+)$"
-)
-_ADDRESS_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-_DEVICE_OOM = re.compile(
-    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
-    r"|(?:CUDA|HIP) error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
-    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?:Cuda|HIP) failure.*'out of memory'"
-)
-_PROCESS_OOM = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory|(?m:^(?:\[rank\d+\]: *)?MemoryError\b)"
-    r"|std::bad_alloc|cannot allocate memory for thread-local data"
-)
-_BROKEN_DEVICE = re.compile(
-    r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
-    r"|GPU has fallen off the bus"
-)
-_INDIVISIBLE = re.compile(r"(?i)error.*world[ _]?size.*(?:not|must be) divisible.*")
 _EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$")
 
 
@@ -127,7 +80,7 @@ def read_result(directory: Path) -> Outcome | None:
         None if the trainer had not come to an end.
     """
     result, _ = find_result(directory, read_end(directory / STDOUT_NAME))
-    kind = Kind.CRASH if result is None else _STATUS_KINDS[str(result.get("status", "ok"))]
+    kind = Kind.CRASH if result is None else STATUSES[str(result.get("status", "ok"))]
     if kind is Kind.CRASH:
         return None
     message = "" if kind is Kind.OK else _result_message(result)
@@ -143,25 +96,21 @@ def _success(evidence: Evidence) -> _Verdict | None:
 
 
 def _machine_failure(evidence: Evidence) -> _Verdict | None:
-    if found := _PREEMPTED.search(evidence.stderr):
+    texts, stderr = evidence.texts, evidence.stderr
+    if found := texts.preempted.search(stderr):
         return _Verdict(Kind.PREEMPTED, _line_of(found))
-    if found := _TIME_LIMIT.search(evidence.stderr):
-        # The step's own limit lies beyond the trial's; sooner, it was the allocation's.
+    if found := texts.time_limit.search(stderr):
+        # The launcher's own limit lies beyond the trial's; sooner, it was the allocation's.
         if evidence.elapsed_s < evidence.timeout_s:
             return _Verdict(Kind.PREEMPTED, f"the allocation ended: {_line_of(found)}")
         return _Verdict(Kind.TIMEOUT, _line_of(found))
-    if found := _NODE_FAILURE.search(evidence.stderr):
-        named = {m["node"] for m in _NODE_FAILURE.finditer(evidence.stderr) if m["node"]}
-        return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=named)
+    if found := texts.node_failure.search(stderr):
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), lost=_named(texts.node_failure, stderr))
     if evidence.down_nodes:
         return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
-    if found := _LOST_NODE.search(evidence.stderr):
+    if found := texts.lost_node.search(stderr):
         return _Verdict(Kind.NODE_FAILURE, _line_of(found))
-    if found := _BROKEN_DEVICE.search(evidence.stderr):
-        first = _TASK_END.search(evidence.stderr)
-        suspects = [first["node"]] if first else []
-        return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=suspects)
-    return None
+    return _said(evidence, Before.RESULT)
 
 
 def _stopped(evidence: Evidence) -> _Verdict | None:
@@ -176,38 +125,32 @@ def _stopped(evidence: Evidence) -> _Verdict | None:
 
 
 def _own_verdict(evidence: Evidence) -> _Verdict | None:
-    status = _status(evidence)
-    if status in ("oom", "invalid", "diverged"):
-        return _Verdict(_STATUS_KINDS[status], _result_message(evidence.result))
-    return None
+    kind = STATUSES.get(_status(evidence) or "")
+    # "error" says nothing of its cause, and ranks that are torn down report one, too.
+    if kind in (None, Kind.OK, Kind.CRASH):
+        return None
+    return _Verdict(kind, _result_message(evidence.result))
 
 
 def _out_of_memory(evidence: Evidence) -> _Verdict | None:
-    if found := _HOST_OOM.search(evidence.stderr):
+    if found := evidence.texts.host_oom.search(evidence.stderr):
         return _Verdict(Kind.HOST_OOM, _line_of(found))
-    text = _all_text(evidence)
-    if found := _DEVICE_OOM.search(text):
-        return _Verdict(Kind.OOM, _line_of(found))
-    if found := _PROCESS_OOM.search(text):
-        return _Verdict(Kind.HOST_OOM, _line_of(found))
-    return None
+    return _said(evidence, Before.LAUNCH)
 
 
 def _launch_failure(evidence: Evidence) -> _Verdict | None:
-    stderr = evidence.stderr
-    if found := _LAUNCH_FAILURE.search(stderr):
-        named = {m["node"] for m in _LAUNCH_FAILURE.finditer(stderr) if m["node"]}
+    texts, stderr = evidence.texts, evidence.stderr
+    if found := texts.launch_failure.search(stderr):
+        named = _named(texts.launch_failure, stderr)
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found), suspects=named)
-    if (found := _NO_ANSWER.search(stderr)) and not _TASK_END.search(stderr):
+    if (found := texts.no_answer.search(stderr)) and not texts.task_end.search(stderr):
         return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
-    if found := _NO_PROGRAM.search(stderr):
+    if found := texts.no_program.search(stderr):
         # Absent on some nodes: a file system is. Absent on all: the command is wrong.
-        named = {m["node"] for m in _NO_PROGRAM.finditer(stderr)}
+        named = _named(texts.no_program, stderr)
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
-    if found := _ADDRESS_IN_USE.search(_all_text(evidence)):
-        return _Verdict(Kind.LAUNCH_FAILURE, _line_of(found))
-    return None
+    return _said(evidence, Before.TIMEOUT)
 
 
 def _timeout(evidence: Evidence) -> _Verdict | None:
@@ -220,26 +163,24 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
 
 
 def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
-    """A step that was cancelled before any of its tasks had ended: scancel, or the job's end.
-
-    When a task ends first, -K1 is what cancels the step, and the task is to blame.
-    """
-    cancelled, ended = _CANCELLED.search(evidence.stderr), _TASK_END.search(evidence.stderr)
+    """Cancelled before any of its tasks had ended: by a user, or with the job."""
+    cancelled = evidence.texts.cancelled.search(evidence.stderr)
+    ended = evidence.texts.task_end.search(evidence.stderr)
     if cancelled and (ended is None or cancelled.start() < ended.start()):
         return _Verdict(Kind.PREEMPTED, f"cancelled from outside: {_line_of(cancelled)}")
     return None
 
 
 def _crash(evidence: Evidence) -> _Verdict:
-    if found := _INDIVISIBLE.search(evidence.stderr):
-        return _Verdict(Kind.INVALID, found.group())
+    if verdict := _said(evidence, Before.CRASH):
+        return verdict
     if evidence.exit_code == 0:
         if _status(evidence) is None:
             return _Verdict(Kind.CRASH, f"exit code 0, but {evidence.no_result or 'no result'}")
         return _Verdict(Kind.CRASH, _result_message(evidence.result))
     what = []
-    if first := _TASK_END.search(evidence.stderr):
-        # With -K1 srun's own code is 143: it ended the other ranks with a signal.
+    if first := evidence.texts.task_end.search(evidence.stderr):
+        # The launcher's own exit code may be of the ranks that it ended after this one.
         what.append(f"{first['tasks']} on {first['node']}: {first['what']}")
     elif evidence.exit_code is not None:
         what.append(_exit_text(evidence.exit_code))
@@ -250,6 +191,26 @@ def _crash(evidence: Evidence) -> _Verdict:
     elif exceptions := _EXCEPTION.findall(evidence.stderr):
         what.append(exceptions[-1])
     return _Verdict(Kind.CRASH, "; ".join(what) or "ended in an unknown way")
+
+
+def _said(evidence: Evidence, before: Before) -> _Verdict | None:
+    """The first kind whose own words, of those that outweigh ``before``, are in the logs."""
+    for kind in Kind:
+        for text in kind.row.texts:
+            if text.before is not before:
+                continue
+            logs = evidence.stderr if text.stderr_only else _all_text(evidence)
+            if found := text.pattern.search(logs):
+                first = evidence.texts.task_end.search(evidence.stderr)
+                suspects = [first["node"]] if first and text.blames_node else []
+                return _Verdict(kind, found.groupdict().get("message") or _line_of(found), suspects)
+    return None
+
+
+def _named(pattern: re.Pattern[str], stderr: str) -> set[str]:
+    """The nodes that the matches of a pattern name."""
+    named = {found.groupdict().get("node") for found in pattern.finditer(stderr)}
+    return {node for node in named if node}
 
 
 def _exit_text(code: int) -> str:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm.outcome.kinds import STATUSES
 from slurm.outcome.step_log import Early
+from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, Watched
 from slurm.trial import Lease, ResultSource, TrialSpec
 
 RESULT_NAME = "result.json"
-STATUSES = ("ok", "oom", "invalid", "diverged", "error")
 _READ_BYTES = 8 << 20  # of a log, from its end; what decides a trial is near it
 _RESULT_LINE = re.compile(r"(?m)(?:^|\s)MESHTUNE_RESULT\s+(\{.*\})\s*$")
 
@@ -37,6 +38,7 @@ class Evidence:
     no_progress_timeout_s: float | None = None
     down_nodes: frozenset[str] = frozenset()  # of the lease's, as Slurm says
     stuck_nodes: tuple[str, ...] = ()  # processes there would not die
+    texts: LauncherTexts = NO_TEXTS  # by which the launcher's own lines are understood
 
 
 def clear(directory: Path) -> None:
@@ -53,6 +55,7 @@ def gather(
     *,
     down_nodes: Iterable[str] = (),
     stuck_nodes: Iterable[str] = (),
+    texts: LauncherTexts = NO_TEXTS,
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone."""
     stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
@@ -74,6 +77,7 @@ def gather(
         no_progress_timeout_s=spec.no_progress_timeout_s,
         down_nodes=frozenset(down_nodes).intersection(lease.nodes),
         stuck_nodes=tuple(stuck_nodes),
+        texts=texts,
     )
 
 

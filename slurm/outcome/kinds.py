@@ -1,36 +1,163 @@
-"""How a trial can end."""
+"""How a trial can end, and what follows from it: the one table that everybody reads.
+
+A new kind is a row of :class:`Kind`: its evidence stands there, too, unless it is what a launcher
+alone says (:class:`slurm.outcome.texts.LauncherTexts`) or what a trial's figures show
+(``workflows.search.trials.judge``).
+"""
 
 from __future__ import annotations
 
 import enum
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+
+class SaidOf(enum.Enum):
+    """Whom an end says something about."""
+
+    CONFIGURATION = "configuration"
+    MACHINE = "machine"  # nobody asked for it: the trial is not to blame, nor counted
+    DRIVER = "driver"  # it was us
+
+
+class Before(enum.Enum):
+    """What a line in a log outweighs; :func:`slurm.outcome.classify.classify` has the order."""
+
+    RESULT = "result"  # even the trainer's own words: a failing machine makes it say anything
+    LAUNCH = "launch"  # and timeouts: one rank says it, and the others hang or are torn down
+    TIMEOUT = "timeout"
+    CRASH = "crash"  # nothing else: it only tells one crash from another
+
+
+@dataclass(frozen=True)
+class LogText:
+    """Words that decide a kind wherever they are written, whatever the launcher.
+
+    The message of the outcome is the line that they are in, or their group ``message``.
+    """
+
+    pattern: re.Pattern[str]
+    before: Before
+    stderr_only: bool = False  # else in standard output, too, and in the result's message
+    blames_node: bool = False  # the node of the first task that ended is suspect
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What follows from one kind of end."""
+
+    words: str  # what happened, in the report
+    said_of: SaidOf
+    told: Literal["success", "failure"] | None  # to the optimizer; a failure is a penalty
+    retried: bool  # whether the same configuration runs again
+    colour: Literal["green", "red", "gray"]  # in the report
+    status: str | None = None  # in result.json: the trainer's own word for it
+    texts: tuple[LogText, ...] = ()
+    out_of: Literal["device memory", "host memory"] | None = None
+    stops_search: bool = False  # many in a row mean that nothing will run
+
+
+_DEVICE_OOM = re.compile(
+    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
+    r"|(?:CUDA|HIP) error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
+    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?:Cuda|HIP) failure.*'out of memory'"
+)
+_PROCESS_OOM = re.compile(
+    r"DefaultCPUAllocator: can't allocate memory|(?m:^(?:\[rank\d+\]: *)?MemoryError\b)"
+    r"|std::bad_alloc|cannot allocate memory for thread-local data"
+)
+_BROKEN_DEVICE = re.compile(
+    r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
+    r"|GPU has fallen off the bus"
+)
+_ADDRESS_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
+_INDIVISIBLE = re.compile(r"(?i)(?P<message>error.*world[ _]?size.*(?:not|must be) divisible.*)")
+
+_CONFIGURATION, _MACHINE, _DRIVER = SaidOf.CONFIGURATION, SaidOf.MACHINE, SaidOf.DRIVER
 
 
 class Kind(enum.StrEnum):
-    """How a trial ended. DESIGN's failure table decides what follows from each."""
+    """How a trial ended; each with what follows from it.
 
-    OK = "ok"
-    OOM = "oom"
-    HOST_OOM = "host_oom"
-    INVALID = "invalid"
-    DIVERGED = "diverged"
-    TIMEOUT = "timeout"
-    CRASH = "crash"
-    NODE_FAILURE = "node_failure"
-    LAUNCH_FAILURE = "launch_failure"
-    PREEMPTED = "preempted"
-    CANCELLED = "cancelled"  # stopped by us: the driver is ending
+    Where the words of two kinds are found in the same logs, the upper one wins.
+    """
+
+    row: Ending
+
+    def __new__(cls, value: str, *row: Ending) -> Kind:  # Kind(value), the look-up, has no row
+        kind = str.__new__(cls, value)
+        kind._value_ = value
+        (kind.row,) = row
+        return kind
+
+    OK = "ok", Ending("succeeded", _CONFIGURATION, "success", False, "green", status="ok")
+    OOM = (
+        "oom",
+        Ending(
+            "out of device memory", _CONFIGURATION, "failure", False, "red",
+            status="oom", texts=(LogText(_DEVICE_OOM, Before.LAUNCH),), out_of="device memory",
+        ),
+    )  # fmt: skip
+    HOST_OOM = (
+        "host_oom",
+        Ending(
+            "out of host memory", _CONFIGURATION, "failure", False, "red",
+            texts=(LogText(_PROCESS_OOM, Before.LAUNCH),), out_of="host memory",
+        ),
+    )  # fmt: skip
+    INVALID = (
+        "invalid",
+        Ending(
+            "refused by the trainer", _CONFIGURATION, "failure", False, "red",
+            status="invalid", texts=(LogText(_INDIVISIBLE, Before.CRASH, stderr_only=True),),
+        ),
+    )  # fmt: skip
+    DIVERGED = (
+        "diverged",
+        Ending("loss diverged", _CONFIGURATION, "failure", False, "red", status="diverged"),
+    )
+    TIMEOUT = "timeout", Ending("timed out or hung", _CONFIGURATION, "failure", False, "red")
+    CRASH = (
+        "crash",
+        Ending(
+            "crashed", _CONFIGURATION, "failure", False, "red",
+            status="error", stops_search=True,
+        ),
+    )  # fmt: skip
+    NODE_FAILURE = (
+        "node_failure",
+        Ending(
+            "a node failed", _MACHINE, None, True, "gray",
+            texts=(LogText(_BROKEN_DEVICE, Before.RESULT, stderr_only=True, blames_node=True),),
+        ),
+    )  # fmt: skip
+    LAUNCH_FAILURE = (
+        "launch_failure",
+        Ending(
+            "could not be launched", _MACHINE, None, True, "gray",
+            texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
+        ),
+    )  # fmt: skip
+    PREEMPTED = "preempted", Ending("preempted", _MACHINE, None, True, "gray")
+    CANCELLED = "cancelled", Ending("stopped with the search", _DRIVER, None, True, "gray")
 
     @property
     def told(self) -> bool:
         """Whether the optimizer learns of it: it says something about the configuration."""
-        return self not in _RETRIED
+        return self.row.told is not None
 
     @property
     def retried(self) -> bool:
-        """Whether it says nothing about the configuration, so the same one runs again."""
-        return self in _RETRIED
+        """Whether the same configuration runs again."""
+        return self.row.retried
 
 
-# Nobody asked for these ends, and they say nothing about the configuration.
-BLAMELESS = frozenset({Kind.NODE_FAILURE, Kind.LAUNCH_FAILURE, Kind.PREEMPTED})
-_RETRIED = BLAMELESS | {Kind.CANCELLED}
+FAILURES = frozenset(kind for kind in Kind if kind.row.told == "failure")
+"""Those that the optimizer is told as failures."""
+
+BLAMELESS = frozenset(kind for kind in Kind if kind.row.said_of is SaidOf.MACHINE)
+"""Those that are the machine's fault: they do not count as trials."""
+
+STATUSES = {status: kind for kind in Kind if (status := kind.row.status)}
+"""What ``result.json`` may say, and the kind that it means."""

@@ -21,6 +21,7 @@ from slurm.outcome.step_log import Early, Hopeless, Step
 from slurm.outcome.watch import End
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import Done, Workload, life
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, Outcome, TrialSpec
 
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
@@ -105,7 +106,9 @@ class SimulatedLauncher(Launcher):
             if node in lease.nodes:
                 elapsed_s = max(0.0, at - began) + NODE_LOSS_S
                 stderr = f"srun: error: Node failure on {node}\n"
-                lost = Evidence(End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes)
+                lost = Evidence(
+                    End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes, texts=SRUN_TEXTS
+                )
                 return lost, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps
 

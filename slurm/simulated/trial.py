@@ -12,6 +12,7 @@ from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import Step
 from slurm.outcome.watch import End
 from slurm.simulated.cluster import SimulatedCluster
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
 
 START_UP_SPREAD = 0.1  # standard deviation of the logarithm
@@ -131,6 +132,7 @@ def _seen(
         nodes=lease.nodes,
         timeout_s=spec.timeout_s,
         no_progress_timeout_s=spec.no_progress_timeout_s,
+        texts=SRUN_TEXTS,
         **(left if end is End.EXITED else {}),
     )
     return evidence, steps

@@ -23,6 +23,7 @@ from slurm.srun.allocation import Allocation, Step
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, Outcome, TrialSpec
 
 # Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
@@ -100,7 +101,13 @@ class SrunLauncher(Launcher):
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down = self.down_nodes()
         evidence = gather(
-            spec, lease, watched, child.returncode, down_nodes=down, stuck_nodes=stuck
+            spec,
+            lease,
+            watched,
+            child.returncode,
+            down_nodes=down,
+            stuck_nodes=stuck,
+            texts=SRUN_TEXTS,
         )
         return classify(evidence)
 

@@ -25,6 +25,7 @@ from analysis.run.trial import Trial
 from analysis.units import counted
 from search_spaces.points.candidates import Candidates
 from search_spaces.points.enumeration import Indices
+from slurm.outcome.kinds import FAILURES
 from workflows.optimizer.expected_gain import Gain, expected_gain, leaders
 from workflows.optimizer.gaussian_process import NOISE_LOG_SD, Residual, features, kernel
 from workflows.optimizer.model_trust import believed, odds, positive
@@ -35,7 +36,6 @@ SHORTLIST = 8_000  # of them that stay in the race
 CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
-_UNEXPLAINED = ("oom", "host_oom", "crash", "timeout", "invalid", "diverged")
 GAIN_TRIALS = 5  # successes, before what is left to gain can be said
 
 
@@ -240,7 +240,7 @@ class Guide:
 
     def _survives(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""
-        failed = [t for t in told if t.kind in _UNEXPLAINED][-CALIBRATED_WITH:]
+        failed = [t for t in told if t.kind in FAILURES][-CALIBRATED_WITH:]
         if not failed:
             return np.ones(len(free))
         jobs = self._pricing.jobs_of([t.config for t in failed])

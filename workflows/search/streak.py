@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from analysis.run.fold import Run
-from slurm.outcome.kinds import Kind
+from slurm.outcome.kinds import Kind, SaidOf
 from workflows.search.stopping import CONTINUE, FAILED, Ending
 
 HOPELESS = 8  # attempts in a row that crash or cannot start
@@ -19,11 +19,12 @@ class FailureStreak:
 
     def note(self, kind: Kind, message: str, run: Run) -> Ending | None:
         """Why the search should end after an attempt that ended so; None if it should not."""
-        if kind is Kind.CANCELLED:
+        if kind.row.said_of is SaidOf.DRIVER:
             return None
         self._latest.append(kind)
-        launches = self._latest.count(Kind.LAUNCH_FAILURE)
-        if launches + self._latest.count(Kind.CRASH) < HOPELESS:
+        broken = [kind for kind in self._latest if kind.row.stops_search]
+        launches = sum(not kind.told for kind in broken)
+        if len(broken) < HOPELESS:
             return None
         never = not any(t.ok for t in run.trials.values())
         # A launch that fails says nothing of its trial: eight in a row, and none will start.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm.outcome.classify import TAIL_LINES, classify, read_result
-from slurm.outcome.evidence import Evidence, clear, gather
+from slurm.outcome.classify import TAIL_LINES, classify
+from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import Kind
-from slurm.outcome.watch import End, Watched
-from slurm.trial import Lease, ResultSource, TrialSpec
+from slurm.outcome.texts import NO_TEXTS
+from slurm.outcome.watch import End
+from slurm.srun.texts import SRUN_TEXTS
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
@@ -100,7 +99,8 @@ def evidence(
     **more: Any,
 ) -> Evidence:
     fields: dict[str, Any] = {
-        "nodes": ("n1", "n2", "n3", "n4"), "timeout_s": 600.0, "no_progress_timeout_s": 60.0
+        "nodes": ("n1", "n2", "n3", "n4"), "timeout_s": 600.0, "no_progress_timeout_s": 60.0,
+        "texts": SRUN_TEXTS,
     }  # fmt: skip
     return Evidence(
         end=end, elapsed_s=elapsed_s, exit_code=exit_code, result=result, stderr=stderr,
@@ -269,6 +269,12 @@ def test_only_slurms_own_lines_speak_for_slurm(line: str) -> None:
     assert classify(evidence(line)).kind is Kind.CRASH
 
 
+def test_slurms_lines_mean_nothing_where_slurm_did_not_launch() -> None:
+    outcome = classify(evidence(NODE_FAILURE, texts=NO_TEXTS))
+    assert outcome.kind is Kind.CRASH
+    assert outcome.lost_nodes == ()
+
+
 def test_a_failed_node_leaves_the_pool_and_its_healthy_neighbours_stay() -> None:
     outcome = classify(evidence(NODE_FAILURE))
     assert outcome.lost_nodes == ("n2",)
@@ -302,79 +308,3 @@ def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> Non
 def test_the_last_lines_of_stderr_are_kept() -> None:
     lines = [f"line {i}" for i in range(100)]
     assert classify(evidence("\n".join(lines))).stderr_tail.splitlines() == lines[-TAIL_LINES:]
-
-
-# ---- reading what a trial left ----
-
-
-def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
-    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(patterns or {}))
-    return gather(spec, Lease("t", ("n1",)), Watched(End.EXITED, 1.0), exit_code)
-
-
-def test_a_complete_result_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(json.dumps(OK))
-    assert left(tmp_path, 0).result == OK
-
-
-@pytest.mark.parametrize("text", ["", '{"status": "ok", "tflo', "[]", "\x00", '{"status": "fine"}'])
-def test_a_broken_result_file_is_no_result(tmp_path: Path, text: str) -> None:
-    (tmp_path / "result.json").write_text(text)
-    outcome = classify(left(tmp_path, 0))
-    assert outcome.kind is Kind.CRASH
-    assert "result.json" in outcome.message
-
-
-def test_a_result_of_bytes_that_are_no_text_is_no_result(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_bytes(b"\xff\xfe\x00{")
-    assert classify(left(tmp_path, 0)).kind is Kind.CRASH
-
-
-def test_the_last_result_line_counts_and_figures_without_a_status_are_ok(tmp_path: Path) -> None:
-    lines = ['MESHTUNE_RESULT {"x": 1}', "noise", 'INFO: MESHTUNE_RESULT {"x": 2}', "bye"]
-    (tmp_path / "stdout.log").write_text("\n".join(lines))
-    outcome = classify(left(tmp_path, 0))
-    assert (outcome.kind, outcome.result) == (Kind.OK, {"x": 2})
-
-
-def test_a_pattern_takes_its_last_match_in_either_log(tmp_path: Path) -> None:
-    (tmp_path / "stdout.log").write_text("step 1: 10.0 TFLOPS\nstep 2: 1,012.5 TFLOPS\n")
-    (tmp_path / "stderr.log").write_text("mem 7e9\n")
-    seen = left(tmp_path, 0, {"tflops": r"([\d.,]+) TFLOPS", "memory": r"^mem (\S+)$"})
-    assert seen.result == {"tflops": 1012.5, "memory": 7e9}
-    assert classify(seen).kind is Kind.OK
-
-
-@pytest.mark.parametrize(("text", "words"), [("", "no pattern"), ("x: many", "'many'")])
-def test_a_pattern_that_finds_no_number_is_a_crash_that_says_so(
-    tmp_path: Path, text: str, words: str
-) -> None:
-    (tmp_path / "stdout.log").write_text(text)
-    outcome = classify(left(tmp_path, 0, {"x": r"x: (\w+)"}))
-    assert outcome.kind is Kind.CRASH
-    assert words in outcome.message
-
-
-def test_an_earlier_attempts_result_cannot_pass_for_this_ones(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(json.dumps(OK))
-    (tmp_path / "stdout.log").write_text('MESHTUNE_RESULT {"x": 1}\n')
-    (tmp_path / "config.json").write_text("{}")
-    clear(tmp_path)
-    assert left(tmp_path, 0).result is None
-    assert (tmp_path / "config.json").exists()
-
-
-def test_after_a_killed_driver_only_the_trainers_own_final_words_count(tmp_path: Path) -> None:
-    (tmp_path / "stdout.log").write_text("speed: 1\n")
-    assert read_result(tmp_path) is None
-    # Ranks that are killed one after the other report errors of their peers.
-    (tmp_path / "result.json").write_text('{"status": "error", "message": "connection reset"}')
-    assert read_result(tmp_path) is None
-    (tmp_path / "result.json").write_text('{"status": "oom", "where": "backward"}')
-    outcome = read_result(tmp_path)
-    assert outcome
-    assert outcome.kind is Kind.OOM
-    (tmp_path / "result.json").write_text(json.dumps(OK))
-    outcome = read_result(tmp_path)
-    assert outcome
-    assert (outcome.kind, outcome.result) == (Kind.OK, OK)

@@ -1,0 +1,37 @@
+"""What srun, slurmstepd and ``rank.sh`` write, as Slurm 22.05 to 25 do."""
+
+from __future__ import annotations
+
+import re
+
+from slurm.outcome.texts import LauncherTexts
+
+# Only lines that srun and slurmstepd themselves write start so; a trainer's log cannot fake them.
+_SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
+
+SRUN_TEXTS = LauncherTexts(
+    preempted=re.compile(_SLURM + r".*DUE TO (?:PREEMPTION|JOB REQUEUE)"),
+    time_limit=re.compile(_SLURM + r".*DUE TO TIME LIMIT"),
+    node_failure=re.compile(
+        # The second is how the healthy nodes of the step report it: they are not to blame.
+        _SLURM + r"(?:Node failure on (?P<node>[\w.-]+)|.*DUE TO NODE FAILURE)"
+    ),
+    # A node dies faster than a busy controller notices: srun has lost it already.
+    lost_node=re.compile(_SLURM + r"step_launch_notify_io_failure: .*"),
+    host_oom=re.compile(_SLURM + r".*(?:oom[-_]kill event|: Out Of Memory)"),
+    launch_failure=re.compile(
+        _SLURM + r"(?:Unable to (?:create step|confirm allocation|contact slurm|resolve)"
+        r"|Task launch for .* failed on node (?P<node>[\w.-]+)|Application launch failed"
+        r"|.*(?:Requested node configuration is not available|More processors requested than"
+        r"|Invalid generic resource|[Ii]nvalid option|unrecognized option))"
+    ),
+    no_answer=re.compile(_SLURM + r".*Socket timed out"),
+    no_program=re.compile(  # as rank.sh says it, and slurmstepd where there is not even a shell
+        r"(?m)^(?:meshtune: |slurmstepd-)(?P<node>[\w.-]+): (?:no program|error: execve\(\):) .*"
+    ),
+    task_end=re.compile(
+        r"(?m)^srun: error: (?P<node>[\w.-]+): (?P<tasks>tasks? [\d,-]+): (?P<what>.+)$"
+    ),
+    # When a task ends first, -K1 is what cancels the step, and the task is to blame.
+    cancelled=re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)"),
+)
