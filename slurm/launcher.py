@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from slurm.clock import Clock
 from slurm.outcome.step_log import Hopeless
@@ -17,6 +19,19 @@ from slurm.trial import Lease, Outcome, TrialSpec
 
 class LauncherError(Exception):
     """The launcher itself cannot work here; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class LauncherOptions:
+    """What the command line, or a caller of Python's, says of a launcher it wants.
+
+    Each launcher takes what concerns it. Settings that only it has it reads where its users expect
+    them: from the environment, or a file of its own.
+    """
+
+    num_nodes: int = 1  # of the widest trial: what is needed at least, where nodes can be chosen
+    site: str = "generic"  # a site profile's name or file
+    hostfile: Path | None = None  # nodes, where no allocation tells them
 
 
 class Launcher(ABC):
@@ -57,6 +72,10 @@ class Launcher(ABC):
     def down_nodes(self) -> set[str]:
         """Nodes that are known to be unusable now."""
         return set()
+
+    def gpus_per_node(self) -> int | None:
+        """GPUs that a trial can use on one of the nodes; None if the launcher cannot tell."""
+        return None
 
     def time_left_s(self) -> float | None:
         """Seconds until the allocation ends; None where there is no end."""

@@ -21,10 +21,8 @@ from analysis.preflight.file import NotMeasuredError, cluster_file
 from analysis.run.atomic import write_atomically
 from analysis.units import counted
 from slurm.launcher import Launcher, LauncherError
-from slurm.local.launcher import visible_gpus
 from slurm.outcome.evidence import clear
 from slurm.outcome.kinds import Kind
-from slurm.srun.launcher import SrunLauncher
 from slurm.trial import Lease, TrialSpec
 
 TIMEOUT_S = 3600.0
@@ -52,18 +50,17 @@ def preflight_spec(
     )
 
 
-def default_ranks(launcher: Launcher, num_nodes: int, environ: Mapping[str, str]) -> int:
-    """One per GPU; without GPUs, and on this machine, one per core.
+def default_ranks(launcher: Launcher, num_nodes: int) -> int:
+    """One per GPU; on nodes that have none, one per core of this machine.
 
     Raises:
-        LauncherError: if Slurm's nodes have no GPUs.
+        LauncherError: if nobody knows how many GPUs a node has.
     """
-    if isinstance(launcher, SrunLauncher):
-        granted = environ.get("SLURM_GPUS_ON_NODE", "")  # salloc sets it only where GPUs were asked
-        if gpus := int(granted) if granted.isdecimal() else launcher.allocation.gpus_per_node():
-            return gpus
-        raise LauncherError("Slurm shows no GPUs on these nodes: state --ranks-per-node")
-    gpus = len(visible_gpus(environ)[1]) // num_nodes
+    gpus = launcher.gpus_per_node()
+    if gpus is None:
+        raise LauncherError(
+            f"the {launcher.name} launcher finds no GPUs on these nodes: state --ranks-per-node"
+        )
     return gpus or min(MAX_CPU_RANKS, max(1, (os.cpu_count() or 1) // num_nodes))
 
 

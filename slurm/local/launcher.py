@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm import processes
-from slurm.launcher import Launcher, LauncherError
+from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
 from slurm.local.shepherd import TRIAL_VARIABLE, Request, marker
 from slurm.outcome.classify import classify
@@ -61,8 +61,15 @@ class LocalLauncher(Launcher):
         self._gpus = {node: gpus[i * share : (i + 1) * share] for i, node in enumerate(self._nodes)}
         self._server = ForkServer(preload)
 
+    @classmethod
+    def from_options(cls, options: LauncherOptions) -> LocalLauncher:
+        return cls(options.num_nodes)
+
     def nodes(self) -> Sequence[str]:
         return self._nodes
+
+    def gpus_per_node(self) -> int:
+        return len(self._gpus[self._nodes[0]])
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return list(spec.argv)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
-from slurm.launcher import Launcher, LauncherError
+from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.shepherd import TRIAL_VARIABLE
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import clear, gather
@@ -22,7 +22,7 @@ from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, watch
 from slurm.srun.allocation import Allocation, Step
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.shell import SlurmError
-from slurm.srun.site import Site
+from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, Outcome, TrialSpec
 
@@ -56,8 +56,17 @@ class SrunLauncher(Launcher):
         self._turn = threading.Lock()
         self._last_launch = float("-inf")
 
+    @classmethod
+    def from_options(cls, options: LauncherOptions) -> SrunLauncher:
+        return cls(load_site(options.site))
+
     def nodes(self) -> Sequence[str]:
         return self.allocation.nodes
+
+    def gpus_per_node(self) -> int | None:
+        granted = os.environ.get("SLURM_GPUS_ON_NODE", "")  # set only where GPUs were asked for
+        gpus = int(granted) if granted.isdecimal() else self.allocation.gpus_per_node()
+        return gpus or None  # Slurm need not know of those that there are
 
     def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
         return srun_argv(spec, lease, self.site, self.allocation.cpus_per_node)

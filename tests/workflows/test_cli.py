@@ -14,6 +14,7 @@ import pytest
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import load_space
+from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
 from workflows.cli import commands, launchers
 from workflows.cli.arguments import flags_again
@@ -67,6 +68,8 @@ def test_a_parameter_that_the_trainer_lacks_can_be_checked_but_not_searched(tmp_
         (["check", "tiny_cpuu"], "tiny_cpu"),
         (["search", "gpt_20b_zero_topo_frontier"], "a trial has up to 384 ranks"),
         (["search", "tiny_cpu", "--site", "nowhere", "--launcher", "srun"], "no site 'nowhere'"),
+        (["search", "tiny_cpu", "--launcher", "slrm"], "there are local, srun"),
+        (["preflight", "--launcher", "simulate"], "no launcher 'simulate'"),
         (["submit", "tiny_cpu", "--nodes", "1", "--time", "soon"], "not a time limit"),
         (["search", "tiny_cpu", "--trials", "0"], "not a positive whole number"),
     ],
@@ -176,8 +179,8 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
 ) -> None:
     made: list[Closing] = []
 
-    def make(_: str, num_nodes: int, __: str) -> Closing:
-        made.append(Closing(num_nodes))
+    def make(_: str, options: LauncherOptions, __: object = None) -> Closing:
+        made.append(Closing(options.num_nodes))
         return made[-1]
 
     monkeypatch.setattr(commands, "make_launcher", make)
@@ -210,6 +213,7 @@ def test_a_run_that_another_driver_holds_keeps_its_budget(
     [
         [],
         ["--launcher", "srun", "--site", "./my site.yaml"],
+        ["--launcher", "mpiexec", "--hostfile", "my hosts"],
         ["--launcher", "simulate", "--simulate", "nodes=8,seed=1", "--policy", "random"],
         ["--site", "frontier", "--policy", "deephyper", "--warm-start", "runs/a", "runs/b"],
     ],

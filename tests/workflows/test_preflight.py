@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -221,8 +222,11 @@ def test_slow_links_and_gpus_are_named_when_they_are_written(
     ],
 )
 def test_ranks_are_one_per_gpu_that_slurm_shows(
-    gres: str, environ: dict[str, str], ranks: int | None
+    gres: str, environ: dict[str, str], ranks: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     answers = {
         "squeue -h -j 7 -o %N": "n[1-2]",
         "scontrol show hostnames n[1-2]": "n1\nn2",
@@ -232,19 +236,20 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
     allocation = Allocation("7", lambda argv: answers[" ".join(argv)])
     launcher = SrunLauncher(load_site("generic"), allocation)
     if ranks is not None:
-        assert default_ranks(launcher, 2, environ) == ranks
+        assert default_ranks(launcher, 2) == ranks
         return
     with pytest.raises(LauncherError, match="--ranks-per-node"):
-        default_ranks(launcher, 2, environ)
+        default_ranks(launcher, 2)
 
 
-def test_nodes_played_by_this_machine_share_its_gpus_or_its_cores() -> None:
-    launcher = LocalLauncher(2)
-    try:
-        assert default_ranks(launcher, 2, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}) == 2
-        assert default_ranks(launcher, 2, {"CUDA_VISIBLE_DEVICES": ""}) >= 1
-    finally:
-        launcher.close()
+@pytest.mark.parametrize(("gpus", "ranks"), [("0,1,2,3", 2), ("", None)])
+def test_nodes_played_by_this_machine_share_its_gpus_or_its_cores(
+    gpus: str, ranks: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    with closing(LocalLauncher(2)) as launcher:
+        found = default_ranks(launcher, 2)
+    assert found == ranks if ranks else found >= 1
 
 
 def test_a_cluster_is_called_what_slurm_calls_it() -> None:

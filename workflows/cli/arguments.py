@@ -89,6 +89,8 @@ def flags_again(arguments: Namespace) -> str:
     flags = "".join(f" {quote(word)}" for word in choice(arguments.policy, arguments.warm_start))
     if arguments.site != "generic":
         flags = f" --site {quote(arguments.site)}{flags}"
+    if arguments.hostfile:
+        flags = f" --hostfile {quote(str(arguments.hostfile))}{flags}"
     if arguments.simulate:
         flags = f" --simulate {quote(arguments.simulate)}{flags}"
     return f" --launcher {arguments.launcher}{flags}" if arguments.launcher else flags

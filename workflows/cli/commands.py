@@ -16,10 +16,11 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import driver_of
 from analysis.units import counted
 from search_spaces import SearchSpace, load_space
+from slurm.registry import make_launcher
 from slurm.srun.batch import SCRIPT_NAME
 from workflows.cli.arguments import asked_space, choice, flags_again, run_directory, warm_prices
 from workflows.cli.errors import UsageError
-from workflows.cli.launchers import launcher_for, launcher_name, make_launcher
+from workflows.cli.launchers import launcher_for, launcher_name, options_of
 from workflows.search.budget import Budget
 
 if TYPE_CHECKING:
@@ -185,11 +186,11 @@ def preflight(arguments: Namespace) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     chosen = launcher_name(arguments.launcher)
-    with closing(make_launcher(chosen, arguments.nodes or 1, arguments.site)) as launcher:
+    with closing(make_launcher(chosen, options_of(arguments, arguments.nodes or 1))) as launcher:
         nodes = arguments.nodes or len(launcher.nodes())
         if nodes > len(launcher.nodes()):
             raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")
-        ranks = arguments.ranks_per_node or measuring.default_ranks(launcher, nodes, os.environ)
+        ranks = arguments.ranks_per_node or measuring.default_ranks(launcher, nodes)
         spec = measuring.preflight_spec(
             out.with_name(f"{out.stem}-preflight"), nodes, ranks, arguments.quick
         )
@@ -272,7 +273,7 @@ def train(arguments: Namespace) -> int:
 
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
-    with closing(make_launcher(chosen, best.num_nodes, arguments.site)) as launcher:
+    with closing(make_launcher(chosen, options_of(arguments, best.num_nodes))) as launcher:
         return train_best(best, launcher, arguments.out, arguments.steps)
 
 

@@ -7,6 +7,7 @@ from analysis.run.folder import FingerprintError
 from analysis.run.journal import RunBusyError
 from search_spaces import SpaceError
 from slurm.launcher import LauncherError
+from slurm.registry import RegistryError
 from slurm.srun.batch import BatchError
 from slurm.srun.site import SiteError
 from trainer.config import ConfigError
@@ -20,7 +21,7 @@ def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
     return (
         *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
-        *(FingerprintError, RunError, RunBusyError),
+        *(FingerprintError, RunError, RunBusyError, RegistryError),
     )
 
 

@@ -52,11 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     sub = command("search", "Start a search, or go on with it.")
     _space(sub)
     _run_dir(sub)
-    sub.add_argument(
-        "--launcher",
-        choices=("local", "srun", "simulate"),
-        help="default: srun inside a Slurm allocation, else local",
-    )
+    _launcher(sub, "local, srun, simulate")
     sub.add_argument(
         "--simulate",
         default="",
@@ -116,9 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--ranks-per-node", type=_positive, metavar="N", help="default: one per GPU, or per core"
     )
-    sub.add_argument(
-        "--launcher", choices=("local", "srun"), help="default: srun inside an allocation"
-    )
+    _launcher(sub)
     _site(sub)
     sub.add_argument("--quick", action="store_true", help="fewer groups, sizes and repeats")
     sub.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
@@ -152,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = command("train", "Train with the configuration that a search found best.")
     sub.add_argument("best", type=Path, metavar="BEST.yaml")
-    sub.add_argument("--launcher", choices=("local", "srun"))
+    _launcher(sub)
     _site(sub)
     sub.add_argument("--steps", type=_positive, metavar="N", help="measured steps")
     sub.add_argument("--out", type=Path, default=Path("train"), metavar="DIR")
@@ -200,6 +194,19 @@ def _how(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="RUN",
         help="earlier runs, of any model, size or machine, that the cost model learns from",
+    )
+
+
+def _launcher(parser: argparse.ArgumentParser, known: str = "local, srun") -> None:
+    # Not ``choices``: installed distributions add launchers, and --help need not look for them.
+    parser.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help=f"{known}, or one that is installed; default: srun inside a Slurm allocation, "
+        "else local",
+    )
+    parser.add_argument(
+        "--hostfile", type=Path, metavar="FILE", help="hosts, for a launcher that needs a list"
     )
 
 
