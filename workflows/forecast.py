@@ -26,7 +26,7 @@ def forecast_of(run: Run) -> Forecast | None:
         None where the space cannot be read or priced, or no trial says anything.
     """
     try:
-        pricing = price(load_space(run.directory / "space.yaml"))
+        pricing = price(load_space(run.folder.space_file))
     except SpaceError:
         return None
     if pricing is None:

@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from analysis import units as quantities
-from analysis.pareto import comparable, front
 from analysis.report.plots import BLUE, DARK, PALE, plain
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -36,14 +35,6 @@ def sought(run: Run) -> str:
     return text[0].upper() + text[1:]
 
 
-def as_yaml(run: Run) -> list[dict[str, Any]]:
-    """The front as ``best.yaml`` lists it, in the units of the results."""
-    return [
-        {"trial": t.number, "objectives": dict(t.objectives), "parameters": dict(t.config)}
-        for t in front(run)
-    ]
-
-
 def front_figure(run: Run) -> Figure:
     """Every success over the first two objectives, those of the front in blue.
 
@@ -51,7 +42,7 @@ def front_figure(run: Run) -> Figure:
     worse a second one. With three, colour is the third, and no line is drawn.
     """
     (y_key, _), (x_key, x_up), *third = run.goals
-    best, every = front(run), comparable(run)
+    best, every = run.front(), run.comparable()
     numbers = {t.number for t in best}
     rest = [t for t in every if t.number not in numbers]
     figure = Figure(figsize=(9, 4.6), layout="constrained")

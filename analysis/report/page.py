@@ -14,7 +14,6 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from analysis import pareto
 from analysis import units as quantities
 from analysis import verdict as settled
 from analysis.prediction.held_out import Forecast, Forecaster
@@ -62,7 +61,7 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
         RunError: ``run_dir`` is not a run folder, or its journal is damaged.
     """
     run = read_run(run_dir)
-    folder = Path(run_dir) / "report"
+    folder = run.folder.report
     folder.mkdir(exist_ok=True)
     frame = load(run_dir)
     frame["objective"] = quantities.scaled(run.objective_key, frame["objective"])
@@ -171,7 +170,7 @@ def _stacks(path: Path, run: Run, forecast: Forecast | None) -> str:
 
 def _front(run: Run, path: Path) -> dict[str, Any] | None:
     """The Pareto front's picture and table; None where one figure is sought, or nothing ran."""
-    trials = pareto.front(run)
+    trials = run.front()
     if not trials:
         path.unlink(missing_ok=True)
         return None
@@ -179,7 +178,7 @@ def _front(run: Run, path: Path) -> dict[str, Any] | None:
     write_atomically(path, figures.png(figure))
     return {
         "svg": Markup(front.inline_svg(figure)),
-        "successes": len(pareto.comparable(run)),
+        "successes": len(run.comparable()),
         "rows": [rows.row(run, trial) for trial in trials],
     }
 

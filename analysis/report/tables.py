@@ -44,7 +44,7 @@ def metrics(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
 
 def row(run: Run, trial: Trial) -> dict[str, Any]:
     """One line of a table of trials."""
-    folder = run.directory / "trials" / f"{trial.number:04d}"
+    folder = run.folder.trial(trial.number)
     running = trial.running
     last = trial.attempts[-1] if trial.attempts else None
     key = run.objective_key

@@ -1,43 +1,30 @@
-"""A run folder as data: the journal is the only truth, everything here is derived from it.
-
-Every line of ``journal.jsonl`` is one JSON object with ``v`` (schema version), ``t`` (seconds
-since the epoch) and ``event``:
-
-========== =====================================================================================
-event      further keys
-========== =====================================================================================
-opened     space (name), fingerprint, seed, launcher, nodes, objective ({maximize|minimize: key})
-proposed   trial, config, by (what chose it), why, expected (objective, low, high, fits: the
-           probability to run, gain, left; what is not known is absent)
-started    trial, attempt, name (of the step or process group), nodes, repeat (True: the trial
-           has its result, and is measured once more)
-ended      trial, attempt, kind, objective (None unless ok), result, message, stderr_tail,
-           elapsed_s, nodes, final (False: the trial will run again, or this was a repeat), early
-           (True: stopped before its last step, for it was too slow), saved_node_s (that cost less)
-closed     reason
-========== =====================================================================================
-
-``repeat``, ``early`` and ``saved_node_s`` are absent where they say nothing, and in old journals.
-Where several objectives are sought, ``opened`` has ``objectives``, a list of which ``objective`` is
-the first, and ``ended`` has ``objectives``, figures by key.
-"""
+"""A run as data: the journal is the only truth, everything here is derived from it."""
 
 from __future__ import annotations
 
-import json
+import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from analysis.pareto import non_dominated
+from analysis.run.events import (
+    Closed,
+    Ended,
+    Event,
+    Opened,
+    Proposed,
+    RunError,
+    Started,
+    from_record,
+    read_records,
+)
+from analysis.run.folder import RunFolder
 from analysis.run.trial import Attempt, Trial
-
-JOURNAL_VERSION = 1
-
-
-class RunError(Exception):
-    """A run folder that cannot be read; the message names the file, the line and the remedy."""
 
 
 @dataclass
@@ -56,6 +43,11 @@ class Run:
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run's files are."""
+        return RunFolder(self.directory)
 
     @property
     def past_sessions_s(self) -> float:
@@ -94,100 +86,103 @@ class Run:
         done = [t for t in self.trials.values() if t.ok and t.objective is not None and not t.early]
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
+    def comparable(self) -> list[Trial]:
+        """Successes with a finite metric for every objective, by number; none if there is one."""
+        return [
+            trial
+            for _, trial in sorted(self.trials.items())
+            if trial.ok
+            and len(self.goals) > 1
+            and not trial.early
+            and all(math.isfinite(trial.objectives.get(key, math.nan)) for key, _ in self.goals)
+        ]
 
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the journal's events in order.
+    def front(self) -> list[Trial]:
+        """The Pareto front: non-dominated successes, the best first objective first.
 
-    A last line without its newline is what a killed driver leaves of a write: it is skipped.
-    Any other unreadable line raises RunError with its number.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}; a run folder holds a journal.jsonl") from error
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            event = json.loads(line)
-            version = event["v"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{path}:{number}: not a journal line ({error}); restore or remove it"
-            ) from error
-        if version != JOURNAL_VERSION:
-            raise RunError(
-                f"{path}:{number}: journal version {version}, this meshtune reads {JOURNAL_VERSION}"
-            )
-        yield event
+        Of trials with the same metrics the earliest. Empty where the run has one objective.
+        """
+        trials = self.comparable()
+        if not trials:
+            return []
+        merits = np.array([self.merits(trial) for trial in trials])
+        found: dict[tuple[float, ...], Trial] = {}
+        for index in np.flatnonzero(non_dominated(merits)):
+            found.setdefault(tuple(merits[index]), trials[index])
+        return [trial for _, trial in sorted(found.items(), reverse=True)]
 
 
-def fold(directory: Path, events: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold events into a Run; the order of events is the order of the journal.
+def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
+    """Fold a journal's lines into a Run, in their order.
 
     Raises:
         RunError: an event lacks a key, or speaks of a trial that was never proposed.
     """
     run = Run(directory)
-    for number, event in enumerate(events, start=1):
+    path = run.folder.journal_file
+    for number, record in enumerate(records, start=1):
         try:
-            apply(run, event)
+            apply(run, float(record["t"]), from_record(record))
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(
-                f"{directory / 'journal.jsonl'}:{number}: event {event.get('event')!r} does not "
+                f"{path}:{number}: event {record.get('event')!r} does not "
                 f"fit what precedes it ({type(error).__name__}: {error}); restore or remove it"
             ) from error
     return run
 
 
-def apply(run: Run, event: Mapping[str, Any]) -> None:
-    """Fold one more event into ``run``."""
-    t = float(event["t"])
-    match event["event"]:
-        case "opened":
+def apply(run: Run, t: float, event: Event | None) -> None:
+    """Fold one more event into ``run``.
+
+    Args:
+        run: is changed.
+        t: when it was written, seconds since the epoch.
+        event: None: one that is not known here.
+    """
+    match event:
+        case Opened():
             if run.opened_t:
                 run.left_t.append(run.last_t)
-            run.space, run.fingerprint = event["space"], event["fingerprint"]
-            run.seed, run.objective = event["seed"], dict(event["objective"])
-            run.objectives = [dict(objective) for objective in event.get("objectives", ())]
-            run.launcher, run.closed = event["launcher"], None
+            run.space, run.fingerprint, run.seed = event.space, event.fingerprint, event.seed
+            run.objective = dict(event.objective)
+            run.objectives = [dict(objective) for objective in event.objectives]
+            run.launcher, run.closed = event.launcher, None
             run.opened_t.append(t)
-        case "proposed":
-            number = event["trial"]
-            run.trials[number] = Trial(
-                number, dict(event["config"]), t, event.get("by", ""), event.get("why", "")
-            )
-            run.trials[number].expected = dict(event.get("expected") or {})
-        case "started":
-            attempt = Attempt(event["attempt"], event["name"], tuple(event["nodes"]), t)
-            attempt.repeat = bool(event.get("repeat"))
-            run.trials[event["trial"]].attempts.append(attempt)
-        case "ended":
-            _end(run, run.trials[event["trial"]], event, t)
-        case "closed":
-            run.closed = event["reason"]
+        case Proposed():
+            trial = Trial(event.trial, dict(event.config), t, event.by, event.why)
+            trial.expected = dict(event.expected or {})
+            run.trials[event.trial] = trial
+        case Started():
+            attempt = Attempt(event.attempt, event.name, tuple(event.nodes), t)
+            attempt.repeat = bool(event.repeat)
+            run.trials[event.trial].attempts.append(attempt)
+        case Ended():
+            _end(run, run.trials[event.trial], event, t)
+        case Closed():
+            run.closed = event.reason
     run.last_t = t
 
 
-def _end(run: Run, trial: Trial, event: Mapping[str, Any], t: float) -> None:
+def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
+    objectives, result = event.objectives or {}, event.result or {}
     for attempt in trial.attempts:
-        if attempt.number == event["attempt"]:
-            # What a killed driver left running is settled by the next one, maybe hours later: its
-            # nodes were held up to the last word of its own session, as far as anybody knows.
+        if attempt.number == event.attempt:
+            # An attempt that a killed driver left running is ended by the next one, maybe hours
+            # later: its nodes were held up to its own session's last event, as far as is known.
             own_end = (left for left in run.left_t if left >= attempt.started_t)
             attempt.ended_t = next(own_end, t)
-            attempt.kind, attempt.message = event["kind"], event["message"]
-            attempt.objective, attempt.result = event["objective"], event.get("result") or {}
-            attempt.objectives = event.get("objectives") or {}
-            attempt.early = bool(event.get("early"))
-            attempt.saved_node_s = float(event.get("saved_node_s", 0.0))
+            attempt.kind, attempt.message = event.kind, event.message
+            attempt.objective, attempt.objectives = event.objective, objectives
+            attempt.result = result
+            attempt.early = bool(event.early)
+            attempt.saved_node_s = float(event.saved_node_s or 0.0)
             if attempt.repeat:
-                _revise(trial, attempt, event.get("stderr_tail", ""))
+                _revise(trial, attempt, event.stderr_tail)
                 return
-    trial.message, trial.stderr_tail = event["message"], event.get("stderr_tail", "")
-    if event["final"]:
-        trial.kind, trial.objective, trial.ended_t = event["kind"], event["objective"], t
-        trial.objectives = event.get("objectives") or {}
-        trial.result = event.get("result") or {}
+    trial.message, trial.stderr_tail = event.message, event.stderr_tail
+    if event.final:
+        trial.kind, trial.objective, trial.ended_t = event.kind, event.objective, t
+        trial.objectives, trial.result = objectives, result
 
 
 def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
@@ -215,4 +210,4 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
 def read_run(directory: Path | str) -> Run:
     """Read ``runs/NAME``; raises RunError if it is not a run folder."""
     directory = Path(directory)
-    return fold(directory, read_events(directory / "journal.jsonl"))
+    return fold(directory, read_records(RunFolder(directory).journal_file))

@@ -1,17 +1,13 @@
-"""The run folder: its layout, and every file in it but the journal."""
+"""The run folder: where everything in it is, and the files that a driver writes for its trials."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from analysis.pareto import front
 from analysis.run.atomic import write_atomically
-from analysis.run.fold import Run
 from search_spaces import SearchSpace, load_space
 
 
@@ -20,21 +16,44 @@ class FingerprintError(Exception):
 
 
 class RunFolder:
-    """``runs/NAME``; see DESIGN's layout."""
+    """``runs/NAME``; see DESIGN's layout.
+
+    Args:
+        path: of the folder; it need not exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+
+    @classmethod
+    def holding(cls, file: Path) -> RunFolder:
+        """The run folder in which a report's file, such as ``best.yaml``, lies."""
+        return cls(file.parent.parent)
 
     @property
     def space_file(self) -> Path:
         return self.path / "space.yaml"
 
     @property
+    def journal_file(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def results_file(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def report(self) -> Path:
+        """The folder of the report."""
+        return self.path / "report"
+
+    @property
     def started(self) -> bool:
         """Whether there is a run in this folder."""
-        return (self.path / "journal.jsonl").exists()
+        return self.journal_file.exists()
 
     def trial(self, number: int) -> Path:
+        """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
     def prepare(self, space: SearchSpace) -> None:
@@ -70,38 +89,3 @@ class RunFolder:
         for name, content in files.items():
             write_atomically(directory / name, json.dumps(content, indent=1) + "\n")
         return directory
-
-    def write_results(self, run: Run) -> None:
-        """Derive ``results.csv`` with DeepHyper's columns: ``p:``, objective, job, ``m:``.
-
-        Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``.
-        """
-        ended = [t for t in sorted(run.trials.values(), key=lambda t: t.number) if t.ended]
-        metrics = sorted({key for t in ended for key, v in t.result.items() if _scalar(v)})
-        parameters = list(dict.fromkeys(name for t in ended for name in t.config))
-        keys = [key for key, _ in run.goals]
-        several = len(keys) > 1
-        efficient = {t.number for t in front(run)}
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(
-            [f"p:{name}" for name in parameters]
-            + ([f"objective_{i}" for i in range(len(keys))] if several else ["objective"])
-            + ["job_id", "job_status"]
-            + [f"m:{key}" for key in metrics]
-            + (["pareto_efficient"] if several else [])
-        )
-        for t in ended:
-            row = [t.config.get(name) for name in parameters]
-            if several:
-                row += [t.objectives.get(key) if t.ok else f"F_{t.kind}" for key in keys]
-            else:
-                row.append(t.objective if t.ok else f"F_{t.kind}")
-            row += [t.number, "DONE" if t.ok else "FAILED"]
-            row += [t.result.get(key) for key in metrics]
-            writer.writerow(row + ([t.number in efficient] if several else []))
-        write_atomically(self.path / "results.csv", text.getvalue())
-
-
-def _scalar(value: Any) -> bool:
-    return isinstance(value, (int, float, str))

@@ -1,6 +1,6 @@
 """The append-only journal of a run: written before anything is done, synced before it counts.
 
-The schema is in :mod:`analysis.run.fold`, which also reads it. A driver holds the run's lock for as
+What a line can say is in :mod:`analysis.run.events`. A driver holds the run's lock for as
 long as it lives, so two drivers never share a run; the lock dies with its process.
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import math
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from analysis.run.fold import JOURNAL_VERSION, Run, apply, read_run
+from analysis.run.events import Event, from_record, to_record
+from analysis.run.fold import Run, apply, read_run
+from analysis.run.folder import RunFolder
 
 LOCK_NAME = "driver.lock"
 LOCK_ATTEMPTS = 10  # within half a second
@@ -37,7 +38,7 @@ class Journal:
 
     Raises:
         RunBusyError: if another process drives this run.
-        analysis.run.fold.RunError: if the journal on disk cannot be read.
+        RunError: if the journal on disk cannot be read.
     """
 
     def __init__(
@@ -46,37 +47,26 @@ class Journal:
         self.clock = clock
         self._sync = sync
         self._lock = _lock(directory)
-        path = directory / "journal.jsonl"
+        path = RunFolder(directory).journal_file
         self._file = path.open("ab")
         _cut_torn_line(path)
         self.run: Run = read_run(directory)
 
-    def write(self, event: str, **values: Any) -> None:
+    def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``."""
-        record = {"v": JOURNAL_VERSION, "t": self.clock(), "event": event, **values}
+        record = to_record(event, self.clock())
         # allow_nan=False: NaN is not JSON, and no other reader would take the line.
         line = json.dumps(record, allow_nan=False) + "\n"
         self._file.write(line.encode())
         self._file.flush()
         if self._sync:
             os.fsync(self._file.fileno())
-        apply(self.run, record)
+        apply(self.run, record["t"], from_record(record))  # as any other reader would
 
     def close(self) -> None:
         """Give up the lock."""
         self._file.close()
         self._lock.close()
-
-
-def finite(value: Any) -> Any:
-    """The value with None in place of what JSON cannot hold."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
 
 
 def driver_of(directory: Path) -> str | None:

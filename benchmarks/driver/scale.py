@@ -41,6 +41,7 @@ import numpy as np
 from rich.console import Console
 
 from analysis.run.fold import Run, read_run
+from analysis.run.results import write_results
 from benchmarks.cost_model.report import machine
 from benchmarks.driver.node_time import node_time
 from benchmarks.search.simulated import simulated_driver
@@ -172,9 +173,9 @@ def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, f
             "driver_cpu_ms": 1000 * (cpu_s - proposer.cpu_s) / trials,
             "proposer_cpu_ms": 1000 * proposer.cpu_s / trials,
             "peak_bytes": peak_bytes,
-            "journal_bytes": (folder.path / "journal.jsonl").stat().st_size,
+            "journal_bytes": folder.journal_file.stat().st_size,
             "replay_s": _median_s(lambda: read_run(folder.path)),
-            "results_s": _median_s(lambda: folder.write_results(run)),
+            "results_s": _median_s(lambda: write_results(folder, run)),
         }
 
 

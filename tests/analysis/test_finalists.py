@@ -19,7 +19,8 @@ from analysis.finalists import (
     repeats_since_proposal,
     verdict,
 )
-from analysis.run.fold import Run, read_run
+from analysis.run.events import Ended, Proposed, Started
+from analysis.run.fold import Run, apply, read_run
 from analysis.run.frame import load
 from analysis.verdict import saved_rows, shares, verdict_rows
 
@@ -300,21 +301,21 @@ def test_what_is_settled_is_right_as_often_as_said(spread: float, disturbed: flo
 def _final(
     rng: np.random.Generator, truth: np.ndarray, spread: float, disturbed: float
 ) -> tuple[Run, int]:
-    from analysis.run.fold import apply
-
     run = Run(FOLDER, objective={"maximize": "speed"})
 
     def measure(trial: int, repeat: bool) -> None:
         slower = rng.uniform(0.2, 0.9) if rng.random() < disturbed else 0.0
         speed = float(np.exp(truth[trial] + spread * rng.standard_normal() - slower))
         attempt = len(run.trials[trial].attempts) + 1
-        both: dict[str, Any] = {"t": 1.0, "trial": trial, "attempt": attempt}
-        apply(run, {**both, "event": "started", "name": "", "nodes": [], "repeat": repeat})
-        apply(run, {**both, "event": "ended", "kind": "ok", "objective": speed, "message": "",
-                    "final": not repeat})  # fmt: skip
+        started = Started(trial=trial, attempt=attempt, name="", nodes=[], repeat=repeat)
+        ended = Ended(
+            trial=trial, attempt=attempt, kind="ok", objective=speed, message="", final=not repeat
+        )
+        apply(run, 1.0, started)
+        apply(run, 1.0, ended)
 
     for trial in range(len(truth)):
-        apply(run, {"t": 0.0, "event": "proposed", "trial": trial, "config": {}})
+        apply(run, 0.0, Proposed(trial=trial, config={}))
         measure(trial, False)
     assert run.best is not None
     first = run.best.number

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.pareto import comparable, front, non_dominated
+from analysis.pareto import non_dominated
 from analysis.report.front import front_figure, inline_svg
 from analysis.report.page import write_report
 from analysis.run.fold import Run, read_run
@@ -74,9 +74,9 @@ def test_the_non_dominated_rows_are_those_that_brute_force_finds() -> None:
 def test_the_front_has_each_best_compromise_once_and_the_first_objectives_best_first(
     run: Run,
 ) -> None:
-    assert [trial.number for trial in front(run)] == [5, 3, 1]
+    assert [trial.number for trial in run.front()] == [5, 3, 1]
     assert run.best is not None and run.best.number == 5
-    assert len(comparable(run)) == 6
+    assert len(run.comparable()) == 6
 
 
 def test_of_equally_good_trials_the_best_is_the_one_that_is_better_in_the_next_objective(
@@ -89,7 +89,7 @@ def test_of_equally_good_trials_the_best_is_the_one_that_is_better_in_the_next_o
 def test_a_run_with_one_objective_has_no_front(build: Any) -> None:
     run = read_run(build(count=20))
     assert run.goals == [("tflops_per_gpu", True)]
-    assert front(run) == [] and comparable(run) == []
+    assert run.front() == [] and run.comparable() == []
 
 
 def test_the_report_has_the_front_and_every_point_leads_to_its_trial(run: Run) -> None:

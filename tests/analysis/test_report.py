@@ -17,11 +17,12 @@ from analysis.cost.model import CostModel
 from analysis.prediction.held_out import Forecast
 from analysis.report.page import write_report
 from analysis.report.stacks import Stack, stacks_figure
-from analysis.run.fold import RunError, read_run
+from analysis.run.best import load_best
+from analysis.run.events import RunError
+from analysis.run.fold import read_run
 from search_spaces.cluster import Cluster, Link, Nic
 from search_spaces.frameworks import MESHTUNE
 from trainer.config import ModelConfig
-from workflows.train import load_best
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \ud800"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from analysis.run.events import Opened, Proposed
 from analysis.run.journal import Journal
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
@@ -202,9 +203,9 @@ def test_an_allocation_in_which_only_finalists_were_measured_again_is_repeated(
         path.write_text(text)
         path.chmod(0o755)
     journal = Journal(run)
-    journal.write("opened", space="s", fingerprint="f", seed=0, launcher="srun", nodes=["n1"],
-                  objective={"maximize": "speed"})  # fmt: skip
-    journal.write("proposed", trial=1, config={}, by="random", why="", expected={})
+    journal.write(Opened(space="s", fingerprint="f", seed=0, launcher="srun", nodes=["n1"],
+                  objective={"maximize": "speed"}))  # fmt: skip
+    journal.write(Proposed(trial=1, config={}, by="random", why="", expected={}))
     journal.close()
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"}
     done = subprocess.run(["bash", "-c", script(run, meshtune=str(program))], env=environ)
@@ -215,11 +216,12 @@ def test_an_allocation_in_which_only_finalists_were_measured_again_is_repeated(
 FINALS = """\
 import sys
 from pathlib import Path
+from analysis.run.events import Ended, Started
 from analysis.run.journal import Journal
 journal = Journal(Path(sys.argv[sys.argv.index("--run-dir") + 1]))
-journal.write("started", trial=1, attempt=2, name="x", nodes=["n1"], repeat=True)
-journal.write("ended", trial=1, attempt=2, kind="KIND", objective=1.0, result={}, message="",
-              stderr_tail="", elapsed_s=1.0, nodes=["n1"], final=False)
+journal.write(Started(trial=1, attempt=2, name="x", nodes=["n1"], repeat=True))
+journal.write(Ended(trial=1, attempt=2, kind="KIND", objective=1.0, result={}, message="",
+              stderr_tail="", elapsed_s=1.0, nodes=["n1"], final=False))
 sys.exit(3)
 """
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from analysis.run.events import Opened, Proposed, Started
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
@@ -347,19 +348,20 @@ def test_what_a_killed_driver_left_running_is_settled_before_anything_starts(
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
     driver = make_driver(launcher)
     driver.journal.write(
-        "opened",
-        space="toy",
-        fingerprint="f",
-        seed=0,
-        launcher="scripted",
-        nodes=["n0"],
-        objective={"maximize": "speed"},
+        Opened(
+            space="toy",
+            fingerprint="f",
+            seed=0,
+            launcher="scripted",
+            nodes=["n0"],
+            objective={"maximize": "speed"},
+        )
     )
     for number, mbs in ((1, 1), (2, 2)):
         config = {"num_nodes": 1, "tp": 1, "mbs": mbs}
-        driver.journal.write("proposed", trial=number, config=config, by="random", why="")
+        driver.journal.write(Proposed(trial=number, config=config, by="random", why=""))
         name = f"meshtune-test-{number:04d}-1"
-        driver.journal.write("started", trial=number, attempt=1, name=name, nodes=["n0"])
+        driver.journal.write(Started(trial=number, attempt=1, name=name, nodes=["n0"]))
     finished = driver.folder.trial(2)
     finished.mkdir(parents=True)
     (finished / "result.json").write_text('{"status": "ok", "speed": 42.0}')
@@ -395,10 +397,10 @@ def test_a_trial_that_kills_its_driver_is_not_tried_for_ever(make_driver: MakeDr
         driver = make_driver(launcher)
         if attempt == 1:
             config = {"num_nodes": 1, "tp": 1, "mbs": 1}
-            driver.journal.write("proposed", trial=1, config=config, by="random", why="")
+            driver.journal.write(Proposed(trial=1, config=config, by="random", why=""))
         driver._open()
         name = f"meshtune-test-0001-{attempt}"
-        driver.journal.write("started", trial=1, attempt=attempt, name=name, nodes=["n0"])
+        driver.journal.write(Started(trial=1, attempt=attempt, name=name, nodes=["n0"]))
     driver = make_driver(launcher)
     assert driver.run().code == DONE
     assert driver.state.trials[1].kind == "preempted"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.fold import read_events, read_run
+from analysis.run.events import Started, read_records
+from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace
@@ -207,7 +208,7 @@ def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> Non
 
     driver = make_driver(launcher, listen=note)
     driver.run()
-    events = list(read_events(driver.folder.path / "journal.jsonl"))
+    events = list(read_records(driver.folder.path / "journal.jsonl"))
     kinds = [e["event"] + ("+" if e.get("repeat") else "") for e in events]
     assert kinds[: kinds.index("started+")].count("ended") == 4
     assert ends[3] == 1 and len(ends) > 4
@@ -255,10 +256,9 @@ def test_a_repeat_that_a_killed_driver_left_is_taken_or_run_again(make_driver: M
     make_driver(Scripted(lucky), "false").run()
     driver = make_driver(Scripted(lucky))
     for number in (2, 3):
-        driver.journal.write(
-            "started", trial=number, attempt=2, name=f"meshtune-test-{number:04d}-2",
+        driver.journal.write(Started(trial=number, attempt=2, name=f"meshtune-test-{number:04d}-2",
             nodes=[f"n{number}"], repeat=True,
-        )  # fmt: skip
+        ))  # fmt: skip
     finished = driver.folder.trial(2) / "result.json"
     finished.write_text('{"status": "ok", "speed": 89.0}')
     (driver.folder.trial(3) / "result.json").unlink(missing_ok=True)

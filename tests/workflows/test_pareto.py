@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.pareto import front, non_dominated
+from analysis.pareto import non_dominated
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
+from analysis.run.results import write_results
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from slurm.outcome.kinds import Kind
@@ -23,7 +24,7 @@ from workflows.cli.main import main
 from workflows.optimizer.proposer import Policy, Proposal, Proposer
 from workflows.optimizer.scalarization import Aim, points, spread_ranks, weights
 from workflows.search.objectives import figures
-from workflows.search.trials import journalled, judge
+from workflows.search.trials import judge
 
 Make = Callable[..., SearchSpace]
 Answer = Callable[[Mapping[str, Any]], Mapping[str, float] | None]
@@ -159,10 +160,7 @@ def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpac
     assert figures(priced, config, result) == {"tokens_per_second": 500.0, "num_nodes": 4.0}
     kind, reached, _ = judge(priced, Outcome(Kind.OK, result=result), config)
     assert kind is Kind.OK
-    assert journalled(reached) == {
-        "objective": 500.0,
-        "objectives": {"tokens_per_second": 500.0, "num_nodes": 4.0},
-    }
+    assert reached == {"tokens_per_second": 500.0, "num_nodes": 4.0}
     for key, expected in (
         ("node_seconds_per_token", 4 / 500),
         ("joules_per_token", 10_000 / (500 * 2.0 * 5)),  # five measured steps
@@ -184,13 +182,6 @@ def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_bo
     assert "'energy_joules', from which 'joules_per_token' follows" in message
 
 
-def test_one_objective_is_journalled_as_ever(make_space: Make) -> None:
-    outcome = Outcome(Kind.OK, result={"speed": 2.5})
-    _, reached, _ = judge(make_space(), outcome, {"num_nodes": 1, "tp": 1, "mbs": 1})
-    assert journalled(reached) == {"objective": 2.5}
-    assert make_space().goals == {"objective": {"maximize": "speed"}}
-
-
 # ---- what is proposed ----
 
 
@@ -203,7 +194,7 @@ def test_the_cost_model_finds_the_best_of_every_width_in_a_few_trials(priced: Se
             best[raw["num_nodes"]] = max(
                 best.get(raw["num_nodes"], 0.0), reached["tokens_per_second"]
             )
-    found = {t.config["num_nodes"]: t.objectives["tokens_per_second"] for t in front(run)}
+    found = {t.config["num_nodes"]: t.objectives["tokens_per_second"] for t in run.front()}
     assert found.keys() == best.keys()
     for width, tokens_per_second in best.items():
         assert found[width] > 0.95 * tokens_per_second
@@ -251,7 +242,9 @@ def test_without_a_model_the_front_is_found_better_than_by_chance(make_space: Ma
     def area(policy: Policy, seed: int) -> float:
         """Of what the front leaves out below and right of it, in logarithms; less is better."""
         run = search(Proposer(space, seed, policy, num_initial=6), 30, answer)
-        reached = [(np.log(t.objectives["gain"]), np.log(t.objectives["cost"])) for t in front(run)]
+        reached = [
+            (np.log(t.objectives["gain"]), np.log(t.objectives["cost"])) for t in run.front()
+        ]
         axis = np.linspace(np.log(2), np.log(60), 200)
         return float(np.mean([max((g for g, c in reached if c <= x), default=-4.0) for x in axis]))
 
@@ -273,7 +266,7 @@ def test_a_simulated_search_ends_with_its_front(
     assert main([*arguments, "--run-dir", str(run_dir)]) == 0
     said = capsys.readouterr().out
     run = read_run(run_dir)
-    numbers = [t.number for t in front(run)]
+    numbers = [t.number for t in run.front()]
     assert f"front: {len(numbers)} of " in said
     assert main(["status", str(run_dir)]) == 0
     status = capsys.readouterr().out
@@ -302,7 +295,7 @@ def test_a_journal_without_several_objectives_is_read_and_written_as_before(
     folder.create(make_space())
     run = Run(folder.path, objective={"maximize": "speed"})
     run.trials[1] = Trial(1, {"tp": 1}, 0.0, kind="ok", objective=2.0, result={"speed": 2.0})
-    folder.write_results(run)
+    write_results(folder, run)
     text = (folder.path / "results.csv").read_text()
     assert text == "p:tp,objective,job_id,job_status,m:speed\n1,2.0,1,DONE,2.0\n"
 
@@ -315,7 +308,7 @@ def test_energy_is_simulated_where_the_cluster_states_its_power(
     path.write_text(text)
     arguments = ["search", str(path), "--launcher", "simulate", "--trials", "3"]
     assert main([*arguments, "--run-dir", str(tmp_path / "run")]) == 0
-    assert all(t.objectives["energy_joules"] > 0 for t in front(read_run(tmp_path / "run")))
+    assert all(t.objectives["energy_joules"] > 0 for t in read_run(tmp_path / "run").front())
     cluster = "{name: plain, gpus_per_node: 8, memory_gib: 64, peak_bf16_tflops: 190, "
     cluster += "links: [{level: node, gpus: 8, gb_per_s: 50}], nic: {count: 4, gb_per_s: 25}}"
     path.write_text(text.replace("cluster: frontier", f"cluster: {cluster}"))

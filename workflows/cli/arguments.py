@@ -10,6 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from analysis.run.fold import read_run
+from analysis.run.folder import RunFolder
 from search_spaces import SearchSpace, load_space
 from workflows.cli.errors import UsageError
 
@@ -45,7 +46,7 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
     if arguments.run_dir:
         return Path(arguments.run_dir)
     here = Path(arguments.space).parent
-    if Path(arguments.space).is_file() and (here / "journal.jsonl").exists():
+    if Path(arguments.space).is_file() and RunFolder(here).started:
         return here
     simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
     return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
@@ -70,7 +71,7 @@ def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
     try:
         pricing = Pricing(space)
         for run in runs:
-            where = str(run / "space.yaml")
+            where = str(RunFolder(run).space_file)
             other = Pricing(load_space(where))
             pricing.learn(read_run(run), other)
     except (NotPricedError, MissingFactError) as error:

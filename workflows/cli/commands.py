@@ -111,18 +111,18 @@ def predict(arguments: Namespace) -> int:
     from analysis.cost.groups import MissingFactError
     from analysis.prediction import ranking as prediction
     from analysis.prediction.pricing import NotPricedError, Pricing
-    from workflows.train import parameters_of
+    from analysis.run.best import parameters_of
 
     _check_scaling(arguments)
     config = parameters_of(Path(arguments.space))
-    of_run = Path(arguments.space).parent.parent / "space.yaml"
+    of_run = RunFolder.holding(Path(arguments.space)).space_file
     space = load_space(of_run if config is not None else arguments.space)
     where = space.file
     try:
         pricing = Pricing(space)
         if arguments.calibrate:
-            where = arguments.calibrate / "space.yaml"
-            run, other = read_run(arguments.calibrate), Pricing(load_space(str(where)))
+            where = str(RunFolder(arguments.calibrate).space_file)
+            run, other = read_run(arguments.calibrate), Pricing(load_space(where))
             pricing.learn(run, other)
             print(prediction.lesson(other, run))
     except (NotPricedError, MissingFactError) as error:
@@ -247,9 +247,9 @@ def status(arguments: Namespace) -> int:
         print("submitted, not started yet; squeue shows the job, and its log will be here")
         return 0
     run = read_run(arguments.run)
-    space = load_space(arguments.run / "space.yaml")
+    space = load_space(RunFolder(arguments.run).space_file)
     driver = driver_of(arguments.run)
-    killed = f"killed; `meshtune search {quote(str(arguments.run / 'space.yaml'))}` goes on"
+    killed = f"killed; `meshtune search {quote(str(space.file))}` goes on"
     state = f"running ({driver})" if driver else run.closed or killed
     now = time.time() if driver and run.launcher != "simulate" else run.last_t
     for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
@@ -269,7 +269,8 @@ def report(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the figures."""
-    from workflows.train import load_best, train_best
+    from analysis.run.best import load_best
+    from workflows.train import train_best
 
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.run.fold import RunError
+from analysis.run.events import RunError
 from analysis.run.folder import FingerprintError
 from analysis.run.journal import RunBusyError
 from search_spaces import SpaceError

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
+from analysis.run.events import Closed, Ended, Opened, Started
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
-from analysis.run.journal import Journal, finite
+from analysis.run.journal import Journal
+from analysis.run.results import ResultsFile, write_results
 from analysis.run.trial import Trial
 from analysis.units import counted
 from search_spaces import SearchSpace
@@ -25,11 +26,10 @@ from workflows.optimizer.proposer import Proposer
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStop
-from workflows.search.results import Results
 from workflows.search.schedule import MAX_RETRIES, Agenda
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
 from workflows.search.streak import FailureStreak
-from workflows.search.trials import TrialFactory, journalled, judge
+from workflows.search.trials import TrialFactory, judge
 
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
 END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
@@ -79,7 +79,7 @@ class Driver:
         self._waiting: set[int] = set()  # asked the pool for nodes
         self._early = EarlyStop(space)
         self._streak = FailureStreak()
-        self._results = Results(folder)
+        self._results = ResultsFile(folder)
         self._ending: Ending | None = None  # nothing more is started
         self._nodes_checked = launcher.clock.monotonic()
 
@@ -132,8 +132,8 @@ class Driver:
             self._attempts.abandon()
             raise
         ending = self._final_ending(no_more)
-        self.journal.write("closed", reason=ending.reason)
-        self.folder.write_results(self.state)
+        self.journal.write(Closed(reason=ending.reason))
+        write_results(self.folder, self.state)
         return ending
 
     def _final_ending(self, no_more: Ending | None) -> Ending:
@@ -157,13 +157,14 @@ class Driver:
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
         self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
         self.journal.write(
-            "opened",
-            space=self.space.name,
-            fingerprint=self.space.fingerprint,
-            seed=self.seed,
-            launcher=self.launcher.name,
-            nodes=list(self.pool.nodes),
-            **self.space.goals,
+            Opened(
+                space=self.space.name,
+                fingerprint=self.space.fingerprint,
+                seed=self.seed,
+                launcher=self.launcher.name,
+                nodes=self.pool.nodes,
+                **self.space.goals,
+            )
         )
         for trial, attempt in left_running:
             if attempt:
@@ -221,14 +222,9 @@ class Driver:
         trial = self.state.trials[number]
         attempt = len(trial.attempts) + 1
         spec = self.factory.write(number, attempt, trial.config)
-        repeat = {"repeat": True} if trial.ended else {}
+        repeat = trial.ended
         self.journal.write(
-            "started",
-            trial=number,
-            attempt=attempt,
-            name=spec.name,
-            nodes=list(lease.nodes),
-            **repeat,
+            Started(trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat)
         )
         # A finalist is measured whole: that is what it runs for.
         hopeless = None if repeat else partial(self._early.judge, trial.config)
@@ -254,22 +250,23 @@ class Driver:
         repeat = trial.ended  # its first result stands, whatever comes of this
         retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
         final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
-        early: dict[str, Any] = {}
-        if outcome.early and kind is Kind.OK:
-            early = {"early": True, "saved_node_s": outcome.saved_s * len(nodes)}
+        early = outcome.early and kind is Kind.OK
         self.journal.write(
-            "ended",
-            trial=number,
-            attempt=attempt,
-            kind=str(kind),
-            **journalled(objectives),
-            result=finite(outcome.result),
-            message=message,
-            stderr_tail=outcome.stderr_tail,
-            elapsed_s=outcome.elapsed_s,
-            nodes=list(nodes),
-            final=final and not repeat,
-            **early,
+            Ended(
+                trial=number,
+                attempt=attempt,
+                kind=str(kind),
+                objective=next(iter(objectives.values()), None),
+                objectives=objectives if len(objectives) > 1 else {},
+                result=outcome.result,
+                message=message,
+                stderr_tail=outcome.stderr_tail,
+                elapsed_s=outcome.elapsed_s,
+                nodes=nodes,
+                final=final and not repeat,
+                early=early,
+                saved_node_s=outcome.saved_s * len(nodes) if early else None,
+            )
         )
         self._results.stale = True
         self._early.update(self.state, trial)

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import units as quantities
-from analysis.pareto import comparable, front
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import counted
@@ -68,10 +67,10 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
 
 def front_rows(run: Run) -> list[tuple[str, str]]:
     """The Pareto front, a line for each of the first trials; nothing where one figure is sought."""
-    trials = front(run)
+    trials = run.front()
     if not trials:
         return []
-    successes = counted(len(comparable(run)), "success")
+    successes = counted(len(run.comparable()), "success")
     rows = [("front", f"{len(trials)} of {successes}, beaten by none in all")]
     rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
@@ -147,7 +146,7 @@ class Progress:
             new = "  <- best" if run.best is trial else ""
             self.say(f"{what} {words}  {spent}{new}")
         elif attempt.kind == "ok":
-            new = "  <- best" if run.best is trial else "  <- front" if trial in front(run) else ""
+            new = "  <- best" if run.best is trial else "  <- front" if trial in run.front() else ""
             self.say(f"{what} ok       {figures_text(run, trial)}  {spent}{new}")
         else:
             again = "" if trial.ended else "  (will run again)"

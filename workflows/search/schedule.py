@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from analysis.finalists import next_repeat
+from analysis.run.events import Proposed
 from analysis.run.fold import Run
 from analysis.run.journal import Journal
 from analysis.run.trial import Trial
@@ -106,12 +107,13 @@ class Agenda:
             return Ending(f"the configurations left need more than {size}", CONTINUE)
         number = max(self._run.trials, default=0) + 1
         self._journal.write(
-            "proposed",
-            trial=number,
-            config=proposal.config,
-            by=proposal.by,
-            why=proposal.why,
-            expected=dict(proposal.expected),
+            Proposed(
+                trial=number,
+                config=proposal.config,
+                by=proposal.by,
+                why=proposal.why,
+                expected=proposal.expected,
+            )
         )
         return number
 

@@ -104,12 +104,6 @@ def judge(
     return Kind.OK, reached, outcome.message
 
 
-def journalled(objectives: Mapping[str, float]) -> dict[str, Any]:
-    """What the journal says of a trial's objectives: the first one, and all if there are more."""
-    first = {"objective": next(iter(objectives.values()), None)}
-    return first if len(objectives) < 2 else {**first, "objectives": dict(objectives)}
-
-
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:
     """Where the built-in trainer's token file is, or will be made; writes nothing.
 

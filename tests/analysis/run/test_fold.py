@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from analysis import load
-from analysis.run.fold import RunError, read_run
+from analysis.run.events import RunError
+from analysis.run.fold import read_run
 
 
 def test_importing_analysis_does_not_import_pandas():

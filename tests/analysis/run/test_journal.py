@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.run.fold import RunError, fold, read_events, read_run
+from analysis.run.events import Closed, Ended, Opened, Proposed, RunError, Started, read_records
+from analysis.run.fold import fold, read_run
 from analysis.run.journal import Journal, RunBusyError, driver_of
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
@@ -26,35 +27,37 @@ class Clock:
 
 def opened(journal: Journal) -> None:
     journal.write(
-        "opened",
-        space="s",
-        fingerprint="f",
-        seed=1,
-        launcher="local",
-        nodes=["a"],
-        objective={"maximize": "speed"},
+        Opened(
+            space="s",
+            fingerprint="f",
+            seed=1,
+            launcher="local",
+            nodes=["a"],
+            objective={"maximize": "speed"},
+        )
     )
 
 
 def end(journal: Journal, trial: int, kind: str, final: bool = True, attempt: int = 1) -> None:
     journal.write(
-        "ended",
-        trial=trial,
-        attempt=attempt,
-        kind=kind,
-        objective=1.0 if kind == "ok" else None,
-        result={},
-        message="",
-        nodes=["a"],
-        final=final,
+        Ended(
+            trial=trial,
+            attempt=attempt,
+            kind=kind,
+            objective=1.0 if kind == "ok" else None,
+            result={},
+            message="",
+            nodes=["a"],
+            final=final,
+        )
     )
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     opened(journal)
-    journal.write("proposed", trial=1, config={"tp": 2}, by="random", why="")
-    journal.write("started", trial=1, attempt=1, name="r-1", nodes=["a", "b"])
+    journal.write(Proposed(trial=1, config={"tp": 2}, by="random", why=""))
+    journal.write(Started(trial=1, attempt=1, name="r-1", nodes=["a", "b"]))
     end(journal, 1, "ok")
     journal.close()
     run = read_run(tmp_path)
@@ -72,15 +75,15 @@ def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
     path = tmp_path_factory.mktemp("run")
     journal = Journal(path)
     opened(journal)
-    journal.write("proposed", trial=1, config={"tp": 2}, by="random", why="")
+    journal.write(Proposed(trial=1, config={"tp": 2}, by="random", why=""))
     journal.close()
     file = path / "journal.jsonl"
     whole = file.read_bytes()
     torn = whole[: -min(cut, len(whole) - whole.index(b"\n") - 2)]
     file.write_bytes(torn)
-    assert len(list(read_events(file))) == 1
+    assert len(list(read_records(file))) == 1
     journal = Journal(path)
-    journal.write("proposed", trial=1, config={"tp": 4}, by="random", why="")
+    journal.write(Proposed(trial=1, config={"tp": 4}, by="random", why=""))
     journal.close()
     assert read_run(path).trials[1].config == {"tp": 4}
 
@@ -100,7 +103,7 @@ def test_a_journal_of_a_later_version_is_refused(tmp_path: Path) -> None:
 def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(ValueError, match="not JSON compliant"):
-        journal.write("proposed", trial=1, config={"x": float("nan")}, by="", why="")
+        journal.write(Proposed(trial=1, config={"x": float("nan")}, by="", why=""))
     journal.close()
     assert (tmp_path / "journal.jsonl").read_bytes() == b""
 
@@ -132,7 +135,7 @@ def test_time_between_sessions_is_not_spent(tmp_path: Path) -> None:
     journal = Journal(tmp_path, clock)
     opened(journal)
     clock.now += 10
-    journal.write("closed", reason="stopped")
+    journal.write(Closed(reason="stopped"))
     clock.now += 500
     opened(journal)
     clock.now += 7
@@ -146,8 +149,8 @@ def test_node_hours_count_width_retries_and_what_runs_now(tmp_path: Path) -> Non
     opened(journal)
     for attempt, kind in ((1, "node_failure"), (2, None)):
         if attempt == 1:
-            journal.write("proposed", trial=1, config={}, by="", why="")
-        journal.write("started", trial=1, attempt=attempt, name=f"r{attempt}", nodes=["a", "b"])
+            journal.write(Proposed(trial=1, config={}, by="", why=""))
+        journal.write(Started(trial=1, attempt=attempt, name=f"r{attempt}", nodes=["a", "b"]))
         clock.now += 1800
         if kind:
             end(journal, 1, kind, final=False)
@@ -171,8 +174,8 @@ def test_a_spent_budget_says_which(tmp_path: Path, budget: Budget, expected: str
     journal = Journal(tmp_path, clock)
     opened(journal)
     for trial, kind in ((1, "ok"), (2, "oom"), (3, "node_failure")):
-        journal.write("proposed", trial=trial, config={}, by="", why="")
-        journal.write("started", trial=trial, attempt=1, name=f"r{trial}", nodes=["a"])
+        journal.write(Proposed(trial=trial, config={}, by="", why=""))
+        journal.write(Started(trial=trial, attempt=1, name=f"r{trial}", nodes=["a"]))
         clock.now += 3
         end(journal, trial, kind)
     assert budget.spent(journal.run, clock.now) == expected
