@@ -30,9 +30,7 @@ NOT_FOR_PRODUCT = ("benchmarks", "tests", "meshtune.testing")
 
 # Imports that break a rule and are still to be removed, each as importer and imported.
 KNOWN = {
-    ("trainer.checkpoint.checkpoints", "trainer.train"),
     ("trainer.parallel.collectives", "trainer.zero.layout"),
-    ("trainer.zero.unit", "trainer.zero.fsdp"),
     ("slurm.trial", "slurm.outcome.kinds"),
     ("search_spaces.points.candidates", "search_spaces"),
     ("search_spaces.points.counting", "search_spaces.space"),

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.run import EXIT_INVALID, run
+from trainer.run import run
+from trainer.runtime.exit_codes import EXIT_INVALID
 
 USAGE = "usage: python -m trainer CONFIG.json (writes result.json beside it)"
 

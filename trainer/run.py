@@ -19,12 +19,10 @@ from trainer.data.dataset import TokenDataset
 from trainer.result import clear_result, completed, failure, step_line, write_result
 from trainer.runtime import memory
 from trainer.runtime.device import Device
+from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK, EXIT_OUT_OF_MEMORY
 from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
 from trainer.runtime.phase import phase
 from trainer.train import train
-
-EXIT_OK, EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY = 0, 1, 2, 3
-"""Exit codes; a rank that leaves because of a peer has ``distributed.EXIT_PEER_FAILED``."""
 
 _MESSAGE_CHARS = 500
 _LOST_PEER = re.compile(

@@ -145,7 +145,7 @@ def holders(training: Trainer) -> dict[str, Any]:
 
 
 class LateCopies:
-    """A lane that copies only when somebody waits for it, or when the step has ended."""
+    """A stream that copies only when somebody waits for it, or when the step has ended."""
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
@@ -155,16 +155,16 @@ class LateCopies:
         self.waiting.append(work)
         self.given += 1
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         return self.given
 
-    def until(self, mark: int) -> None:
-        while self.given - len(self.waiting) < mark:
+    def until(self, event: int) -> None:
+        while self.given - len(self.waiting) < event:
             self.waiting.pop(0)()
 
 
 class Gathering:
-    """The lane beside it, which waits for marks or does not."""
+    """The stream beside it, which waits for events or does not."""
 
     def __init__(self, copies: LateCopies, fenced: bool) -> None:
         self.copies, self.fenced = copies, fenced
@@ -172,9 +172,9 @@ class Gathering:
     def run(self, work: Callable[[], None]) -> None:
         work()
 
-    def after(self, mark: int) -> None:
+    def wait_event(self, event: int) -> None:
         if self.fenced:
-            self.copies.until(mark)
+            self.copies.until(event)
 
 
 def copy_late(training: Trainer, fenced: bool) -> None:
@@ -182,12 +182,12 @@ def copy_late(training: Trainer, fenced: bool) -> None:
     copies = LateCopies()
     for unit in training.weights.units:
         secondary = unit.gather.secondary
-        secondary.copies, secondary.gathers = copies, Gathering(copies, fenced)
+        secondary.writing, secondary.reading = copies, Gathering(copies, fenced)
         secondary.share.fill_(float("nan"))
     publish = training.weights.publish
 
     def finish_step() -> None:
-        training.weights.gather_lane.finish()
+        training.weights.context.gathering.finish()
         copies.until(copies.given)
         publish()
 

@@ -1,4 +1,4 @@
-"""Lanes: work beside the computation keeps its order, its bound and its errors."""
+"""Background streams: work beside the computation keeps its order, its bound and its errors."""
 
 from __future__ import annotations
 
@@ -15,48 +15,47 @@ import torch
 import torch.distributed as dist
 
 from trainer.data.prepare import prepare_data
-from trainer.run import EXIT_OUT_OF_MEMORY
-from trainer.runtime.peers import EXIT_PEER_FAILED
-from trainer.zero.background import InOrder, ThreadLane
+from trainer.runtime.exit_codes import EXIT_OUT_OF_MEMORY, EXIT_PEER_FAILED
+from trainer.zero.background import InlineStream, ThreadStream
 
 WAIT_S = 60
 
 
 @pytest.fixture
-def lane() -> Iterator[ThreadLane]:
-    lane = ThreadLane("test", bound=2)
-    yield lane
-    lane.executor.shutdown()
+def stream() -> Iterator[ThreadStream]:
+    stream = ThreadStream("test", bound=2)
+    yield stream
+    stream.executor.shutdown()
 
 
-def test_work_runs_in_the_given_order_on_one_other_thread(lane: ThreadLane) -> None:
+def test_work_runs_in_the_given_order_on_one_other_thread(stream: ThreadStream) -> None:
     seen: list[tuple[int, int]] = []
     for number in range(50):
-        lane.run(lambda number=number: seen.append((number, threading.get_ident())))
-    lane.finish()
+        stream.run(lambda number=number: seen.append((number, threading.get_ident())))
+    stream.finish()
     assert [number for number, _ in seen] == list(range(50))
     assert {thread for _, thread in seen} != {threading.get_ident()}
     assert len({thread for _, thread in seen}) == 1
 
 
-def test_the_caller_goes_on_while_work_waits(lane: ThreadLane) -> None:
+def test_the_caller_goes_on_while_work_waits(stream: ThreadStream) -> None:
     gate = threading.Event()
-    work = lane.run(lambda: held(gate))
-    lane.run(lambda: None)  # returns although the first is not done
-    assert not lane.pending[0].done()
+    work = stream.run(lambda: held(gate))
+    stream.run(lambda: None)  # returns although the first is not done
+    assert not stream.pending[0].done()
     gate.set()
     assert work.wait()
-    lane.finish()
-    assert not lane.pending
+    stream.finish()
+    assert not stream.pending
 
 
-def test_the_caller_waits_when_as_much_waits_as_may(lane: ThreadLane) -> None:
+def test_the_caller_waits_when_as_much_waits_as_may(stream: ThreadStream) -> None:
     gate, third = threading.Event(), threading.Event()
-    lane.run(lambda: held(gate))
-    lane.run(lambda: None)
+    stream.run(lambda: held(gate))
+    stream.run(lambda: None)
 
     def give_a_third() -> None:
-        lane.run(third.set)
+        stream.run(third.set)
 
     giver = threading.Thread(target=give_a_third)
     giver.start()
@@ -68,40 +67,40 @@ def test_the_caller_waits_when_as_much_waits_as_may(lane: ThreadLane) -> None:
     assert not giver.is_alive()
 
 
-def test_an_error_is_raised_where_the_work_is_waited_for(lane: ThreadLane) -> None:
-    work = lane.run(run_out_of_memory)
+def test_an_error_is_raised_where_the_work_is_waited_for(stream: ThreadStream) -> None:
+    work = stream.run(run_out_of_memory)
     assert isinstance(work, dist.Work)  # else FSDP2 would not wait for it
-    with pytest.raises(MemoryError, match="of a lane"):
+    with pytest.raises(MemoryError, match="of a stream"):
         work.wait()
 
 
-def test_an_error_that_nobody_waited_for_is_raised_at_the_end(lane: ThreadLane) -> None:
-    lane.run(run_out_of_memory)
-    lane.run(lambda: None)
-    with pytest.raises(MemoryError, match="of a lane"):
-        lane.finish()
+def test_an_error_that_nobody_waited_for_is_raised_at_the_end(stream: ThreadStream) -> None:
+    stream.run(run_out_of_memory)
+    stream.run(lambda: None)
+    with pytest.raises(MemoryError, match="of a stream"):
+        stream.finish()
 
 
-def test_an_error_is_raised_at_the_latest_when_the_bound_is_reached(lane: ThreadLane) -> None:
-    lane.run(run_out_of_memory)
-    lane.run(lambda: None)
-    with pytest.raises(MemoryError, match="of a lane"):
-        lane.run(lambda: None)
+def test_an_error_is_raised_at_the_latest_when_the_bound_is_reached(stream: ThreadStream) -> None:
+    stream.run(run_out_of_memory)
+    stream.run(lambda: None)
+    with pytest.raises(MemoryError, match="of a stream"):
+        stream.run(lambda: None)
 
 
-def test_work_is_not_differentiated(lane: ThreadLane) -> None:
+def test_work_is_not_differentiated(stream: ThreadStream) -> None:
     weight = torch.ones(3, requires_grad=True)
     results: list[torch.Tensor] = []
-    lane.run(lambda: results.append(weight * 2))
-    lane.finish()
+    stream.run(lambda: results.append(weight * 2))
+    stream.finish()
     assert not results[0].requires_grad
 
 
 def test_work_inside_of_work_runs_at_once() -> None:
     seen: list[int] = []
-    inner = InOrder()
+    inner = InlineStream()
     inner.run(lambda: seen.append(1))
-    inner.after(inner.mark())
+    inner.wait_event(inner.record_event())
     assert seen == [1]
 
 
@@ -110,11 +109,13 @@ def held(gate: threading.Event) -> None:
 
 
 def run_out_of_memory() -> None:
-    raise MemoryError("of a lane")
+    raise MemoryError("of a stream")
 
 
 @pytest.mark.parametrize("where", ["GatherWeights._gather", "ReduceGradients._reduce"])
-def test_memory_that_runs_out_on_a_lane_is_the_runs_result(where: str, tmp_path: Path) -> None:
+def test_memory_that_runs_out_on_another_thread_is_the_runs_result(
+    where: str, tmp_path: Path
+) -> None:
     text = tmp_path / "text"
     text.write_text("To be, or not to be, that is the question. " * 50)
     prepare_data([text], tmp_path / "data")

@@ -16,9 +16,14 @@ from slurm.outcome.step_log import StepLog
 from trainer.__main__ import main
 from trainer.config import ConfigError
 from trainer.data.prepare import prepare_data, python_source_files
-from trainer.run import EXIT_FAILED, EXIT_INVALID, EXIT_OUT_OF_MEMORY
 from trainer.run import run as run_alone
-from trainer.runtime.peers import EXIT_PEER_FAILED, RankEnvironment, rank_environment
+from trainer.runtime.exit_codes import (
+    EXIT_FAILED,
+    EXIT_INVALID,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_PEER_FAILED,
+)
+from trainer.runtime.peers import RankEnvironment, rank_environment
 
 MB = 1_000_000
 Config = dict[str, Any]

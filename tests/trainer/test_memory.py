@@ -32,7 +32,7 @@ def in_a_process(script: str) -> dict[str, object]:
 def test_the_limit_stops_torch_where_it_says_and_can_be_lifted() -> None:
     answer = in_a_process("""
         import json, torch
-        from trainer import memory
+        from trainer.runtime import memory
         MIB = 1 << 20
         memory.limit_memory(96 * MIB, torch.device("cpu"))
         held = [torch.ones(8 * MIB, dtype=torch.uint8) for _ in range(11)]
@@ -51,7 +51,7 @@ def test_the_limit_stops_torch_where_it_says_and_can_be_lifted() -> None:
 def test_the_peak_is_what_was_touched_at_once_since_start_up() -> None:
     answer = in_a_process("""
         import json, torch
-        from trainer import memory
+        from trainer.runtime import memory
         MIB = 1 << 20
         before = torch.ones(256 * MIB, dtype=torch.uint8)
         del before
@@ -70,7 +70,7 @@ def test_the_peak_is_what_was_touched_at_once_since_start_up() -> None:
 def test_with_a_limit_freed_tensors_count_no_longer_whatever_lies_between_them() -> None:
     answer = in_a_process("""
         import json, torch
-        from trainer import memory
+        from trainer.runtime import memory
         memory.spare_memory(limited=True)
         memory.limit_memory(None, torch.device("cpu"))
         before = memory._status()["VmData"]
@@ -87,7 +87,7 @@ def test_with_a_limit_freed_tensors_count_no_longer_whatever_lies_between_them()
 def test_thread_stacks_hardly_count() -> None:
     answer = in_a_process("""
         import json, threading, torch
-        from trainer import memory
+        from trainer.runtime import memory
         memory.spare_memory(limited=True)
         memory.limit_memory(64 << 20, torch.device("cpu"))
         done = threading.Event()
@@ -103,7 +103,7 @@ def test_thread_stacks_hardly_count() -> None:
 def test_a_thread_that_finds_no_room_has_run_out_of_memory() -> None:
     answer = in_a_process("""
         import json, threading, torch
-        from trainer import memory
+        from trainer.runtime import memory
         memory.spare_memory(limited=True)
         memory.limit_memory(1, torch.device("cpu"))
         try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trainer.formats import Format
 from trainer.placement import Placement, Share
-from trainer.zero.background import InOrder
+from trainer.zero.background import InlineStream
 from trainer.zero.layout import UnitLayout
 from trainer.zero.secondary import SecondaryCopy
 
@@ -75,23 +75,23 @@ class Device:
 
 
 class Stream:
-    """A lane of the device: in order with itself, and after the marks that it was told of."""
+    """In order with itself, and after the events that it was told of."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.last: int | None = None
-        self.marks: set[int] = set()
+        self.events: set[int] = set()
 
     def run(self, work: Callable[[], None]) -> None:
-        needs = self.marks | ({self.last} if self.last is not None else set())
+        needs = self.events | ({self.last} if self.last is not None else set())
         self.last = self.device.enqueue(work, needs)
 
-    def mark(self) -> int | None:
+    def record_event(self) -> int | None:
         return self.last
 
-    def after(self, mark: int | None) -> None:
-        if mark is not None:
-            self.marks.add(mark)
+    def wait_event(self, event: int | None) -> None:
+        if event is not None:
+            self.events.add(event)
 
     def finish(self) -> None:
         """Nothing runs before an order is chosen."""
@@ -104,7 +104,7 @@ class Training:
         layers: their number.
         steps: of training; the loss of each is kept, then that after the last.
         stored: format of the secondary copy.
-        fenced: whether gatherings heed the marks behind the copies.
+        fenced: whether gatherings heed the events behind the copies.
     """
 
     def __init__(self, layers: int, steps: int, stored: Format, fenced: bool) -> None:
@@ -135,10 +135,10 @@ class Training:
         for k in range(self.layers):
             whole = torch.empty(WIDTH * WIDTH)
             self.gathers.run(partial(self._gather, k, whole))
-            self.compute.after(self.gathers.mark())
+            self.compute.wait_event(self.gathers.record_event())
             self.compute.run(partial(self._forward, k, whole))
             if copy:
-                self.copies.after(self.compute.mark())
+                self.copies.wait_event(self.compute.record_event())
                 self.seconds[k].refresh(whole)
 
     def _enqueue_step(self) -> None:
@@ -148,16 +148,16 @@ class Training:
         def prefetch(k: int) -> None:
             wholes[k] = torch.empty(WIDTH * WIDTH)
             self.seconds[k].gather(wholes[k])
-            marks[k] = self.gathers.mark()
+            marks[k] = self.gathers.record_event()
 
         prefetch(self.layers - 1)
         for k in reversed(range(self.layers)):
             if k:
                 prefetch(k - 1)
-            self.compute.after(marks[k])
+            self.compute.wait_event(marks[k])
             self.compute.run(partial(self._backward, k, wholes[k]))
         self.compute.run(self._update)
-        self.gathers.after(self.compute.mark())
+        self.gathers.wait_event(self.compute.record_event())
 
     def _gather(self, k: int, whole: Tensor) -> None:
         whole.copy_(self.weights[k].flatten())
@@ -199,7 +199,7 @@ class _Reader:
 
     def __init__(self, stream: Stream, fenced: bool) -> None:
         self.run = stream.run
-        self.after = stream.after if fenced else lambda mark: None
+        self.wait_event = stream.wait_event if fenced else lambda event: None
 
 
 def unwritten(share: Tensor) -> None:
@@ -231,7 +231,7 @@ def test_shares_hold_the_weights_and_zeros_behind_them(
     )
     layout = UnitLayout(placement, (shape,))
     whole = torch.arange(1.0, 1 + ranks * layout.used)
-    shares, in_order = [], InOrder()
+    shares, in_order = [], InlineStream()
     for rank in range(degree):
         cpu = torch.device("cpu")
         copy = SecondaryCopy(layout, None, rank, torch.float32, cpu, in_order, in_order)

@@ -16,7 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,12 @@ from torch.distributed.checkpoint import CheckpointException, FileSystemReader, 
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
 from trainer.config import ConfigError, TrainConfig
+from trainer.model.precision import LossScaler
+from trainer.model.transformer import Stage
+from trainer.optimizer import Optimizer
+from trainer.parallel.mesh import Mesh
 from trainer.runtime.fsync import sync_folder
 from trainer.runtime.phase import phase
-
-if TYPE_CHECKING:
-    from trainer.train import Trainer
 
 KEEP = 2
 """Complete checkpoints that stay when a newer one is complete, that one included."""
@@ -38,6 +39,16 @@ _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
 
 T = TypeVar("T")
+
+
+class Checkpointed(Protocol):
+    """What a checkpoint saves and restores the state of; ``train.Trainer`` is one."""
+
+    config: TrainConfig
+    mesh: Mesh
+    stages: list[Stage]
+    optimizer: Optimizer
+    scaler: LossScaler
 
 
 class CheckpointError(RuntimeError):
@@ -62,7 +73,7 @@ class Checkpoints:
         self.folder = Path(config.save) if config.save else None
         self.source = Path(config.load) if config.load else None
 
-    def load(self, trainer: Trainer) -> int:
+    def load(self, trainer: Checkpointed) -> int:
         """Go on from the latest complete checkpoint, where one is asked for.
 
         A run that saves where it loads from begins anew if there is none yet: the same
@@ -118,7 +129,7 @@ class Checkpoints:
             step == last or (interval is not None and step % interval == 0)
         )
 
-    def save(self, trainer: Trainer, step: int) -> Path:
+    def save(self, trainer: Checkpointed, step: int) -> Path:
         """Save the state after ``step`` finished steps, then remove what is older than the last 2.
 
         Returns:
@@ -143,7 +154,7 @@ class Checkpoints:
         return final
 
 
-def restore(trainer: Trainer, path: Path) -> int:
+def restore(trainer: Checkpointed, path: Path) -> int:
     """Give a trainer the state of one complete checkpoint; returns its finished steps.
 
     Raises:
@@ -174,16 +185,16 @@ def restore(trainer: Trainer, path: Path) -> int:
         trainer.scaler.scale = record["loss_scale"]
         trainer.scaler.good_steps = record["good_steps"]
     # Also makes secondary copies stale: a pass may not start from weights of another time.
-    trainer.weights.publish()
+    trainer.optimizer.weights.publish()
     return int(record["step"])
 
 
-def _chunks(trainer: Trainer) -> list[Chunk]:
+def _chunks(trainer: Checkpointed) -> list[Chunk]:
     with torch.no_grad():
         return chunks(trainer.stages, trainer.optimizer, trainer.mesh)
 
 
-def _record(trainer: Trainer, step: int) -> dict[str, Any]:
+def _record(trainer: Checkpointed, step: int) -> dict[str, Any]:
     """All that is the same on every rank; the first, which writes it, has weights in any layout."""
     scaler, adamw = trainer.scaler, trainer.optimizer.adamw
     states = adamw.state.values() if adamw is not None else ()

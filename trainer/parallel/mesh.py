@@ -50,7 +50,7 @@ class Mesh:
     def is_last(self) -> bool:
         return self.pp.rank == self.pp.size - 1
 
-    def replicas(self, size: int, stride: int, lane: str) -> Group | None:
+    def replicas(self, size: int, stride: int, stream: str) -> Group | None:
         """This rank's group of ``size`` data-parallel ranks, ``stride`` apart.
 
         Every rank must ask for the same groups in the same order.
@@ -58,13 +58,13 @@ class Mesh:
         Args:
             size: of the group; None is returned for 1.
             stride: between its members, in data-parallel ranks.
-            lane: groups that are used from different threads must not be one.
+            stream: where it is used; groups of different streams must not be one.
         """
         if size == 1:
             return None
-        if size == self.dp.size and lane == "main":
+        if size == self.dp.size and stream == "main":
             return self.dp.group
-        key = (size, stride, lane)
+        key = (size, stride, stream)
         if key not in self._blocks:
             every = self.grid.replica_groups(size, stride)
             handle, _ = dist.new_subgroups_by_enumeration(every)

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from trainer.config import ConfigError
 from trainer.preflight.network import network_adapters
 from trainer.preflight.probe import OPERATIONS, Links, Probe, group_shapes
-from trainer.run import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.device import Device
+from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
 
 COLLECTIVE_TIMEOUT_S = 120.0

@@ -23,9 +23,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from trainer.config import ConfigError
-
-EXIT_PEER_FAILED = 4
-"""Exit code of a rank that left because another one had failed."""
+from trainer.runtime.exit_codes import EXIT_PEER_FAILED
 
 _NEWS = "meshtune/news"  # why a rank failed; empty: all is done
 _PARTED = "meshtune/parted"

@@ -16,69 +16,69 @@ import torch
 import torch.distributed as dist
 
 
-class Lane(Protocol):
-    """Runs pieces of work one after another, beside the caller."""
+class CommunicationStream(Protocol):
+    """Runs collectives one after another, beside the caller."""
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
-        """Begin a piece of work; returns what to wait for, or None where the stream keeps order."""
+        """Begin a collective; returns what to wait for, or None where the device keeps order."""
         ...
 
     def finish(self) -> None:
-        """Until all is done; raises what a piece of work raised."""
+        """Until all is done; raises what a collective raised."""
         ...
 
 
-class Queue(Protocol):
-    """Runs pieces of work in order, and can be told to wait for another queue."""
+class OrderedStream(Protocol):
+    """Runs work in order, and can be told to wait for an event of another stream."""
 
     def run(self, work: Callable[[], None]) -> None: ...
 
-    def mark(self) -> Any:
-        """A point in this queue: everything that was given to it before."""
+    def record_event(self) -> Any:
+        """Stands for all that was given to this stream before."""
         ...
 
-    def after(self, mark: Any) -> None:
-        """Let what is given to this queue from now on wait for another's mark."""
+    def wait_event(self, event: Any) -> None:
+        """Let what is given to this stream from now on wait for an event of another."""
         ...
 
 
-class StreamLane:
-    """Lane and queue: the stream that is current at each call, on an accelerator."""
+class DeviceStream:
+    """The stream that is current at each call, on an accelerator: of both protocols."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
 
-    def mark(self) -> torch.Event:
+    def record_event(self) -> torch.Event:
         return torch.accelerator.current_stream().record_event()
 
-    def after(self, mark: torch.Event | None) -> None:
+    def wait_event(self, event: torch.Event | None) -> None:
         """The device waits, the host does not."""
-        if mark is not None:
-            torch.accelerator.current_stream().wait_event(mark)
+        if event is not None:
+            torch.accelerator.current_stream().wait_event(event)
 
     def finish(self) -> None:
         """FSDP2 lets the main stream wait for its own at the end of the backward pass."""
 
 
-class InOrder:
-    """The queue of what runs inside one lane's pieces of work, and so is in order already."""
+class InlineStream:
+    """Of what is called inside one stream's work, and is in order by that."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
 
-    def mark(self) -> None:
+    def record_event(self) -> None:
         return None
 
-    def after(self, mark: None) -> None:
+    def wait_event(self, event: None) -> None:
         """Nothing to wait for."""
 
 
-class ThreadLane:
+class ThreadStream:
     """A worker thread of the host.
 
     Args:
         name: of the thread.
-        bound: pieces of work that may wait at once; each holds its input in memory.
+        bound: collectives that may wait at once; each holds its input in memory.
     """
 
     def __init__(self, name: str, bound: int) -> None:
@@ -91,14 +91,14 @@ class ThreadLane:
             self.pending.popleft().result()
         future = self.executor.submit(_without_gradients, work)
         self.pending.append(future)
-        return _Pending(future)
+        return _ThreadWork(future)
 
     def finish(self) -> None:
         while self.pending:
             self.pending.popleft().result()
 
 
-class _Pending(dist.Work):
+class _ThreadWork(dist.Work):
     """What FSDP2 waits for before it uses gathered weights."""
 
     def __init__(self, future: Future[None]) -> None:

@@ -23,9 +23,10 @@ from trainer.model.shapes import Kind
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
-from trainer.zero.background import InOrder, Lane, Queue, StreamLane, ThreadLane
+from trainer.zero.background import DeviceStream, InlineStream, ThreadStream
+from trainer.zero.hooks import HookContext
 from trainer.zero.layout import UnitLayout
-from trainer.zero.unit import Unit, replica_group
+from trainer.zero.unit import FsdpUnit, replica_group
 
 PENDING_UNITS = 2
 """Units whose gradients may wait for a host's network at once; each holds whole gradients."""
@@ -46,16 +47,8 @@ class ShardedWeights:
     ) -> None:
         self.mesh = mesh
         self.device = device
-        self.dtype = COMPUTE_DTYPE[config.precision]
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
-        self.micro_batches = config.gas
-        self.refresh_every_forward = config.refresh_secondary == "micro_batch"
-        on_host = device.type == "cpu"
-        self.gather_lane: Lane = ThreadLane("gather", 2) if on_host else StreamLane()
-        self.reduce_lane: Lane = ThreadLane("reduce", PENDING_UNITS) if on_host else StreamLane()
-        # Secondary copies are written and read inside the pieces of work of the gather lane.
-        self.copies: Queue = InOrder() if on_host else StreamLane()
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self.context = _hook_context(config, device)
         placement = mesh.placement
         self.counts = mesh.dp.rank < placement.optimizer.degree
         ranks = placement.storage_degree
@@ -67,9 +60,8 @@ class ShardedWeights:
         for piece in self.pieces():
             self.masters.setdefault(piece.slot.kind, []).append(piece.master)
 
-    def _place(self, stage: Stage, config: TrainConfig) -> list[Unit]:
+    def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
-        placement = self.mesh.placement
         whole_slots = list(slots(stage, self.mesh.tp.size))
         pipelined = not (stage.is_first and stage.is_last)
         modules: list[nn.Module] = list(stage.blocks.values())
@@ -83,20 +75,34 @@ class ShardedWeights:
                 inside -= {inner for other in modules for inner in other.modules()}
             members = [slot for slot in whole_slots if slot.module in inside]
             self._fill(members, stage, config)
-            shapes = tuple(tuple(slot.parameter.shape) for slot in members)
             # Without a pipeline, backward begins with what the forward pass ended with.
-            outermost = module is stage and not pipelined
-            fully_shard(
-                module,
-                mesh=self.shards,
-                mp_policy=self._policy(),
-                reshard_after_forward=not (placement.keeps_whole or outermost),
-            )
-            if placement.keeps_whole:
-                module.set_reshard_after_backward(False, recurse=False)
-            if members:
-                near = self.mesh.topology.replicas_per_node(self.mesh.dp.size, self.mesh.tp.size)
-                units.append(Unit(module, members, UnitLayout(placement, shapes, near), self))
+            units += self._shard(module, members, outermost=module is stage and not pipelined)
+        self._set_prefetches(stage, pipelined)
+        # FSDP2's own hook, which gathers, comes second.
+        stage.register_forward_pre_hook(self._enter_forward, prepend=True)
+        stage.register_forward_hook(self._leave_forward)
+        return units
+
+    def _shard(self, module: nn.Module, members: list[Slot], outermost: bool) -> list[FsdpUnit]:
+        """Put a module under FSDP2; its unit, if it has parameters of its own."""
+        placement, mesh = self.mesh.placement, self.mesh
+        shapes = tuple(tuple(slot.parameter.shape) for slot in members)
+        fully_shard(
+            module,
+            mesh=self.shards,
+            mp_policy=self._policy(),
+            reshard_after_forward=not (placement.keeps_whole or outermost),
+        )
+        if placement.keeps_whole:
+            module.set_reshard_after_backward(False, recurse=False)
+        if not members:
+            return []
+        near = mesh.topology.replicas_per_node(mesh.dp.size, mesh.tp.size)
+        layout = UnitLayout(placement, shapes, near)
+        return [FsdpUnit(module, members, layout, mesh, self.context)]
+
+    def _set_prefetches(self, stage: Stage, pipelined: bool) -> None:
+        """Say which weights to gather while others are computed with."""
         blocks = list(stage.blocks.values())
         if pipelined:
             # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
@@ -107,37 +113,35 @@ class ShardedWeights:
         if self.device.type == "cpu":  # streams overlap without being told
             for before, after in zip([stage, *blocks], blocks, strict=False):
                 before.set_modules_to_forward_prefetch([after])
-        return units
+
+    def _enter_forward(self, *_: object) -> None:
+        self.context.in_forward = True
+
+    def _leave_forward(self, *_: object) -> None:
+        self.context.in_forward = False
 
     def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
         """First weights, as exact as the computation's format is, in the format of storage."""
         tp, placement = self.mesh.tp, self.mesh.placement
-        stored = (
-            torch.float32 if placement.storage_degree == placement.optimizer.degree else self.dtype
-        )
+        computed = self.context.dtype
+        are_masters = placement.storage_degree == placement.optimizer.degree
+        stored = torch.float32 if are_masters else computed
         names = {module: name for name, module in stage.named_modules()}
         for module in dict.fromkeys(slot.module for slot in members):
             module.to_empty(device=self.device, recurse=False)
             initialize(module, f"{names[module]}.", stage.model, config.seed, tp.rank, tp.size)
             for name, parameter in list(module.named_parameters(recurse=False)):
-                exact = parameter.detach().to(self.dtype).to(stored)
+                exact = parameter.detach().to(computed).to(stored)
                 setattr(module, name, nn.Parameter(exact))
 
     def _policy(self) -> MixedPrecisionPolicy:
         wire = self.mesh.placement.reduce_format
-        narrow = wire.quantized or WIRE_DTYPE[wire] == self.dtype
+        narrow = wire.quantized or WIRE_DTYPE[wire] == self.context.dtype
         return MixedPrecisionPolicy(
-            param_dtype=self.dtype,
-            reduce_dtype=self.dtype if narrow else torch.float32,
+            param_dtype=self.context.dtype,
+            reduce_dtype=self.context.dtype if narrow else torch.float32,
             cast_forward_inputs=False,
         )
-
-    def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Memory that FSDP2 wants to give gradients in, and that nobody reads."""
-        held = self._scratch.get(dtype)
-        if held is None or held.numel() < numel:
-            held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
-        return held[:numel]
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's master weights, each a part of one parameter."""
@@ -152,7 +156,7 @@ class ShardedWeights:
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
-        self.reduce_lane.finish()
+        self.context.reduction.finish()
         partial: list[Tensor] = []
         for unit in self.units:
             if unit.members[0].kind.shared and self.mesh.embedding is not None:
@@ -171,8 +175,21 @@ class ShardedWeights:
 
     def publish(self) -> None:
         """Bring updated weights to where passes gather them from, and drop what was gathered."""
-        self.gather_lane.finish()
+        self.context.gathering.finish()
         with torch.no_grad():
             for unit in self.units:
                 unit.publish()
                 unit.module.reshard()  # whole weights, kept or left over from an evaluation
+
+
+def _hook_context(config: TrainConfig, device: torch.device) -> HookContext:
+    on_host = device.type == "cpu"
+    return HookContext(
+        device,
+        COMPUTE_DTYPE[config.precision],
+        config.gas,
+        refresh_every_forward=config.refresh_secondary == "micro_batch",
+        gathering=ThreadStream("gather", 2) if on_host else DeviceStream(),
+        reduction=ThreadStream("reduce", PENDING_UNITS) if on_host else DeviceStream(),
+        copying=InlineStream() if on_host else DeviceStream(),
+    )

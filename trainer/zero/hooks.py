@@ -1,13 +1,15 @@
 """FSDP2's two hooks: how whole weights come together, and where gradients go.
 
-FSDP2 keeps a unit's weights as one row per rank, calls the first object with the row before a
-pass needs the layer, and the second with all rows of gradients after each backward pass. Both
-objects belong to one unit (``set_custom_all_gather``, ``set_custom_reduce_scatter``).
+FSDP2 keeps the weights of a unit (a layer, say) as one row per rank, calls the first object with
+the row before a pass needs the layer, and the second with all rows of gradients after each
+backward pass. Both objects belong to one unit (``set_custom_all_gather``,
+``set_custom_reduce_scatter``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +19,43 @@ from torch import Tensor
 from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
-from trainer.runtime.phase import phase
-from trainer.zero.background import Lane
+from trainer.zero.background import CommunicationStream, OrderedStream
 from trainer.zero.layout import UnitLayout, sum_format
 from trainer.zero.secondary import SecondaryCopy
+
+
+@dataclass
+class HookContext:
+    """What the hooks of all FSDP units of a rank share.
+
+    Attributes:
+        device: of the memory.
+        dtype: of the computation.
+        micro_batches: per step.
+        refresh_every_forward: renew secondary copies in each forward pass, not only once the
+            weights changed.
+        gathering: where weights are gathered.
+        reduction: where gradients are reduced.
+        copying: where secondary copies are written and read, inside the work of ``gathering``.
+        in_forward: whether this rank is in a forward pass now.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    micro_batches: int
+    refresh_every_forward: bool
+    gathering: CommunicationStream
+    reduction: CommunicationStream
+    copying: OrderedStream
+    in_forward: bool = False
+    _scratch: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def scratch(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Memory that FSDP2 wants to give gradients in, and that nobody reads."""
+        held = self._scratch.get(dtype)
+        if held is None or held.numel() < numel:
+            held = self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=self.device)
+        return held[:numel]
 
 
 class GatherWeights:
@@ -30,8 +65,7 @@ class GatherWeights:
         unit: how the weights lie.
         group: of the ranks that hold the rows.
         secondary: the copy, if there is one.
-        every_forward: renew the copy in each forward pass, not only once the weights changed.
-        lane: where gathering runs.
+        context: of all units.
     """
 
     def __init__(
@@ -39,14 +73,12 @@ class GatherWeights:
         unit: UnitLayout,
         group: Group,
         secondary: SecondaryCopy | None,
-        every_forward: bool,
-        lane: Lane,
+        context: HookContext,
     ) -> None:
         self.wire = unit.placement.gather_format
         self.group = group
         self.secondary = secondary
-        self.every_forward = every_forward
-        self.lane = lane
+        self.context = context
         self.fresh = False
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -63,11 +95,12 @@ class GatherWeights:
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        copy = self.secondary
-        if copy is not None and self.fresh and not (self.every_forward and phase.name == "forward"):
-            return self.lane.run(lambda: copy.gather(output_tensor))
+        copy, context = self.secondary, self.context
+        renew = context.refresh_every_forward and context.in_forward
+        if copy is not None and self.fresh and not renew:
+            return context.gathering.run(lambda: copy.gather(output_tensor))
         self.fresh = True
-        return self.lane.run(lambda: self._gather(output_tensor, input_tensor))
+        return context.gathering.run(lambda: self._gather(output_tensor, input_tensor))
 
     def _gather(self, whole: Tensor, row: Tensor) -> None:
         if self.wire.quantized:
@@ -90,10 +123,7 @@ class ReduceGradients:
             all of them if gradients are not quantized.
         sync: of the ranks that accumulate the same piece and update different slices of it.
         copies: of the ranks that update the same slice.
-        micro_batches: per step.
-        lane: where reduction runs.
-        device: of the memory.
-        scratch: gives memory whose contents nobody reads.
+        context: of all units.
     """
 
     def __init__(
@@ -102,29 +132,24 @@ class ReduceGradients:
         hops: Sequence[Group],
         sync: Group | None,
         copies: Group | None,
-        micro_batches: int,
-        lane: Lane,
-        device: torch.device,
-        scratch: Callable[[int, torch.dtype], Tensor],
+        context: HookContext,
     ) -> None:
         self.unit = unit
         self.wire = unit.placement.reduce_format
         self.hops = hops
         self.sync = sync
         self.copies = copies
-        self.micro_batches = micro_batches
-        self.lane = lane
-        self.scratch = scratch
+        self.context = context
         self.seen = 0
-        self.piece = torch.zeros(unit.piece, device=device)
-        self.final = self.piece if sync is None else torch.zeros(unit.slice, device=device)
+        self.piece = torch.zeros(unit.piece, device=context.device)
+        self.final = self.piece if sync is None else torch.zeros(unit.slice, device=context.device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         # FSDP2 asks for the rows of gradients, then for the row that a reduce-scatter would leave
         # and that it would make .grad of; the sums stay here instead.
         (numel,) = size
         if numel == self.unit.used:
-            return self.scratch(numel, dtype)
+            return self.context.scratch(numel, dtype)
         return torch.empty(numel, dtype=dtype, device=device)
 
     def start_step(self) -> None:
@@ -141,8 +166,8 @@ class ReduceGradients:
     ) -> dist.Work | None:
         first = self.seen == 0
         self.seen += 1
-        last = self.seen == self.micro_batches
-        self.lane.run(lambda: self._reduce(input_tensor, first, last))
+        last = self.seen == self.context.micro_batches
+        self.context.reduction.run(lambda: self._reduce(input_tensor, first, last))
         return None
 
     def _reduce(self, gradients: Tensor, first: bool, last: bool) -> None:

@@ -2,13 +2,15 @@
 
 After weights were gathered from far ranks, each rank keeps a share of them such that near ranks
 hold the whole; until the weights change, they are gathered from there. The copy into the share
-and the gathering from it are given to queues of the device. As Dai et al. 2024 show, a gathering
-that starts before the copy has ended reads memory that nobody wrote; here it waits for a mark that
-is set behind the copy: an event of the device, for which no host waits. Where both queues are one
-stream, as when FSDP2 gathers in its own, the stream keeps the order and the event costs nothing.
+and the gathering from it are given to streams of the device. As Dai et al. 2024 show, a gathering
+that starts before the copy has ended reads memory that nobody wrote; here it waits for an event
+that is recorded behind the copy, for which no host waits. Where both are one stream, as when
+FSDP2 gathers in its own, the stream keeps the order and the event costs nothing.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import gather_rows
 from trainer.quantization.blocks import dequantize, quantize
-from trainer.zero.background import Queue
+from trainer.zero.background import OrderedStream
 from trainer.zero.layout import UnitLayout, secondary_wire
 
 
@@ -29,8 +31,8 @@ class SecondaryCopy:
         rank: which share is this rank's.
         dtype: of the computation.
         device: of the memory.
-        copies: where the share is written.
-        gathers: where it is read.
+        writing: where the share is written.
+        reading: and read.
     """
 
     def __init__(
@@ -40,8 +42,8 @@ class SecondaryCopy:
         rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        copies: Queue,
-        gathers: Queue,
+        writing: OrderedStream,
+        reading: OrderedStream,
     ) -> None:
         copy = unit.placement.secondary
         assert copy is not None
@@ -57,19 +59,19 @@ class SecondaryCopy:
             self.share = torch.empty(shape, dtype=torch.uint8, device=device)
         else:
             self.share = torch.empty(self.rows, self.length, dtype=dtype, device=device)
-        self.copies = copies
-        self.gathers = gathers
-        self.written = None
+        self.writing = writing
+        self.reading = reading
+        self.written: Any = None
 
     def refresh(self, whole: Tensor) -> None:
         """Begin to keep this rank's share of the whole weights, flat and with their filling."""
-        self.copies.run(lambda: self._write(whole))
-        self.written = self.copies.mark()
+        self.writing.run(lambda: self._write(whole))
+        self.written = self.writing.record_event()
 
     def gather(self, whole: Tensor) -> None:
         """Begin to write the whole weights, flat and with their filling, from the shares."""
-        self.gathers.after(self.written)
-        self.gathers.run(lambda: self._read(whole))
+        self.reading.wait_event(self.written)
+        self.reading.run(lambda: self._read(whole))
 
     def _write(self, whole: Tensor) -> None:
         size = self.rows * self.length

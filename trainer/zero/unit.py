@@ -1,9 +1,8 @@
-"""The parameters that FSDP2 gathers together, and what a placement makes of them."""
+"""An FSDP unit: the parameters that are gathered together, and what a placement makes of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,40 +14,42 @@ from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.quantized import gather_rows
 from trainer.quantization.blocks import dequantize, quantize
-from trainer.zero.hooks import GatherWeights, ReduceGradients
+from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients
 from trainer.zero.layout import UnitLayout
 from trainer.zero.secondary import SecondaryCopy
 
-if TYPE_CHECKING:
-    from trainer.zero.fsdp import ShardedWeights
 
-
-class Unit:
+class FsdpUnit:
     """The parameters that FSDP2 gathers together: one layer, or what is outside of all layers.
 
     Args:
         module: under FSDP2.
         members: its parameters, in FSDP2's order.
         layout: of them.
-        weights: what builds it.
+        mesh: where this rank stands.
+        context: of all units.
     """
 
     def __init__(
-        self, module: FSDPModule, members: list[Slot], layout: UnitLayout, weights: ShardedWeights
+        self,
+        module: FSDPModule,
+        members: list[Slot],
+        layout: UnitLayout,
+        mesh: Mesh,
+        context: HookContext,
     ) -> None:
         self.module = module
         self.members = members
         self.layout = layout
-        self.mesh = mesh = weights.mesh
-        self.dtype = weights.dtype
+        self.mesh = mesh
+        self.dtype = context.dtype
         placement = layout.placement
         degree = placement.gradients.degree
         self.gather = GatherWeights(
             layout,
             replica_group(mesh, layout.ranks, 1, "gather"),
-            self._secondary(weights),
-            weights.refresh_every_forward,
-            weights.gather_lane,
+            self._secondary(context),
+            context,
         )
         hops, stride = [], 1
         for size in layout.hops if placement.reduce_format.quantized else (degree,):
@@ -59,10 +60,7 @@ class Unit:
             hops,
             mesh.replicas(layout.slices, degree, "reduce"),
             mesh.replicas(layout.copies, placement.optimizer.degree, "reduce"),
-            weights.micro_batches,
-            weights.reduce_lane,
-            weights.device,
-            weights.scratch,
+            context,
         )
         module.set_custom_all_gather(self.gather)
         module.set_custom_reduce_scatter(self.reduce)
@@ -78,7 +76,7 @@ class Unit:
         self.flat: Tensor | None = None
         self.pieces = list(self._split() if layout.pieces * layout.slices > 1 else self._whole())
 
-    def _secondary(self, weights: ShardedWeights) -> SecondaryCopy | None:
+    def _secondary(self, context: HookContext) -> SecondaryCopy | None:
         copy = self.layout.placement.secondary
         if copy is None:
             return None
@@ -87,9 +85,9 @@ class Unit:
             self.mesh.replicas(copy.degree, 1, "gather"),
             self.mesh.dp.rank % copy.degree,
             self.dtype,
-            weights.device,
-            copies=weights.copies,
-            gathers=weights.copies,
+            context.device,
+            writing=context.copying,
+            reading=context.copying,
         )
 
     def _whole(self) -> Iterator[Piece]:
@@ -140,9 +138,9 @@ class Unit:
         torch._foreach_copy_(self.locals, parts)
 
 
-def replica_group(mesh: Mesh, size: int, stride: int, lane: str) -> Group:
+def replica_group(mesh: Mesh, size: int, stride: int, stream: str) -> Group:
     """As ``Mesh.replicas``, of more than one rank."""
-    group = mesh.replicas(size, stride, lane)
+    group = mesh.replicas(size, stride, stream)
     assert group is not None
     return group
 
