@@ -1,6 +1,6 @@
 """The driver at scale: ``python -m benchmarks.driver.scale [--repeats 3] [--quick] [--json FILE]``.
 
-Whole searches on a simulated cluster with the real driver, pool, proposer and journal, every line
+Whole searches on a simulated cluster with the real driver, pool, policy and journal, every line
 of which is synced to disk as in a real run. Time is virtual, so deciding costs the nodes nothing
 here; the share of the search's time that it takes is printed instead.
 
@@ -12,7 +12,7 @@ here; the share of the search's time that it takes is printed instead.
   gives every width the time its trials took is a linear program; trials may be cut up and the
   future is known to it.
 - **The peer** is the same search with nodes leased strictly in the order of the proposals.
-- **Driver CPU**: of the thread that decides, without the proposer: leases, journal, trial folders,
+- **Driver CPU**: of the thread that decides, without the policy: leases, journal, trial folders,
   ``results.csv``, progress lines. What a launcher does in threads of its own is not in it, but is
   in the wall time, as is everything else that this machine does.
 
@@ -47,7 +47,8 @@ from benchmarks.driver.node_time import node_time
 from benchmarks.search.simulated import simulated_driver
 from benchmarks.search.unrecorded import TOLD, at_scale
 from search_spaces import SearchSpace, load_space
-from workflows.optimizer.proposer import Policy, Proposal, Proposer
+from workflows.optimizer.policy import Policy, Proposal
+from workflows.optimizer.registry import make_policy
 from workflows.search import driver as driver_module
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
@@ -83,7 +84,7 @@ class Scenario:
     title: str
     space: str  # a shipped one's name, or the text of one
     nodes: int
-    policy: Policy
+    policy: str
     budget: Budget
     goal: float  # useful node time, share of what the widths allow
     max_concurrent: int = 90
@@ -101,22 +102,25 @@ ALL_OF_FRONTIER = Scenario(
     "10,000 trials of 12 or 16 nodes on 9,408 nodes",
     space=LARGE_SPACE,
     nodes=9408,
-    policy="random",  # the guided proposer would take about an hour
+    policy="random",  # the guided search would take about an hour
     budget=Budget(trials=10_000),
     goal=0.95,
     max_concurrent=1000,
 )
 
 
-class _Timed(Proposer):
-    """Knows what CPU time it took."""
+class _Timed(Policy):
+    """Knows what CPU time a policy took."""
 
-    cpu_s = 0.0
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy.problem)
+        self.cpu_s = 0.0
+        self._policy = policy
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         began = time.thread_time()
         try:
-            return super().propose(run, max_nodes)
+            return self._policy.propose(run, max_nodes)
         finally:
             self.cpu_s += time.thread_time() - began
 
@@ -139,20 +143,20 @@ def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, f
 
     Args:
         scenario: what is searched where.
-        seed: of the cluster and of the proposer.
+        seed: of the cluster and of the policy.
         in_order: lease nodes strictly in the order of the proposals.
     """
     if in_order:
         driver_module.LOOKAHEAD = 1  # nobody waits behind a trial that waits
     space = _space(scenario.space)
     options = f"nodes={scenario.nodes},max_concurrent={scenario.max_concurrent}"
-    proposer = _Timed(space, seed, scenario.policy)
+    policy = _Timed(make_policy(space, seed, scenario.policy))
     with (
         tempfile.TemporaryFile("w") as out,
         simulated_driver(
             space,
             options,
-            proposer,
+            policy,
             scenario.budget,
             seed,
             watch := _Watch(Progress(Console(file=out))),
@@ -170,8 +174,8 @@ def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, f
             **node_time(run, watch.usable, until, scenario.max_concurrent),
             "busy_share": cpu_s / (run.last_t - run.opened_t[0]),
             "wall_s": wall_s,
-            "driver_cpu_ms": 1000 * (cpu_s - proposer.cpu_s) / trials,
-            "proposer_cpu_ms": 1000 * proposer.cpu_s / trials,
+            "driver_cpu_ms": 1000 * (cpu_s - policy.cpu_s) / trials,
+            "policy_cpu_ms": 1000 * policy.cpu_s / trials,
             "peak_bytes": peak_bytes,
             "journal_bytes": folder.journal_file.stat().st_size,
             "replay_s": _median_s(lambda: read_run(folder.path)),
@@ -221,7 +225,7 @@ def lines(scenario: Scenario, runs: Sequence[Mapping[str, float]]) -> list[str]:
             f">= {100 * scenario.goal:g} %",
         ),
         ("driver CPU a trial", of("driver_cpu_ms", " ms"), "<= 30 ms"),
-        ("proposer CPU a trial", of("proposer_cpu_ms", " ms"), ""),
+        ("policy CPU per trial", of("policy_cpu_ms", " ms"), ""),
         ("both, of the search's virtual time", of("busy_share", " %", 100), ""),
         ("wall time of the search", of("wall_s", " s"), ""),
         ("peak memory", of("peak_bytes", " GB", 1e-9), ""),

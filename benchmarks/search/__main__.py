@@ -22,11 +22,10 @@ from benchmarks.cost_model.report import machine
 from benchmarks.search.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
 from benchmarks.search.unrecorded import TOLD, at_scale, simulated
 from benchmarks.search.wrong_models import inverted, shuffled
-from workflows.optimizer.proposer import Policy
 from workflows.replay.landscapes import Landscape, landscapes
-from workflows.replay.play import NEARER, ReplayPolicy
+from workflows.replay.play import NEARER
 
-PEERS: tuple[ReplayPolicy, ...] = ("cost-model", "deephyper", "optuna", "random")
+PEERS: tuple[str, ...] = ("cost-model", "deephyper", "optuna", "random")
 UNSEEN = "meshtune, framework unseen"
 SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
 QUICK_LANDSCAPES = 7  # of a table
@@ -169,9 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         goals.append(
             _line(f"{name}: to 5 %, worst seed", 8, max(n or 61 for n in counts["meshtune"]))
         )
-    # A process of its own, whose peak of memory is the proposer's alone.
+    # A process of its own, whose peak of memory is the policy's alone.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        scaled: tuple[tuple[Policy, str], ...] = (
+        scaled: tuple[tuple[str, str], ...] = (
             ("meshtune", "meshtune"),
             ("deephyper", "its fallback"),
         )

@@ -24,29 +24,29 @@ from benchmarks.cost_model.report import machine
 from benchmarks.driver.scale import spread
 from benchmarks.search.simulated import simulated_driver
 from search_spaces import load_space
-from workflows.optimizer.proposer import Policy, Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 
 PICTURE = Path(__file__).parents[2] / "docs" / "images" / "figure9.png"
 TABLE_4 = "gpt_175b_frontier_table4"
 CLUSTER = "nodes=128,model_error=1"
 HOUR_S = 3600.0
-POLICIES: dict[Policy, str] = {"deephyper": "DeepHyper", "random": "random", "meshtune": "meshtune"}
+POLICIES: dict[str, str] = {"deephyper": "DeepHyper", "random": "random", "meshtune": "meshtune"}
 
 
-def simulate(name: str, policy: Policy, seed: int, budget: Budget, options: str = CLUSTER) -> Run:
+def simulate(name: str, policy: str, seed: int, budget: Budget, options: str = CLUSTER) -> Run:
     """A whole search on a simulated cluster, without a report.
 
     Args:
         name: of a shipped space.
         policy: what chooses.
-        seed: of the cluster, of the model's error and of the proposer.
+        seed: of the cluster, of the model's error and of the policy.
         budget: when it ends.
         options: of the cluster; see ``docs/guide/simulate.md``.
     """
     space = load_space(name)
-    proposer = Proposer(space, seed, policy)
-    with simulated_driver(space, options, proposer, budget, seed) as driver:
+    chosen = make_policy(space, seed, policy)
+    with simulated_driver(space, options, chosen, budget, seed) as driver:
         driver.run()
         return driver.state
 
@@ -66,7 +66,7 @@ def course(run: Run) -> dict[str, float]:
     }
 
 
-def picture(runs: Mapping[Policy, Run]) -> Figure:
+def picture(runs: Mapping[str, Run]) -> Figure:
     """A column for every policy: trials and the best so far, failures below, their share."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     rows = figure.subplots(2, len(runs), sharex=True, sharey="row", height_ratios=(2.4, 1))
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     print(machine([f"{arguments.seeds} seeds, median (least-most)"]))
     print("\n| | trials | failed, minutes 0-20 | 40-60 | best, TFLOP/s |\n|---|---|---|---|---|")
-    drawn: dict[Policy, Run] = {}
+    drawn: dict[str, Run] = {}
     for policy, title in POLICIES.items():
         budget = Budget(wall_time_s=HOUR_S)
         runs = [simulate(TABLE_4, policy, seed, budget) for seed in range(arguments.seeds)]

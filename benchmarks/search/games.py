@@ -18,7 +18,7 @@ from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.search.wrong_models import wrong
 from search_spaces.frameworks import FRAMEWORKS
 from workflows.replay.landscapes import Landscape
-from workflows.replay.play import NEAR, Played, ReplayPolicy, chooser, play, summary
+from workflows.replay.play import NEAR, Played, play, policy_for, summary
 from workflows.search.budget import Budget
 
 REPLAYED = ("sweep", "vtrain")  # forms of tables in which configurations compete
@@ -73,7 +73,7 @@ def _all_seeds(game: Game, landscape: Landscape, seeds: int) -> list[Played]:
 def replayed(
     recorded: Sequence[Landscape],
     models: LeftOut | Unseen,
-    policy: ReplayPolicy,
+    policy: str,
     seeds: int,
     parallel: int = 1,
 ) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def replayed(
     def game(landscape: Landscape, seed: int) -> Played:
         guided = policy in ("meshtune", "cost-model")
         model = models.without(landscape.model) if guided else None
-        return play(landscape, chooser(landscape, policy, seed, model), seed, parallel)
+        return play(landscape, policy_for(landscape, policy, seed, model), seed, parallel)
 
     return every_game(recorded, game, seeds)
 
@@ -120,7 +120,7 @@ def against_wrong(
 
     def game(landscape: Landscape, seed: int) -> Played:
         model = wrong(landscape, permutation, seed, models.without(landscape.model))
-        return play(landscape, chooser(landscape, "meshtune", seed, model), seed, until=NEAR)
+        return play(landscape, policy_for(landscape, "meshtune", seed, model), seed, until=NEAR)
 
     figures = every_game(recorded, game, seeds)
     figures["overall"]["ratio_to_deephyper"] = statistics.median(
@@ -140,7 +140,7 @@ def by_stop_rule(
     """
 
     def game(landscape: Landscape, seed: int) -> Played:
-        chosen = chooser(landscape, "meshtune", seed, models.without(landscape.model))
+        chosen = policy_for(landscape, "meshtune", seed, models.without(landscape.model))
         played = play(landscape, chosen, seed, until=None, max_trials=STOP_TRIALS)
         budget = Budget.of(landscape.space)
         for number, trial in played.run.trials.items():

@@ -26,12 +26,11 @@ from analysis.sweeps.read import read, read_by
 from benchmarks.cost_model.report import machine
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
-from workflows.optimizer.proposer import Policy
 from workflows.optimizer.scalarization import points
 from workflows.replay.landscapes import Answer, Landscape, landscapes
-from workflows.replay.play import chooser
+from workflows.replay.play import policy_for
 
-POLICIES: tuple[Policy, ...] = ("meshtune", "deephyper", "random")
+POLICIES: tuple[str, ...] = ("meshtune", "deephyper", "random")
 AFTER = (8, 16, 32)  # trials
 EVERY = 3  # landscapes of one number of nodes, of which one is played
 MARGIN = 0.1  # of the front's range, by which the reference is worse than its worst
@@ -88,14 +87,14 @@ def _of_two(landscape: Landscape, second: Objective, models: LeftOut) -> Sought:
     return Sought(replace(landscape, space=space), models)
 
 
-def play(of: Sought, policy: Policy, seed: int, trials: int = AFTER[-1]) -> list[dict[str, Any]]:
+def play(of: Sought, name: str, seed: int, trials: int = AFTER[-1]) -> list[dict[str, Any]]:
     """The configurations that a search tries, in order."""
-    model = of.models.without(of.landscape.model) if policy == "meshtune" else None
-    proposer = chooser(of.landscape, policy, seed, model)
+    model = of.models.without(of.landscape.model) if name == "meshtune" else None
+    policy = policy_for(of.landscape, name, seed, model)
     goals = of.landscape.space.goals
     run = Run(Path(), objective=goals["objective"], objectives=goals["objectives"])
     for number in range(1, min(trials, len(of.landscape.configs)) + 1):
-        proposal = proposer.propose(run, 2**31)
+        proposal = policy.propose(run, 2**31)
         figures = of.figures(proposal.config)
         trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
         trial.ended_t, trial.kind = 0.0, "ok" if figures else "oom"

@@ -10,7 +10,7 @@ from pathlib import Path
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.policy import Policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
 from workflows.search.trials import TrialFactory
@@ -21,7 +21,7 @@ from workflows.simulation.workload import simulated_launcher
 def simulated_driver(
     space: SearchSpace,
     options: str,
-    proposer: Proposer,
+    policy: Policy,
     budget: Budget,
     seed: int,
     listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
@@ -32,7 +32,7 @@ def simulated_driver(
     Args:
         space: what is searched.
         options: of the cluster; see ``docs/guide/simulate.md``.
-        proposer: what chooses.
+        policy: what chooses.
         budget: when the search ends; nothing else does.
         seed: of the cluster.
         listen: see ``Driver``.
@@ -48,7 +48,7 @@ def simulated_driver(
                 folder=folder,
                 journal=journal,
                 launcher=launcher,
-                proposer=proposer,
+                policy=policy,
                 factory=TrialFactory(space, folder, "meshtune-simulated", "tokens"),
                 budget=budget,
                 seed=seed,

@@ -14,14 +14,14 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
 from search_spaces.points.candidates import Candidates
-from workflows.optimizer.proposer import Policy, Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.replay.play import NEAR
 from workflows.simulation.workload import true_pricing
 
 LARGE, TOLD = "gpt_22b_frontier", 1000
 
 
-def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int | None:
+def simulated(name: str, seed: int, policy: str, max_trials: int = 60) -> int | None:
     """Trials to within 5 % where the truth has other constants; None: not within ``max_trials``."""
     space = load_space(name)
     truth, candidates = true_pricing(space, 1.0, seed), Candidates(space)
@@ -32,9 +32,9 @@ def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int
     if not fits.any():
         return None
     best = float(truth.promise(prediction)[fits].max())
-    proposer, run = Proposer(space, seed, policy), Run(Path())
+    chosen, run = make_policy(space, seed, policy), Run(Path())
     for number in range(1, max_trials + 1):
-        proposal = proposer.propose(run, 2**31)
+        proposal = chosen.propose(run, 2**31)
         if proposal is None:
             return None
         answer = truth.predict([proposal.config])
@@ -53,7 +53,7 @@ def simulated(name: str, seed: int, policy: Policy, max_trials: int = 60) -> int
     return None
 
 
-def at_scale(policy: Policy) -> tuple[float, float]:
+def at_scale(policy: str) -> tuple[float, float]:
     """CPU seconds of a proposal after many trials, and the process's peak memory in bytes."""
     space = load_space(LARGE)
     truth, rng = true_pricing(space, 1.0, 0), np.random.default_rng(0)
@@ -68,10 +68,10 @@ def at_scale(policy: Policy) -> tuple[float, float]:
             trial.objective = float(figure[i])
             trial.result = {"step_time_s": {"median": float(prediction.step_time_s[i])}}
         run.trials[i + 1] = trial
-    proposer, taken_s = Proposer(space, 0, policy), []
+    chosen, taken_s = make_policy(space, 0, policy), []
     for _ in range(6):
         began = time.process_time()
-        proposal = proposer.propose(run, 2**31)
+        proposal = chosen.propose(run, 2**31)
         taken_s.append(time.process_time() - began)
         assert proposal is not None
         number = len(run.trials) + 1

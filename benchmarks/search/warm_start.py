@@ -24,7 +24,7 @@ from benchmarks.cost_model.report import machine
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import SearchSpace
 from workflows.replay.landscapes import Landscape, landscapes
-from workflows.replay.play import NEAR, Played, chooser, play
+from workflows.replay.play import NEAR, Played, play, policy_for
 
 EARLIER = 16  # trials of the run that is learnt from
 NODES, MODEL, MACHINE = "other nodes", "other model", "other machine"
@@ -155,8 +155,8 @@ class Searches:
         self, known: Known, held: frozenset[str], earlier: Sequence[tuple[Run, SearchSpace]]
     ) -> Played:
         model = known.models.without(*held)
-        proposer = chooser(known.landscape, "meshtune", self.seed, model, earlier)
-        return play(known.landscape, proposer, self.seed, until=NEAR)
+        policy = policy_for(known.landscape, "meshtune", self.seed, model, earlier)
+        return play(known.landscape, policy, self.seed, until=NEAR)
 
 
 def lines(compared: Sequence[Compared]) -> Iterator[str]:

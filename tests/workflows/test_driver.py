@@ -25,7 +25,7 @@ from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import Hopeless
 from slurm.trial import Lease, Outcome, TrialSpec
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
 from workflows.search.progress import Progress
@@ -119,7 +119,7 @@ def make_driver(tmp_path: Path, make_space: Make) -> Iterable[Callable[..., Driv
             folder=folder,
             journal=journals[-1],
             launcher=launcher,
-            proposer=Proposer(space, 0, num_initial=1000),
+            policy=make_policy(space, 0, "random"),
             factory=TrialFactory(space, folder, "meshtune-test", None),
             budget=Budget(trials=trials),
             seed=0,

@@ -14,7 +14,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace
 from slurm.outcome.step_log import Early
-from workflows.search.early_stopping import EarlyStop
+from workflows.search.early_stopping import EarlyStopping
 
 Make = Callable[..., SearchSpace]
 CONFIG = {"num_nodes": 1, "tp": 1, "mbs": 1}
@@ -29,12 +29,12 @@ def steps_of(speeds: Sequence[float], warmup: Sequence[float] = (1.0, 1.0)) -> l
     ]
 
 
-def judge_of(space: SearchSpace, best: float, times_s: Sequence[float] = ()) -> EarlyStop:
+def judge_of(space: SearchSpace, best: float, times_s: Sequence[float] = ()) -> EarlyStopping:
     """With a best trial, number 7, of that objective and these step times."""
     run = Run(Path(), objective=space.objective.as_dict())
     trial = run.trials[7] = Trial(7, dict(CONFIG), 0.0, kind="ok", objective=best)
     trial.result = {"step_time_s": {"median": 1.0, "all": list(times_s)}} if times_s else {}
-    judge = EarlyStop(space)
+    judge = EarlyStopping(space)
     judge.update(run)
     return judge
 
@@ -44,7 +44,7 @@ def test_a_trial_far_behind_is_stopped_after_two_measured_steps(make_space: Make
     assert judge.judge(CONFIG, steps_of([50.0])) is None  # one step has no spread
     early = judge.judge(CONFIG, steps_of([50.0, 50.5]))
     assert early is not None
-    assert "2 steps were 1.99 times as slow as the best, trial 7" in early.message
+    assert "2 steps were 1.99x as slow as the best, trial 7" in early.message
     assert early.result["speed"] == pytest.approx(50.25)
     assert early.result["step_time_s"]["all"] == [1 / 50.0, 1 / 50.5]
 
@@ -58,7 +58,7 @@ def test_steps_of_the_warm_up_never_count(make_space: Make) -> None:
 
 
 def test_nothing_is_stopped_before_there_is_a_best(make_space: Make) -> None:
-    judge = EarlyStop(make_space())
+    judge = EarlyStopping(make_space())
     judge.update(Run(Path()))
     assert judge.judge(CONFIG, steps_of([1.0, 1.0, 1.0])) is None
 
@@ -102,7 +102,7 @@ def test_what_is_hopeless_beyond_all_noise_is_stopped(make_space: Make) -> None:
 
 def test_a_better_best_raises_the_bar_and_a_revised_one_lowers_it(make_space: Make) -> None:
     run = Run(Path(), objective={"maximize": "speed"})
-    judge, steps = EarlyStop(make_space()), steps_of([50.0, 50.0])
+    judge, steps = EarlyStopping(make_space()), steps_of([50.0, 50.0])
 
     def end(number: int, speed: float) -> None:
         trial = run.trials.setdefault(number, Trial(number, dict(CONFIG), 0.0))
@@ -165,7 +165,7 @@ def test_a_figure_that_follows_from_a_speed_is_one(make_space: Make) -> None:
     judge = judge_of(make_space(objective="{minimize: node_seconds_per_token}"), 0.01)
     slow = [{"step": i, "tokens_per_second": 20.0} for i in range(1, 5)]  # 0.05
     early = judge.judge(CONFIG, slow)
-    assert early is not None and "5.00 times as slow" in early.message
+    assert early is not None and "5.00x as slow" in early.message
     assert judge.judge({**CONFIG, "num_nodes": 2}, slow) is not None
 
 

@@ -21,7 +21,7 @@ from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import Hopeless
 from slurm.trial import Lease, Outcome, TrialSpec
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget, node_hours
 from workflows.search.driver import Driver
 from workflows.search.schedule import MAX_RETRIES
@@ -106,7 +106,7 @@ def make_driver(tmp_path: Path, make_space: Make) -> Iterable[MakeDriver]:
             folder=folder,
             journal=journals[-1],
             launcher=launcher,
-            proposer=Proposer(space, 0, "random"),
+            policy=make_policy(space, 0, "random"),
             factory=TrialFactory(space, folder, "meshtune-test", None),
             budget=budget or Budget(trials=len(LUCKY)),
             seed=0,

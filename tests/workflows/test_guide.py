@@ -16,10 +16,11 @@ from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from workflows.optimizer.expected_gain import expected_gain
-from workflows.optimizer.gaussian_process import Residual
-from workflows.optimizer.model_guided import Guide
-from workflows.optimizer.model_trust import DOUBT_FAILURES, PROBES
-from workflows.optimizer.proposer import Proposal, Proposer
+from workflows.optimizer.gaussian_process import ResidualProcess
+from workflows.optimizer.model_guided import ModelGuidedSearch
+from workflows.optimizer.model_trust import MAX_UNFORESEEN_OOMS, PROBES
+from workflows.optimizer.policy import Policy, Proposal
+from workflows.optimizer.registry import make_policy
 from workflows.search.trials import start_up_s
 
 Speed = Callable[[Mapping[str, Any]], float | None]
@@ -60,16 +61,16 @@ def tell(run: Run, proposal: Proposal, objective: float | None, kind: str = "oom
     run.trials[number] = trial
 
 
-def ask(proposer: Proposer, run: Run, max_nodes: int = 64) -> Proposal:
-    proposal = proposer.propose(run, max_nodes)
+def ask(policy: Policy, run: Run, max_nodes: int = 64) -> Proposal:
+    proposal = policy.propose(run, max_nodes)
     assert proposal is not None
     return proposal
 
 
-def search(proposer: Proposer, trials: int, speed: Speed, kind: str = "oom") -> Run:
+def search(policy: Policy, trials: int, speed: Speed, kind: str = "oom") -> Run:
     run = Run(Path())
     for _ in range(trials):
-        proposal = ask(proposer, run)
+        proposal = ask(policy, run)
         tell(run, proposal, speed(proposal.config), kind)
     return run
 
@@ -84,11 +85,11 @@ def test_what_would_not_end_in_time_is_not_proposed(space: SearchSpace) -> None:
     def step_time_s(proposal: Proposal) -> float:
         return float(pricing.predict([proposal.config]).step_time_s[0])
 
-    free = step_time_s(ask(Proposer(space, 0), Run(Path())))
+    free = step_time_s(ask(make_policy(space, 0), Run(Path())))
     trial = space.trial
     steps = trial.warmup_steps + trial.measured_steps
     hasty = trial.model_copy(update={"timeout_s": start_up_s(space) + steps * free / 3})
-    hurried, run = Proposer(replace(space, trial=hasty), 0), Run(Path())
+    hurried, run = make_policy(replace(space, trial=hasty), 0), Run(Path())
     for _ in range(6):
         proposal = ask(hurried, run)
         assert step_time_s(proposal) < free / 3
@@ -98,7 +99,7 @@ def test_what_would_not_end_in_time_is_not_proposed(space: SearchSpace) -> None:
 def test_the_first_proposal_is_the_models_best_and_says_why(
     space: SearchSpace, predicted: Speed
 ) -> None:
-    first = ask(Proposer(space, seed=0), Run(Path()))
+    first = ask(make_policy(space, seed=0), Run(Path()))
     others = Candidates(space).draw(300, np.random.default_rng(0), [], 64)
     assert (predicted(first.config) or 0) >= 0.95 * max(predicted(c) or 0 for c in others)
     assert first.by == "cost model" and "no trial yet" in first.why
@@ -107,7 +108,7 @@ def test_the_first_proposal_is_the_models_best_and_says_why(
 
 
 def test_a_model_that_is_right_is_believed_to_the_end(space: SearchSpace, predicted: Speed) -> None:
-    run = search(Proposer(space, seed=0), 12, predicted)
+    run = search(make_policy(space, seed=0), 12, predicted)
     assert choosers(run) == ["cost model"] * 12
 
 
@@ -129,9 +130,9 @@ def test_a_figure_below_zero_neither_shakes_the_model_nor_makes_an_expectation_n
         return float(pricing.predict([config]).step_time_s[0])
 
     asked: list[Proposal] = []
-    run, proposer = Run(Path()), Proposer(space, seed=0)
+    run, policy = Run(Path()), make_policy(space, seed=0)
     for _ in range(9):
-        asked.append(ask(proposer, run))
+        asked.append(ask(policy, run))
         tell(run, asked[-1], reported(asked[-1].config))
     assert choosers(run) == ["cost model"] * 9
     assert all(np.isfinite(x) for proposal in asked for x in proposal.expected.values())
@@ -140,7 +141,7 @@ def test_a_figure_below_zero_neither_shakes_the_model_nor_makes_an_expectation_n
 def test_a_model_whose_level_is_off_by_half_is_calibrated_and_not_doubted(
     space: SearchSpace, predicted: Speed
 ) -> None:
-    run = search(Proposer(space, seed=0), 8, lambda c: 0.6 * (predicted(c) or 0) or None)
+    run = search(make_policy(space, seed=0), 8, lambda c: 0.6 * (predicted(c) or 0) or None)
     assert choosers(run) == ["cost model"] * 8
     last = run.trials[8]
     assert last.objective == pytest.approx(last.expected["objective"], rel=0.15)
@@ -155,7 +156,7 @@ def test_a_model_that_ranks_upside_down_hands_over(space: SearchSpace, predicted
         speed = predicted(config)
         return best**2 / speed * (best / speed) if speed and speed < 0.7 * best else best / 20
 
-    run = search(Proposer(space, seed=0), 12, inverted)
+    run = search(make_policy(space, seed=0), 12, inverted)
     by = choosers(run)
     trusted = by.count("cost model")
     assert trusted <= 4
@@ -169,7 +170,7 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
     space: SearchSpace, predicted: Speed, power: float, believed: bool
 ) -> None:
     """All trials are ten times off, in the model's order or in the opposite one."""
-    guide = Guide(Pricing(space), Candidates(space), 0)
+    guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
     drawn = Candidates(space).draw(200, np.random.default_rng(0), [], 64)
     believing = 3
     configs = [c for c in drawn if predicted(c)][: believing + PROBES]
@@ -182,46 +183,46 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
             trial.expected = {"objective": told, "low": 0.7 * told, "high": told / 0.7, "fits": 1}
         run.trials[number] = trial
         if number == 1:
-            assert guide.believed(run)
+            assert guided.trusted(run)
         elif believing <= number < believing + PROBES:
-            assert not guide.believed(run)
-    assert guide.believed(run) == believed
+            assert not guided.trusted(run)
+    assert guided.trusted(run) == believed
 
 
 def test_a_model_that_promises_room_where_there_is_none_hands_over(space: SearchSpace) -> None:
-    guide = Guide(Pricing(space), Candidates(space), 0)
+    guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
     run = Run(Path())
     for number, config in enumerate(Candidates(space).draw(9, np.random.default_rng(0), [], 64)):
         trial = Trial(number, config, 0.0, kind="oom", expected={"objective": 1.0, "fits": 0.99})
         run.trials[number] = trial
-        assert guide.believed(run) == (number + 1 < DOUBT_FAILURES)
+        assert guided.trusted(run) == (number + 1 < MAX_UNFORESEEN_OOMS)
 
 
 def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Speed) -> None:
     """A crash of every tp that the model likes: it soon tries others."""
-    liked = ask(Proposer(space, seed=0), Run(Path())).config["tp"]
+    liked = ask(make_policy(space, seed=0), Run(Path())).config["tp"]
 
     def speed(config: Mapping[str, Any]) -> float | None:
         return None if config["tp"] == liked else predicted(config)
 
     def degrees(policy: Any) -> list[int]:
-        run = search(Proposer(space, seed=0, policy=policy), 10, speed, kind="crash")
+        run = search(make_policy(space, seed=0, name=policy), 10, speed, kind="crash")
         return [t.config["tp"] for t in run.trials.values()]
 
     assert degrees("meshtune").count(liked) < degrees("cost-model").count(liked)
 
 
 def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> None:
-    proposer, run = Proposer(space, seed=0), Run(Path())
+    policy, run = make_policy(space, seed=0), Run(Path())
     for number in range(1, 25):
-        proposal = ask(proposer, run)
+        proposal = ask(policy, run)
         assert proposal.config not in [t.config for t in run.trials.values()]
         run.trials[number] = Trial(
             number, dict(proposal.config), 0.0, proposal.by, proposal.why, proposal.expected
         )
     rules = [t.why.split(",")[0] for t in run.trials.values()]
     assert rules == ["highest confidence bound"] + ["favourite of one of several models"] * 23
-    ranking = search(Proposer(space, seed=0, policy="cost-model"), 24, lambda _: 1.0)
+    ranking = search(make_policy(space, seed=0, name="cost-model"), 24, lambda _: 1.0)
     ranked = [t.config for t in ranking.trials.values()]
     assert [t.config for t in run.trials.values()] != ranked
 
@@ -229,11 +230,11 @@ def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> Non
 def test_equal_histories_give_equal_proposals_also_after_a_restart(
     space: SearchSpace, predicted: Speed
 ) -> None:
-    unbroken = Proposer(space, seed=3)
+    unbroken = make_policy(space, seed=3)
     run = search(unbroken, 7, predicted)
-    assert ask(Proposer(space, seed=3), run) == ask(unbroken, run)
+    assert ask(make_policy(space, seed=3), run) == ask(unbroken, run)
     run.trials[7].kind = None  # still running when the driver was stopped
-    assert ask(Proposer(space, seed=3), run) == ask(unbroken, run)
+    assert ask(make_policy(space, seed=3), run) == ask(unbroken, run)
 
 
 def test_no_proposal_is_wider_than_what_is_free(
@@ -245,9 +246,9 @@ def test_no_proposal_is_wider_than_what_is_free(
         parameters="{num_nodes: [1, 2, 4], tp: 1, pp: [1, 2], mbs: [1, 2], gas: [2, 4]}",
         objective="{maximize: tokens_per_second}",
     )
-    proposer, run = Proposer(space, seed=0), Run(Path())
-    assert ask(proposer, run, max_nodes=4).config["num_nodes"] == 4
-    while (proposal := proposer.propose(run, 2)) is not None:
+    policy, run = make_policy(space, seed=0), Run(Path())
+    assert ask(policy, run, max_nodes=4).config["num_nodes"] == 4
+    while (proposal := policy.propose(run, 2)) is not None:
         assert proposal.config["num_nodes"] <= 2
         tell(run, proposal, 1.0)
     assert len(run.trials) == sum(
@@ -261,13 +262,13 @@ def test_a_cluster_without_the_facts_that_a_price_needs_is_searched_all_the_same
     space = make_space(
         model="tiny", parameters="{num_nodes: 1, tp: [1, 2], pp: 1, mbs: [1, 2], gas: [2, 4]}"
     )
-    assert ask(Proposer(space, seed=0), Run(Path())).by == "random"
+    assert ask(make_policy(space, seed=0), Run(Path())).by == "random"
 
 
 def test_a_space_without_a_model_is_searched_by_bayesian_optimization(
     make_space: Callable[..., SearchSpace],
 ) -> None:
-    run = search(Proposer(make_space(), seed=0), 10, lambda c: 10.0 * c["tp"] + c["mbs"])
+    run = search(make_policy(make_space(), seed=0), 10, lambda c: 10.0 * c["tp"] + c["mbs"])
     assert set(choosers(run)) == {"random", "bayesian"}
     assert not any("cost model" in t.why for t in run.trials.values())
 
@@ -277,7 +278,7 @@ def test_one_disturbed_trial_changes_nothing_and_several_that_agree_do() -> None
     here = np.zeros((1, 3))
 
     def shift(left: np.ndarray) -> float:
-        return float(Residual(near[: len(left)], left, log_sd=0.15).at(here)[0][0])
+        return float(ResidualProcess(near[: len(left)], left, log_sd=0.15).at(here)[0][0])
 
     assert shift(np.array([-1.2])) == 0
     assert shift(np.array([-1.2] + [0.01] * 5)) == pytest.approx(0.01, abs=0.01)
@@ -288,7 +289,7 @@ def test_one_disturbed_trial_changes_nothing_and_several_that_agree_do() -> None
 
 def test_the_residual_is_certain_where_trials_are_and_open_elsewhere() -> None:
     there = np.array([[0.0, 0.0], [1.0, 0.0]])
-    residual = Residual(there, np.array([0.1, -0.05]), log_sd=0.2)
+    residual = ResidualProcess(there, np.array([0.1, -0.05]), log_sd=0.2)
     mean, deviation = residual.at(np.array([[0.0, 0.0], [0.5, 0.0], [9.0, 9.0]]))
     assert mean[0] == pytest.approx(0.1, abs=0.01)
     assert mean[2] == pytest.approx(0.0, abs=1e-6)
@@ -312,11 +313,11 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
 def test_a_minimized_objective_and_one_that_the_model_lacks_are_guided_too(
     space: SearchSpace, predicted: Speed
 ) -> None:
-    fastest = ask(Proposer(space, seed=0), Run(Path())).config
+    fastest = ask(make_policy(space, seed=0), Run(Path())).config
     slow = replace(space, objective=Objective("step_time_s.median", maximize=False))
-    proposal = ask(Proposer(slow, seed=0), Run(Path()))
+    proposal = ask(make_policy(slow, seed=0), Run(Path()))
     assert proposal.expected["low"] < proposal.expected["objective"]
     own = replace(space, objective=Objective("my_figure", maximize=True))
-    unknown = ask(Proposer(own, seed=0), Run(Path()))
+    unknown = ask(make_policy(own, seed=0), Run(Path()))
     assert set(unknown.expected) == {"fits"}
     assert (predicted(unknown.config) or 0) > 0.5 * (predicted(fastest) or 0)

@@ -13,8 +13,7 @@ from analysis.run.fold import Run, read_run
 from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
-from workflows.search.budget import node_hours
-from workflows.search.node_hours import NodeHours
+from workflows.search.budget import NodeHours, node_hours
 
 Make = Callable[..., SearchSpace]
 PRICED = """\

@@ -18,11 +18,14 @@ from analysis.run.folder import RunFolder
 from analysis.run.results import write_results
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
+from search_spaces.points.candidates import Candidates
 from slurm.outcome.kinds import Kind
 from slurm.trial import Outcome
 from workflows.cli.main import main
-from workflows.optimizer.proposer import Policy, Proposal, Proposer
-from workflows.optimizer.scalarization import Aim, points, spread_ranks, weights
+from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomPolicy
+from workflows.optimizer.policy import Policy, Problem, Proposal
+from workflows.optimizer.registry import make_policy
+from workflows.optimizer.scalarization import Scalarization, merits, spread_ranks, weights
 from workflows.search.objectives import figures
 from workflows.search.trials import judge
 
@@ -78,11 +81,11 @@ def tell(run: Run, proposal: Proposal, reached: Mapping[str, float] | None) -> N
     run.trials[number] = trial
 
 
-def search(proposer: Proposer, count: int, answer: Answer) -> Run:
-    goals = proposer.space.goals
+def search(policy: Policy, count: int, answer: Answer) -> Run:
+    goals = policy.problem.space.goals
     run = Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
     for _ in range(count):
-        proposal = proposer.propose(run, max_nodes=1_000)
+        proposal = policy.propose(run, max_nodes=1_000)
         assert proposal is not None
         tell(run, proposal, answer(proposal.config))
     return run
@@ -112,7 +115,10 @@ def test_aims_find_the_whole_front_also_in_its_dent() -> None:
     x = np.linspace(0, 1, 9)
     known = np.stack([x, 1 - x - 0.2 * np.sin(np.pi * x)], axis=1)
     known = np.concatenate([known, known - 0.2])
-    found = {int(np.argmax(Aim.at(weights(2, 0, n), known).value(known))) for n in range(200)}
+    found = {
+        int(np.argmax(Scalarization.from_weights(weights(2, 0, n), known).value(known)))
+        for n in range(200)
+    }
     assert found == set(range(9))
     sums = {int(np.argmax(known @ weights(2, 0, n))) for n in range(200)}
     assert sums == {0, 8}
@@ -124,18 +130,21 @@ def test_an_aim_does_not_depend_on_an_objectives_unit_or_range() -> None:
     stretched = known * [1.0, 50.0] + [0.0, 7.0]
     for number in range(20):
         w = weights(2, 0, number)
-        order = np.argsort(Aim.at(w, known).value(known))
-        assert order.tolist() == np.argsort(Aim.at(w, stretched).value(stretched)).tolist()
+        order = np.argsort(Scalarization.from_weights(w, known).value(known))
+        assert (
+            order.tolist()
+            == np.argsort(Scalarization.from_weights(w, stretched).value(stretched)).tolist()
+        )
 
 
 def test_an_objective_that_is_the_same_everywhere_does_not_matter() -> None:
     known = np.array([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
-    assert np.argmax(Aim.at(np.array([0.01, 0.99]), known).value(known)) == 2
+    assert np.argmax(Scalarization.from_weights(np.array([0.01, 0.99]), known).value(known)) == 2
 
 
 def test_figures_without_logarithms_are_compared_as_they_are() -> None:
     loss = Objective("loss", False)
-    at = points((TOKENS, loss), np.array([[1.0, -2.0], [np.e, 0.0]]))
+    at = merits((TOKENS, loss), np.array([[1.0, -2.0], [np.e, 0.0]]))
     assert at == pytest.approx(np.array([[0.0, 2.0], [1.0, 0.0]]))
 
 
@@ -187,9 +196,9 @@ def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_bo
 
 def test_the_cost_model_finds_the_best_of_every_width_in_a_few_trials(priced: SearchSpace) -> None:
     answer = predicted(priced)
-    run = search(Proposer(priced, seed=0), 14, answer)
+    run = search(make_policy(priced, seed=0), 14, answer)
     best: dict[int, float] = {}
-    for raw in Proposer(priced, 0)._candidates.draw(10_000, np.random.default_rng(0), [], 8):
+    for raw in Candidates(priced).draw(10_000, np.random.default_rng(0), [], 8):
         if reached := answer(raw):
             best[raw["num_nodes"]] = max(
                 best.get(raw["num_nodes"], 0.0), reached["tokens_per_second"]
@@ -203,7 +212,7 @@ def test_the_cost_model_finds_the_best_of_every_width_in_a_few_trials(priced: Se
 def test_a_proposal_says_what_it_aims_at_and_expects_the_first_objective(
     priced: SearchSpace,
 ) -> None:
-    proposal = Proposer(priced, seed=0).propose(Run(Path()), max_nodes=8)
+    proposal = make_policy(priced, seed=0).propose(Run(Path()), max_nodes=8)
     assert proposal is not None and "weights: " in proposal.why
     assert "tokens_per_second" in proposal.why and "num_nodes" in proposal.why
     [tokens_per_second] = Pricing(priced).predict([proposal.config]).tokens_per_second
@@ -212,19 +221,20 @@ def test_a_proposal_says_what_it_aims_at_and_expects_the_first_objective(
 
 @pytest.mark.parametrize("policy", ["meshtune", "deephyper"])
 def test_a_continued_search_proposes_what_an_unbroken_one_does(
-    priced: SearchSpace, policy: Policy
+    priced: SearchSpace, policy: str
 ) -> None:
     answer = predicted(priced)
-    unbroken = Proposer(priced, 3, policy, num_initial=3)
+    make = {"meshtune": MeshtunePolicy, "deephyper": DeepHyperPolicy}[policy]
+    unbroken = make(Problem(priced, 3), num_initial=3)
     run = search(unbroken, 8, answer)
     expected = unbroken.propose(run, max_nodes=8)
-    assert Proposer(priced, 3, policy, num_initial=3).propose(run, max_nodes=8) == expected
+    assert make(Problem(priced, 3), num_initial=3).propose(run, max_nodes=8) == expected
 
 
 def test_a_figure_without_a_price_leaves_the_search_to_deephyper(tmp_path: Path) -> None:
     path = tmp_path / "loss.yaml"
     path.write_text(PRICED.replace("minimize: num_nodes", "minimize: loss.final"))
-    proposal = Proposer(load_space(path), seed=0).propose(Run(Path()), max_nodes=8)
+    proposal = make_policy(load_space(path), seed=0).propose(Run(Path()), max_nodes=8)
     assert proposal is not None and proposal.by == "random"
 
 
@@ -239,17 +249,18 @@ def test_without_a_model_the_front_is_found_better_than_by_chance(make_space: Ma
         waste = (config["b"] - 15) ** 2 / 20 + config["c"]
         return {"gain": config["a"] / waste, "cost": config["a"] * (1 + waste)}
 
-    def area(policy: Policy, seed: int) -> float:
+    def area(policy: Policy) -> float:
         """Of what the front leaves out below and right of it, in logarithms; less is better."""
-        run = search(Proposer(space, seed, policy, num_initial=6), 30, answer)
+        run = search(policy, 30, answer)
         reached = [
             (np.log(t.objectives["gain"]), np.log(t.objectives["cost"])) for t in run.front()
         ]
         axis = np.linspace(np.log(2), np.log(60), 200)
         return float(np.mean([max((g for g, c in reached if c <= x), default=-4.0) for x in axis]))
 
-    ours = [area("deephyper", seed) for seed in range(3)]
-    chance = [area("random", seed) for seed in range(3)]
+    problems = [Problem(space, seed) for seed in range(3)]
+    ours = [area(DeepHyperPolicy(problem, num_initial=6)) for problem in problems]
+    chance = [area(RandomPolicy(problem)) for problem in problems]
     assert np.mean(ours) > np.mean(chance) + 0.3
 
 

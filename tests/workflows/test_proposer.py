@@ -11,7 +11,9 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.builtin import DeepHyperPolicy
+from workflows.optimizer.policy import Policy, Problem
+from workflows.optimizer.registry import make_policy
 
 Make = Callable[..., SearchSpace]
 
@@ -28,10 +30,10 @@ def speed(config: Mapping[str, Any]) -> float:
     return config["tp"] * 10.0 - abs(config["mbs"] - 5) - config["num_nodes"]
 
 
-def search(proposer: Proposer, trials: int, landscape: Callable[..., float | None]) -> Run:
+def search(policy: Policy, trials: int, landscape: Callable[..., float | None]) -> Run:
     run = Run(Path())
     for _ in range(trials):
-        proposal = proposer.propose(run, max_nodes=64)
+        proposal = policy.propose(run, max_nodes=64)
         assert proposal is not None
         value = landscape(proposal.config)
         add(run, proposal.config, "oom" if value is None else "ok", value)
@@ -40,8 +42,8 @@ def search(proposer: Proposer, trials: int, landscape: Callable[..., float | Non
 
 def test_every_valid_configuration_comes_once_and_then_none(make_space: Make) -> None:
     space = make_space(constraints="['mbs * tp <= 8']")
-    proposer, run = Proposer(space, seed=0), Run(Path())
-    while (proposal := proposer.propose(run, max_nodes=2)) is not None:
+    policy, run = make_policy(space, seed=0), Run(Path())
+    while (proposal := policy.propose(run, max_nodes=2)) is not None:
         assert space.first_violation(proposal.config) is None
         add(run, proposal.config, "ok", speed(proposal.config))
     seen = [tuple(sorted(t.config.items())) for t in run.trials.values()]
@@ -50,27 +52,27 @@ def test_every_valid_configuration_comes_once_and_then_none(make_space: Make) ->
 
 def test_equal_seeds_and_histories_give_equal_proposals(make_space: Make) -> None:
     space = make_space()
-    first = search(Proposer(space, seed=7), 10, speed)
-    again = search(Proposer(space, seed=7), 10, speed)
-    other = search(Proposer(space, seed=8), 10, speed)
+    first = search(make_policy(space, seed=7), 10, speed)
+    again = search(make_policy(space, seed=7), 10, speed)
+    other = search(make_policy(space, seed=8), 10, speed)
     configs = [[t.config for t in run.trials.values()] for run in (first, again, other)]
     assert configs[0] == configs[1]
     assert configs[0] != configs[2]
 
 
 def test_no_proposal_is_wider_than_the_allocation(make_space: Make) -> None:
-    proposer, run = Proposer(make_space(), seed=0), Run(Path())
-    while (proposal := proposer.propose(run, max_nodes=1)) is not None:
+    policy, run = make_policy(make_space(), seed=0), Run(Path())
+    while (proposal := policy.propose(run, max_nodes=1)) is not None:
         assert proposal.config["num_nodes"] == 1
         add(run, proposal.config, "ok", speed(proposal.config))
     assert len(run.trials) == 16
 
 
 def test_running_trials_are_not_proposed_again(make_space: Make) -> None:
-    proposer = Proposer(make_space(), seed=0)
-    run = search(proposer, 8, speed)
+    policy = make_policy(make_space(), seed=0)
+    run = search(policy, 8, speed)
     for _ in range(6):
-        proposal = proposer.propose(run, max_nodes=2)
+        proposal = policy.propose(run, max_nodes=2)
         assert proposal is not None
         assert proposal.by == "bayesian"
         assert proposal.config not in [t.config for t in run.trials.values()]
@@ -78,27 +80,27 @@ def test_running_trials_are_not_proposed_again(make_space: Make) -> None:
 
 
 def test_a_search_of_nothing_but_failures_goes_on(make_space: Make) -> None:
-    run = search(Proposer(make_space(), seed=0), 20, lambda _: None)
+    run = search(make_policy(make_space(), seed=0), 20, lambda _: None)
     assert len(run.trials) == 20
 
 
 def test_lost_nodes_say_nothing_about_a_configuration(make_space: Make) -> None:
     space = make_space()
-    proposer = Proposer(space, seed=0)
-    run = search(proposer, 8, speed)
-    before = proposer.propose(run, max_nodes=2)
+    policy = make_policy(space, seed=0)
+    run = search(policy, 8, speed)
+    before = policy.propose(run, max_nodes=2)
     for trial in run.trials.values():
         if trial.kind == "ok" and trial is not run.best:
             trial.kind, trial.objective = "node_failure", None
             break
-    after = proposer.propose(run, max_nodes=2)
+    after = policy.propose(run, max_nodes=2)
     assert before is not None and after is not None
     assert "0 failures" in before.why and "0 failures" in after.why
 
 
 def test_a_minimized_objective_is_minimized(make_space: Make) -> None:
     space = make_space(objective="{minimize: step_time}", parameters="{mbs: {range: [1, 200]}}")
-    run = search(Proposer(space, seed=0), 40, lambda config: abs(config["mbs"] - 150.0))
+    run = search(make_policy(space, seed=0), 40, lambda config: abs(config["mbs"] - 150.0))
     run.objective = {"minimize": "step_time"}
     assert run.best is not None
     assert run.best.objective is not None
@@ -110,8 +112,8 @@ def test_conditional_parameters_are_left_out_where_inactive(make_space: Make) ->
         parameters="{zero_stage: [0, 3], secondary_shard: [1, 2], mbs: [1, 2]}",
         conditions="{secondary_shard: 'zero_stage == 3'}",
     )
-    proposer, run = Proposer(space, seed=1), Run(Path())
-    while (proposal := proposer.propose(run, max_nodes=1)) is not None:
+    policy, run = make_policy(space, seed=1), Run(Path())
+    while (proposal := policy.propose(run, max_nodes=1)) is not None:
         assert ("secondary_shard" in proposal.config) == (proposal.config["zero_stage"] == 3)
         add(run, proposal.config, "ok", 1.0)
     assert len(run.trials) == 2 + 4
@@ -159,8 +161,8 @@ def test_the_search_beats_random_choice_on_a_landscape_of_failures() -> None:
     ours, random = [], []
     for seed in range(4):
         # A made-up landscape, of which the cost model knows nothing.
-        proposer = Proposer(space, seed=seed, policy="deephyper", num_initial=5)
-        best = search(proposer, 50, frontier).best
+        policy = DeepHyperPolicy(Problem(space, seed), num_initial=5)
+        best = search(policy, 50, frontier).best
         draws = Candidates(space).draw(50, np.random.default_rng(seed), [], max_nodes=64)
         ours.append(best.objective if best and best.objective else 0.0)
         random.append(max(frontier(c) or 0.0 for c in draws))
@@ -176,7 +178,7 @@ def test_few_successes_among_many_failures_are_enough_to_learn_from() -> None:
     for config in known:
         runs = config["tp"] * config["pp"] >= 64
         add(run, config, "ok" if runs else "oom", 20.0 + len(run.trials) if runs else None)
-    proposals = [Proposer(space, seed, "deephyper").propose(run, 64) for seed in range(8)]
+    proposals = [make_policy(space, seed, "deephyper").propose(run, 64) for seed in range(8)]
     split = [p.config["tp"] * p.config["pp"] >= 64 for p in proposals if p]
     assert all(p and p.by == "bayesian" for p in proposals)
     assert sum(split) >= 5  # one in ten of all configurations

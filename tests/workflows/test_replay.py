@@ -16,8 +16,11 @@ from analysis.run.results import write_results
 from analysis.run.trial import Trial
 from search_spaces import load_space
 from workflows.cli.main import main
+from workflows.optimizer.builtin import RandomPolicy
+from workflows.optimizer.policy import Problem, Proposal
+from workflows.optimizer.registry import policy_names
 from workflows.replay.landscapes import Landscape, recorded
-from workflows.replay.play import Played, chooser, play, summary
+from workflows.replay.play import Played, play, policy_for, summary
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth/h100_nanotron_sweep.csv"
 
@@ -34,19 +37,10 @@ def landscape(sweep: Path) -> Landscape:
 
 def configs(landscape: Landscape, policy: Any, seed: int, trials: int) -> list[dict[str, Any]]:
     """What a policy proposes, in order."""
-    seen: list[dict[str, Any]] = []
-
-    class Spy:
-        def __init__(self) -> None:
-            self.inner = chooser(landscape, policy, seed)
-
-        def propose(self, run: Run, max_nodes: int) -> Any:
-            proposal = self.inner.propose(run, max_nodes)
-            seen.append(dict(proposal.config))
-            return proposal
-
-    play(landscape, Spy(), seed, max_trials=trials, until=None)
-    return seen
+    played = play(
+        landscape, policy_for(landscape, policy, seed), seed, max_trials=trials, until=None
+    )
+    return [dict(trial.config) for trial in played.run.trials.values()]
 
 
 def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(
@@ -63,7 +57,7 @@ def test_a_sweep_has_a_landscape_for_each_model_and_every_row_is_an_answer(
         assert failed == sum(r.endswith(",1") for r in mine)
 
 
-@pytest.mark.parametrize("policy", ["meshtune", "deephyper", "random", "cost-model", "optuna"])
+@pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_proposes_every_recorded_configuration_once(
     made: Any, tmp_path: Path, policy: str
 ) -> None:
@@ -77,9 +71,9 @@ def test_every_policy_proposes_every_recorded_configuration_once(
 
 
 def test_the_default_policy_is_sooner_near_the_best_than_chance(landscape: Landscape) -> None:
-    ours = play(landscape, chooser(landscape, "meshtune", 0), 0, max_trials=16)
+    ours = play(landscape, policy_for(landscape, "meshtune", 0), 0, max_trials=16)
     assert (ours.trials_to(0.05) or 99) <= 4
-    others = [play(landscape, chooser(landscape, "random", s), s) for s in range(4)]
+    others = [play(landscape, policy_for(landscape, "random", s), s) for s in range(4)]
     assert np.mean([x.trials_to(0.05) or 99 for x in others]) > 8
     assert ours.failed_share() < min(x.failed_share() for x in others)
 
@@ -92,14 +86,13 @@ def test_the_same_seed_is_the_same_game(landscape: Landscape) -> None:
 def test_nothing_of_a_batch_is_told_before_all_of_it_is_asked(landscape: Landscape) -> None:
     ended: list[int] = []
 
-    class Spy:
-        inner = chooser(landscape, "random", 0)
-
-        def propose(self, run: Run, max_nodes: int) -> Any:
+    class Spy(RandomPolicy):
+        def propose(self, run: Run, max_nodes: int) -> Proposal | None:
             ended.append(sum(t.ended for t in run.trials.values()))
-            return self.inner.propose(run, max_nodes)
+            return super().propose(run, max_nodes)
 
-    play(landscape, Spy(), 0, parallel=4, max_trials=12, until=None)
+    spy = Spy(Problem(landscape.space, 0, only=landscape.configs))
+    play(landscape, spy, 0, parallel=4, max_trials=12, until=None)
     assert ended == [0] * 4 + [4] * 4 + [8] * 4
 
 
@@ -108,7 +101,7 @@ def test_a_repeat_that_ran_outweighs_one_that_crashed(made: Any, tmp_path: Path)
     crashed = ",".join([*good.split(",")[:-3], "", "", "1"])
     landscape = recorded(made.write(tmp_path / "x.csv", [crashed, good, other])).landscapes[0]
     assert len(landscape.configs) == 2
-    assert play(landscape, chooser(landscape, "random", 0), 0).failed_share() == 0
+    assert play(landscape, policy_for(landscape, "random", 0), 0).failed_share() == 0
 
 
 def test_summary_counts_what_was_never_found_as_one_more_than_all() -> None:
@@ -266,7 +259,7 @@ def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder
     answers = [a for every in landscape.answers.values() for a in every]
     assert [a.kind for a in answers] == ["ok", "ok", "timeout"]
     assert answers[0].result == {"peak_memory_bytes": 1e9}
-    played = play(landscape, chooser(landscape, "meshtune", 0), 0)
+    played = play(landscape, policy_for(landscape, "meshtune", 0), 0)
     assert sorted(played.shares) == [0.0, 0.5, 1.0]
 
 
@@ -290,7 +283,7 @@ def test_a_run_with_a_value_that_its_space_lacks_is_refused(
 @pytest.mark.skipif(not TRUTH.exists(), reason=f"there is no {TRUTH}")
 def test_recorded_searches_are_near_the_best_at_once() -> None:
     found = recorded(TRUTH).landscapes
-    ours = [play(x, chooser(x, "cost-model", 0), 0, max_trials=8, until=None) for x in found]
+    ours = [play(x, policy_for(x, "cost-model", 0), 0, max_trials=8, until=None) for x in found]
     assert len(found) > 10
     assert float(np.median([p.trials_to(0.05) or 99 for p in ours])) <= 2
     assert float(np.mean([p.failed_share() for p in ours])) < 0.1

@@ -274,13 +274,13 @@ def with_steps(place: Path) -> None:
 DECIDER = """
 import os, signal, sys
 from workflows import cli, early
-judge = early.EarlyStop.judge
+judge = early.EarlyStopping.judge
 def deadly(self, config, steps):
     found = judge(self, config, steps)
     if found:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
-early.EarlyStop.judge = deadly
+early.EarlyStopping.judge = deadly
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -20,7 +20,7 @@ from search_spaces import SearchSpace, load_space
 from slurm.simulated.cluster import EPOCH
 from workflows.cli.errors import UsageError
 from workflows.cli.main import main
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
 from workflows.search.session import dry_run, run_session
@@ -97,7 +97,7 @@ def search(
         folder=folder,
         journal=journal,
         launcher=launcher,
-        proposer=Proposer(space, 0, "random"),
+        policy=make_policy(space, 0, "random"),
         factory=TrialFactory(space, folder, "meshtune-simulated", "tokens"),
         budget=Budget(trials=trials),
         seed=0,

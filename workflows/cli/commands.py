@@ -205,7 +205,6 @@ def replay(arguments: Namespace) -> int:
     from analysis.sweeps.record import TableError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded
-    from workflows.replay.optuna import OptunaMissingError
 
     columns = [name.strip() for name in (arguments.landscape or "").split(",") if name.strip()]
     out: Path | None = arguments.json
@@ -215,11 +214,11 @@ def replay(arguments: Namespace) -> int:
         found = recorded(arguments.table, columns)
         figures = replaying.replay(
             found.landscapes,
-            lambda landscape, seed: replaying.chooser(landscape, arguments.policy, seed),
+            lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
             arguments.seeds,
             arguments.parallel,
         )
-    except (TableError, OptunaMissingError) as error:
+    except TableError as error:
         raise UsageError(str(error)) from error
     print(replaying.text(figures))
     if found.left_out:

@@ -11,6 +11,7 @@ from slurm.registry import RegistryError
 from slurm.srun.batch import BatchError
 from slurm.srun.site import SiteError
 from trainer.config import ConfigError
+from workflows.optimizer.registry import PolicyError
 
 
 class UsageError(Exception):
@@ -20,7 +21,7 @@ class UsageError(Exception):
 def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
     return (
-        *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
+        *(SpaceError, SiteError, BatchError, ConfigError, PolicyError, UsageError),
         *(FingerprintError, RunError, RunBusyError, RegistryError),
     )
 

@@ -22,13 +22,13 @@ from analysis.run.trial import Trial
 from analysis.units import counted
 from search_spaces import SearchSpace
 from slurm.outcome.kinds import Kind
-from workflows.optimizer.scalarization import Aim, measured, points
+from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
 SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
 
 
-class Bayesian:
+class DeepHyperOptimizer:
     """Asks DeepHyper for one of the candidates.
 
     Args:
@@ -64,7 +64,7 @@ class Bayesian:
         done = sum(t.objective is not None for t in told)
         scarce = done >= 2 and len(told) >= SCARCE * self.num_initial
         if done < self.num_initial and not scarce:
-            why = f"{done} of {self.num_initial} successes before the surrogate"
+            why = f"random warm-up: {done} of {self.num_initial} successes"
             return candidates[0], "random", why
         results = [*zip(told, self._values(told, weights), strict=True)]
         successes = [value for _, value in results if not isinstance(value, str)]
@@ -89,15 +89,15 @@ class Bayesian:
         values: list[float | str] = [f"F_{trial.kind}" for trial in trials]
         done = [(i, t) for i, t in enumerate(trials) if t.objective is not None]
         if weights is None:
-            reached = [(t.objective or 0.0) for _, t in done]
+            told = [(t.objective or 0.0) for _, t in done]
             if not self.space.objective.maximize:
-                reached = [-figure for figure in reached]
+                told = [-objective for objective in told]
         else:
             objectives = self.space.objectives
-            known = points(objectives, measured(objectives, [t for _, t in done]))
-            reached = Aim.at(weights, known).value(known).tolist()
-        for (i, _), figure in zip(done, reached, strict=True):
-            values[i] = figure
+            known = merits(objectives, reached(objectives, [t for _, t in done]))
+            told = Scalarization.from_weights(weights, known).value(known).tolist()
+        for (i, _), value in zip(done, told, strict=True):
+            values[i] = value
         return values
 
     def _ask(

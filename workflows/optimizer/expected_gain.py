@@ -9,11 +9,11 @@ import numpy as np
 from analysis.cost.constants import Array
 
 DRAWS = 256
-LEADERS = 256  # candidates that may gain something worth counting
+NUM_CONSIDERED = 256  # candidates that may gain something worth counting
 
 
 @dataclass(frozen=True)
-class Gain:
+class ExpectedGain:
     """Shares of the best objective so far.
 
     Attributes:
@@ -25,14 +25,14 @@ class Gain:
     left: float
 
 
-def leaders(mean: Array, deviation: Array, runs: Array) -> np.ndarray:
+def most_promising(mean: Array, deviation: Array, runs: Array) -> np.ndarray:
     """Indices of the candidates by which :func:`expected_gain` is computed."""
-    return np.argsort(-(mean + 2 * deviation + np.log(runs)), kind="stable")[:LEADERS]
+    return np.argsort(-(mean + 2 * deviation + np.log(runs)), kind="stable")[:NUM_CONSIDERED]
 
 
 def expected_gain(
     mean: Array, covariance: Array, runs: Array, best: float, batch: int, rng: np.random.Generator
-) -> Gain:
+) -> ExpectedGain:
     """The mean over draws of what all candidates could be.
 
     Args:
@@ -47,4 +47,4 @@ def expected_gain(
     over = np.where(rng.random(drawn.shape) < runs, np.expm1(np.maximum(drawn - best, 0.0)), 0.0)
     batch = min(batch, len(mean))
     chosen = np.argsort(-over.mean(axis=0), kind="stable")[:batch]
-    return Gain(float(over[:, chosen].max(axis=1).mean()), float(over.max(axis=1).mean()))
+    return ExpectedGain(float(over[:, chosen].max(axis=1).mean()), float(over.max(axis=1).mean()))

@@ -14,13 +14,13 @@ from analysis.cost.constants import Array
 from analysis.cost.jobs import Jobs, Mask
 from search_spaces.points.enumeration import Indices
 
-REACH = 1.5  # of the correlation, in doublings of a degree
+LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
 NOISE_LOG_SD = 0.03  # of one measurement
-DISTURBED = 0.1  # share of trials on a shared machine
-SLOWED = 5.0  # mean of their log slow-down, in deviations of the residual
+DISTURBED_SHARE = 0.1  # share of trials on a shared machine
+MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 
 
-class Residual:
+class ResidualProcess:
     """What is left at any configuration, given what is left at those that were measured.
 
     Args:
@@ -34,11 +34,11 @@ class Residual:
         self, features: Array, left: Array, log_sd: float, noise_log_sd: float = NOISE_LOG_SD
     ) -> None:
         noise = noise_log_sd / log_sd
-        held = _undisturbed(kernel(features, features), left / log_sd, noise)
-        self._log_sd, self._features = log_sd, features[held]
-        among = kernel(self._features, self._features) + noise**2 * np.eye(len(held))
+        kept = _undisturbed_trials(kernel(features, features), left / log_sd, noise)
+        self._log_sd, self._features = log_sd, features[kept]
+        among = kernel(self._features, self._features) + noise**2 * np.eye(len(kept))
         self._inverse = np.linalg.inv(among)
-        self._weights = self._inverse @ left[held]
+        self._weights = self._inverse @ left[kept]
 
     def at(self, features: Array) -> tuple[Array, Array]:
         """Mean and standard deviation, of configurations of shape (m, k)."""
@@ -66,7 +66,7 @@ def features(of: Jobs) -> Array:
         2.0 * (of.reduce_bits > 0),
         2.0 * (of.secondary_bits > 0),
     ]
-    return np.stack(columns, axis=1) / REACH
+    return np.stack(columns, axis=1) / LENGTH_SCALE
 
 
 def kernel(a: Array, b: Array) -> Array:
@@ -75,7 +75,7 @@ def kernel(a: Array, b: Array) -> Array:
     return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
 
 
-def _undisturbed(among: Array, left: Array, noise: float) -> Indices:
+def _undisturbed_trials(among: Array, left: Array, noise: float) -> Indices:
     """Trials whose measurement says something of their configuration.
 
     Every trial either belongs to the Gaussian process, or was disturbed: slower by a factor whose
@@ -88,30 +88,36 @@ def _undisturbed(among: Array, left: Array, noise: float) -> Indices:
         left: what the model leaves of each, in deviations of the residual.
         noise: standard deviation of an undisturbed measurement, likewise.
     """
-    found = [_settled(among, left, noise, start) for start in (left > -2, left > -np.inf)]
+    found = [
+        _most_probable_split(among, left, noise, start) for start in (left > -2, left > -np.inf)
+    ]
     return np.flatnonzero(max(found, key=lambda f: f[0])[1])
 
 
-def _settled(among: Array, left: Array, noise: float, held: Mask) -> tuple[float, Mask]:
+def _most_probable_split(among: Array, left: Array, noise: float, kept: Mask) -> tuple[float, Mask]:
     """An assignment that no single change makes more probable, and its log probability."""
     among = among + noise**2 * np.eye(len(left))
-    undisturbed = np.log(1 - DISTURBED) - 0.5 * np.log(2 * np.pi)
-    disturbed = np.where(left < 0, np.log(DISTURBED / SLOWED) + left / SLOWED, -np.inf)
+    undisturbed = np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi)
+    disturbed = np.where(
+        left < 0, np.log(DISTURBED_SHARE / MEAN_SLOWDOWN) + left / MEAN_SLOWDOWN, -np.inf
+    )
     for _ in range(2 * len(left)):
-        held = held.copy()
-        inverse = np.linalg.inv(among[np.ix_(held, held)])
-        # What the others predict of each trial; of those held by the rule for leaving one out.
-        across = among[:, held]
-        mean = across @ inverse @ left[held]
+        kept = kept.copy()
+        inverse = np.linalg.inv(among[np.ix_(kept, kept)])
+        # What the others predict of each trial; of those kept by the rule for leaving one out.
+        across = among[:, kept]
+        mean = across @ inverse @ left[kept]
         variance = np.diag(among) - np.einsum("ij,jk,ik->i", across, inverse, across, optimize=True)
-        variance[held] = 1 / np.diag(inverse)
-        mean[held] = left[held] - inverse @ left[held] * variance[held]
+        variance[kept] = 1 / np.diag(inverse)
+        mean[kept] = left[kept] - inverse @ left[kept] * variance[kept]
         normal = undisturbed - 0.5 * ((left - mean) ** 2 / variance + np.log(variance))
-        wrong = np.where(held, disturbed - normal, normal - disturbed)
+        wrong = np.where(kept, disturbed - normal, normal - disturbed)
         worst = int(np.argmax(wrong))
         if wrong[worst] <= 0:
             break
-        held[worst] = ~held[worst]
-    within, kept = among[np.ix_(held, held)], left[held]
-    together = -0.5 * (kept @ np.linalg.solve(within, kept) + np.linalg.slogdet(within)[1])
-    return float(together + len(kept) * undisturbed + disturbed[~held].sum()), held
+        kept[worst] = ~kept[worst]
+    within, residuals = among[np.ix_(kept, kept)], left[kept]
+    together = -0.5 * (
+        residuals @ np.linalg.solve(within, residuals) + np.linalg.slogdet(within)[1]
+    )
+    return float(together + len(residuals) * undisturbed + disturbed[~kept].sum()), kept

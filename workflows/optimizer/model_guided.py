@@ -1,4 +1,4 @@
-"""The cost model as a guide of the search: its ranking first, corrected by what was measured.
+"""The search guided by the cost model: its ranking first, corrected by what was measured.
 
 A proposal is computed from the journal alone. The cost model is calibrated with every trial told,
 a Gaussian process learns what is left of the logarithm of the objective, and the configuration
@@ -26,10 +26,10 @@ from analysis.units import counted
 from search_spaces.points.candidates import Candidates
 from search_spaces.points.enumeration import Indices
 from slurm.outcome.kinds import FAILURES
-from workflows.optimizer.expected_gain import Gain, expected_gain, leaders
-from workflows.optimizer.gaussian_process import NOISE_LOG_SD, Residual, features, kernel
-from workflows.optimizer.model_trust import believed, odds, positive
-from workflows.optimizer.scalarization import Aim, measured, points, spread_ranks
+from workflows.optimizer.expected_gain import ExpectedGain, expected_gain, most_promising
+from workflows.optimizer.gaussian_process import NOISE_LOG_SD, ResidualProcess, features, kernel
+from workflows.optimizer.model_trust import log_odds, positive, trusted
+from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks
 
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race
@@ -40,7 +40,7 @@ GAIN_TRIALS = 5  # successes, before what is left to gain can be said
 
 
 @dataclass(frozen=True)
-class Guess:
+class Suggestion:
     """A chosen candidate and what is expected of it."""
 
     index: int
@@ -48,7 +48,7 @@ class Guess:
     expected: dict[str, float]
 
 
-class Guide:
+class ModelGuidedSearch:
     """Chooses among a space's candidates by the cost model.
 
     Args:
@@ -76,18 +76,18 @@ class Guide:
         self._features = features(self._jobs)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
-    def believed(self, run: Run) -> bool:
+    def trusted(self, run: Run) -> bool:
         """Whether the model may go on choosing."""
-        return believed(run, self._pricing)
+        return trusted(run, self._pricing)
 
-    def guess(
+    def suggest(
         self,
         run: Run,
         max_nodes: int,
         rng: np.random.Generator,
         known: Run | None = None,
         weights: Array | None = None,
-    ) -> Guess | None:
+    ) -> Suggestion | None:
         """The next candidate; None if the shortlist has none that is new and narrow enough.
 
         Args:
@@ -97,44 +97,57 @@ class Guide:
             known: whose trials may not come again; default those of ``run``.
             weights: of the objectives, where there are several.
         """
-        trials = (known or run).trials.values()
-        proposed = self._candidates.indices_of([t.config for t in trials])
-        free = np.flatnonzero(~np.isin(self._indices, proposed) & (self._nodes <= max_nodes))
+        free = self._free(known or run, max_nodes)
         if not len(free):
             return None
         told = [t for t in run.trials.values() if t.ended]
-        pending = [t for t in run.trials.values() if not t.ended]
-        model = self._calibrated(told)
+        calibrated = model = self._calibrated(told)
         rule = "highest confidence bound"
-        if pending:
+        if len(told) < len(run.trials):
             model, rule = self._drawn(model, rng), "favourite of one of several models"
         prediction = model.predict(self._jobs[free])
         successes = [t for t in told if t.ok and positive(t)]
         aim = None if weights is None else self._aim(weights, prediction, successes)
-        mean = self._log_promise(prediction, aim)
         residual = self._residual(model, successes, aim)
         shift, deviation = residual.at(self._features[free])
-        mean = mean + shift
+        mean = self._log_promise(prediction, aim) + shift
         ends = prediction.fits * in_time(self._space, prediction)
-        runs = np.maximum(ends, 1e-12) * self._survives(model, told, free)
-        score = mean + KAPPA * deviation + np.log(runs)
-        at = int(np.argmax(score))
-        figure = self._pricing.objective(prediction)
-        objective = float(np.exp(mean[at] if aim is None else self._log_promise(prediction)[at]))
-        if not self._space.objective.maximize:
-            objective = 1 / objective
-        factor = float(np.exp(EDGE * deviation[at] / (1.0 if aim is None else aim.scale)))
-        expected = {"objective": objective, "low": objective / factor, "high": objective * factor}
-        if figure is None:
-            expected = {}
+        runs = np.maximum(ends, 1e-12) * self._survival(model, told, free)
+        at = int(np.argmax(mean + KAPPA * deviation + np.log(runs)))
+        expected = {}
+        if self._pricing.objective(prediction) is not None:
+            log = mean[at] if aim is None else self._log_promise(prediction)[at]
+            scale = 1.0 if aim is None else aim.scale
+            expected = self._interval(float(log), float(deviation[at]) / scale)
         expected["fits"] = float(runs[at])
         # A model that does not foresee its trials cannot say what is left either.
-        foreseen = len(successes) >= GAIN_TRIALS and odds(run) > 0
-        if aim is None and foreseen and figure is not None and run.best and positive(run.best):
-            gain = self._gain(self._calibrated(told), residual, free, runs, run, rng)
+        foreseen = len(successes) >= GAIN_TRIALS and log_odds(run) > 0
+        if aim is None and foreseen and len(expected) > 1 and run.best and positive(run.best):
+            gain = self._gain(calibrated, residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
         after = counted(len(successes), "success") if told else "no trial yet"
-        return Guess(int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected)
+        return Suggestion(
+            int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected
+        )
+
+    def _free(self, known: Run, max_nodes: int) -> Indices:
+        """Places in the shortlist of what is new and narrow enough."""
+        proposed = self._candidates.indices_of([t.config for t in known.trials.values()])
+        new = ~np.isin(self._indices, proposed) & (self._nodes <= max_nodes)
+        return np.flatnonzero(new)
+
+    def _interval(self, log: float, deviation: float) -> dict[str, float]:
+        """The objective that is expected of a candidate, and its 95 % interval.
+
+        Args:
+            log: its expected logarithm, more being better.
+            deviation: of the logarithm.
+        """
+        objective = float(np.exp(log))
+        if not self._space.objective.maximize:
+            objective = 1 / objective
+        factor = float(np.exp(EDGE * deviation))
+        return {"objective": objective, "low": objective / factor, "high": objective * factor}
 
     # ---- what the model says ----
 
@@ -142,17 +155,17 @@ class Guide:
         facts = self._space.columns(self._candidates.columns(indices))
         return model.predict(self._pricing.jobs(facts, len(indices)))
 
-    def _log_promise(self, prediction: Prediction, aim: Aim | None = None) -> Array:
+    def _log_promise(self, prediction: Prediction, aim: Scalarization | None = None) -> Array:
         """By which candidates rank: the first objective's logarithm, or how near to an aim."""
         if aim is not None:
-            return aim.value(self._points(prediction))
+            return aim.value(self._merits(prediction))
         return np.asarray(np.log(self._pricing.promise(prediction)))
 
-    def _log_objective(self, trial: Trial, aim: Aim | None = None) -> float:
+    def _log_objective(self, trial: Trial, aim: Scalarization | None = None) -> float:
         """The same of what was measured."""
         if aim is not None:
             objectives = self._space.objectives
-            return float(aim.value(points(objectives, measured(objectives, [trial])))[0])
+            return float(aim.value(merits(objectives, reached(objectives, [trial])))[0])
         log = float(np.log(trial.objective or np.nan))
         return log if self._space.objective.maximize else -log
 
@@ -160,20 +173,24 @@ class Guide:
         """What a candidate promises to the search as a whole, whatever its weights."""
         if not self._space.more_objectives:
             return self._log_promise(prediction)
-        return -np.log(spread_ranks(self._points(prediction)))
+        return -np.log(spread_ranks(self._merits(prediction)))
 
-    def _points(self, prediction: Prediction) -> Array:
+    def _merits(self, prediction: Prediction) -> Array:
         figures = self._pricing.figures(prediction)
         assert figures is not None  # the proposer has seen to it
-        return points(self._space.objectives, figures)
+        return merits(self._space.objectives, figures)
 
-    def _aim(self, weights: Array, prediction: Prediction, successes: Sequence[Trial]) -> Aim:
+    def _aim(
+        self, weights: Array, prediction: Prediction, successes: Sequence[Trial]
+    ) -> Scalarization:
         """Where these weights point to, among what was reached and what is likely to run."""
-        likely = self._points(prediction)[prediction.fits > 0.5]
+        likely = self._merits(prediction)[prediction.fits > 0.5]
         objectives = self._space.objectives
-        known = np.concatenate([likely, points(objectives, measured(objectives, successes))])
+        known = np.concatenate([likely, merits(objectives, reached(objectives, successes))])
         uncertain = [objective.key != "num_nodes" for objective in objectives]
-        return Aim.at(weights, known if len(known) else self._points(prediction), uncertain)
+        return Scalarization.from_weights(
+            weights, known if len(known) else self._merits(prediction), uncertain
+        )
 
     def _calibrated(self, told: Sequence[Trial]) -> CostModel:
         # Of many trials the latest few change little: every twentieth part more is enough.
@@ -202,18 +219,18 @@ class Guide:
     def _gain(
         self,
         model: CostModel,
-        residual: Residual,
+        residual: ResidualProcess,
         free: Indices,
         runs: Array,
         run: Run,
         rng: np.random.Generator,
-    ) -> Gain:
+    ) -> ExpectedGain:
         """What the candidates ``free`` are expected to gain over the best trial."""
         assert run.best is not None
         there = self._features[free]
         shift, deviation = residual.at(there)
         mean = self._log_promise(model.predict(self._jobs[free])) + shift
-        first = leaders(mean, deviation, runs)
+        first = most_promising(mean, deviation, runs)
         return expected_gain(
             mean[first],
             residual.covariance(there[first]),
@@ -224,21 +241,21 @@ class Guide:
         )
 
     def _residual(
-        self, model: CostModel, successes: Sequence[Trial], aim: Aim | None = None
-    ) -> Residual:
+        self, model: CostModel, successes: Sequence[Trial], aim: Scalarization | None = None
+    ) -> ResidualProcess:
         """What the model leaves at any candidate, from what it left of the successes."""
         # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
         scale = 1.0 if aim is None else aim.scale
         log_sd = scale * min(model.log_sd, WIDEST * PRIOR_LOG_SD)
         if not successes or self._pricing.objective(self._one) is None:
-            return Residual(self._features[:0], np.zeros(0), log_sd)
+            return ResidualProcess(self._features[:0], np.zeros(0), log_sd)
         successes = successes[-CALIBRATED_WITH:]
         own = self._pricing.jobs_of([t.config for t in successes])
-        reached = np.array([self._log_objective(t, aim) for t in successes])
-        left = reached - self._log_promise(model.predict(own), aim)
-        return Residual(features(own), left, log_sd, scale * NOISE_LOG_SD)
+        logs = np.array([self._log_objective(t, aim) for t in successes])
+        left = logs - self._log_promise(model.predict(own), aim)
+        return ResidualProcess(features(own), left, log_sd, scale * NOISE_LOG_SD)
 
-    def _survives(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
+    def _survival(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""
         failed = [t for t in told if t.kind in FAILURES][-CALIBRATED_WITH:]
         if not failed:

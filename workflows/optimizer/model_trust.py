@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from scipy.stats import spearmanr
 
-from analysis.cost.constants import EDGE, Array
+from analysis.cost.constants import EDGE
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from workflows.optimizer.gaussian_process import DISTURBED, NOISE_LOG_SD, SLOWED
+from workflows.optimizer.gaussian_process import DISTURBED_SHARE, MEAN_SLOWDOWN, NOISE_LOG_SD
 
-FAITH = 5.0  # logarithm of the odds that the model is right, before any trial
-IGNORANCE = 5.0  # width in logarithms over which figures lie if it is not
+PRIOR_LOG_ODDS = 5.0  # logarithm of the odds that the model is right, before any trial
+ALTERNATIVE_WIDTH = 5.0  # width in logarithms over which figures lie if it is not
 PROBES = 3  # successes that others chose, before a model in doubt is heard again
-RANKED = 0.5  # rank correlation from which it is
-DOUBT_FAILURES = 5  # in a row, of trials expected to fit
+MIN_RANK_CORRELATION = 0.5  # rank correlation from which it is
+MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
-def believed(run: Run, pricing: Pricing) -> bool:
+def trusted(run: Run, pricing: Pricing) -> bool:
     """Whether the model behind these prices may go on choosing.
 
     It is judged by the predictions that stood in the journal before the trials ran. Where they
@@ -32,24 +33,26 @@ def believed(run: Run, pricing: Pricing) -> bool:
             failures = 0
         elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
             failures += 1
-            if failures >= DOUBT_FAILURES:
+            if failures >= MAX_UNFORESEEN_OOMS:
                 return False
-    if FAITH + odds(run) > 0:
+    if PRIOR_LOG_ODDS + log_odds(run) > 0:
         return True
     successes = [t for t in run.trials.values() if t.ok and positive(t)]
     if sum(not t.expected for t in successes) < PROBES:
         return False
     promise = np.log(pricing.promise(pricing.predict([t.config for t in successes])))
-    measured = np.log([t.objective for t in successes if t.objective])
+    merit = np.log([t.objective for t in successes if t.objective])
     if not pricing.space.objective.maximize:
-        measured = -measured
-    return _rank_correlation(promise, measured) > RANKED
+        merit = -merit
+    if np.ptp(promise) == 0 or np.ptp(merit) == 0:
+        return False  # there is nothing to rank
+    return bool(spearmanr(promise, merit).statistic > MIN_RANK_CORRELATION)
 
 
-def odds(run: Run) -> float:
+def log_odds(run: Run) -> float:
     """Logarithm of how much more probable the model has become by all that it foretold."""
     return sum(
-        _speaks_for_model(t.objective, t.expected)
+        _log_likelihood_ratio(t.objective, t.expected)
         for t in run.trials.values()
         if t.ok and t.objective and positive(t) and t.expected.get("objective")
     )
@@ -60,7 +63,7 @@ def positive(trial: Trial) -> bool:
     return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
 
 
-def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:
+def _log_likelihood_ratio(objective: float, expected: Mapping[str, float]) -> float:
     """Logarithm of how much more probable a figure is if the model is right than if it is not.
 
     If it is right, the figure is within the interval, or the run was disturbed: far off either way
@@ -68,12 +71,6 @@ def _speaks_for_model(objective: float, expected: Mapping[str, float]) -> float:
     """
     log_sd = np.log(expected["high"] / expected["low"]) / (2 * EDGE) + NOISE_LOG_SD
     off = abs(np.log(objective / expected["objective"])) / log_sd
-    within = (1 - DISTURBED) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
-    disturbed = DISTURBED / SLOWED * np.exp(-off / SLOWED)
-    return float(np.log((within + disturbed) / log_sd * IGNORANCE))
-
-
-def _rank_correlation(a: Array, b: Array) -> float:
-    """Spearman's; ties are broken by the order of the trials."""
-    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    within = (1 - DISTURBED_SHARE) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
+    disturbed = DISTURBED_SHARE / MEAN_SLOWDOWN * np.exp(-off / MEAN_SLOWDOWN)
+    return float(np.log((within + disturbed) / log_sd * ALTERNATIVE_WIDTH))

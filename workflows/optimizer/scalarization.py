@@ -15,7 +15,7 @@ import numpy as np
 from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
 from analysis.run.trial import Trial
-from search_spaces import Objective
+from search_spaces import Objective, SearchSpace
 
 AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
 _NARROW = 1e-6  # range of a logarithm, below which the front does not speak of an objective
@@ -36,7 +36,16 @@ def weights(count: int, seed: int, number: int) -> Array:
     return np.diff(np.concatenate([[0.0], cuts, [1.0]]))
 
 
-def points(objectives: Sequence[Objective], figures: Array) -> Array:
+def weights_of(space: SearchSpace, seed: int, number: int) -> tuple[Array | None, str]:
+    """The weights of proposal ``number`` and words on them; None where one objective is sought."""
+    if not space.more_objectives:
+        return None, ""
+    drawn = weights(len(space.objectives), seed, number)
+    shares = zip(drawn, space.objectives, strict=True)
+    return drawn, "; weights: " + ", ".join(f"{w:.2f} {o.key}" for w, o in shares)
+
+
+def merits(objectives: Sequence[Objective], figures: Array) -> Array:
     """Figures of several objectives as the search compares them; shape (n, k), more is better.
 
     Logarithms, but for an objective that takes values which have none.
@@ -47,14 +56,14 @@ def points(objectives: Sequence[Objective], figures: Array) -> Array:
     return np.asarray(signs * np.where(positive, logs, figures))
 
 
-def measured(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
+def reached(objectives: Sequence[Objective], trials: Sequence[Trial]) -> Array:
     """What successful trials reached; shape (trials, objectives)."""
     rows = [[trial.objectives[objective.key] for objective in objectives] for trial in trials]
     return np.array(rows).reshape(len(trials), len(objectives))
 
 
 @dataclass(frozen=True)
-class Aim:
+class Scalarization:
     """One direction in which the front is looked for.
 
     Attributes:
@@ -69,7 +78,9 @@ class Aim:
     scale: float
 
     @classmethod
-    def at(cls, weights: Array, known: Array, uncertain: Sequence[bool] = ()) -> Aim:
+    def from_weights(
+        cls, weights: Array, known: Array, uncertain: Sequence[bool] = ()
+    ) -> Scalarization:
         """The aim of weights, given some points; each objective counts by its range on the front.
 
         Args:
@@ -99,7 +110,9 @@ def spread_ranks(points: Array, count: int = 16) -> Array:
     """
     best = np.full(len(points), np.inf)
     for number in range(count):
-        value = Aim.at(weights(points.shape[1], 0, number), points).value(points)
+        value = Scalarization.from_weights(weights(points.shape[1], 0, number), points).value(
+            points
+        )
         order = np.argsort(-value, kind="stable")
         ranks = np.empty(len(points))
         ranks[order] = np.arange(1, len(points) + 1)

@@ -1,8 +1,8 @@
 """``meshtune replay``: plays a search against a recorded sweep.
 
 Each landscape of the sweep (rows that differ in nothing but the configuration) becomes a space of
-its own, and a trial's answer is the recorded row. The proposer is that of ``meshtune search``; it
-sees shapes, the cluster's facts and what it was told, never the table.
+its own, and a trial's answer is the recorded row. The policies are those of ``meshtune search``;
+they see shapes, the cluster's facts and what they were told, never the table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +21,11 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import counted
 from search_spaces import SearchSpace
-from workflows.optimizer.proposer import Policy, Proposer
+from workflows.optimizer.policy import Policy
+from workflows.optimizer.registry import make_policy
 from workflows.replay.landscapes import Landscape
 
 NEAR, NEARER = 0.05, 0.01  # of the best
-ReplayPolicy = Literal[Policy, "optuna"]
-
-
-class Chooser(Protocol):
-    """What is replayed: the next configuration, given what was told."""
-
-    def propose(self, run: Run, max_nodes: int) -> Any: ...
 
 
 @dataclass
@@ -40,8 +34,8 @@ class Played:
 
     Attributes:
         shares: each trial's objective in order, over the landscape's best; 0 failed.
-        seconds: that the proposer took in all.
-        run: what the proposer was told.
+        seconds: that the policy took in all.
+        run: what the policy was told.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -61,39 +55,35 @@ class Played:
         return sum(share == 0 for share in first) / max(len(first), 1)
 
 
-def chooser(
+def policy_for(
     landscape: Landscape,
-    policy: ReplayPolicy,
+    policy: str,
     seed: int,
     model: CostModel | None = None,
     earlier: Sequence[tuple[Run, SearchSpace]] = (),
-) -> Chooser:
-    """The proposer of ``meshtune search`` on a landscape.
+) -> Policy:
+    """A policy of ``meshtune search`` on a landscape.
 
     Args:
         landscape: what it may propose.
-        policy: see ``Proposer``; ``optuna`` is its TPE as it comes.
-        seed: of the proposer.
+        policy: its name.
+        seed: of the policy.
         model: in place of the cost model's own constants, such as one that was fitted without
             the landscape's model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
     """
-    if policy == "optuna":
-        from workflows.replay.optuna import OptunaPeer
-
-        return OptunaPeer(landscape, seed)
     pricing = price(landscape.space)
     if pricing is not None and model is not None:
         pricing.learn_from(model)
     if pricing is not None:
         for run, space in earlier:
             pricing.learn(run, Pricing(space))
-    return Proposer(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
+    return make_policy(landscape.space, seed, policy, pricing=pricing, only=landscape.configs)
 
 
 def play(
     landscape: Landscape,
-    proposer: Chooser,
+    policy: Policy,
     seed: int,
     parallel: int = 1,
     max_trials: int | None = None,
@@ -103,7 +93,7 @@ def play(
 
     Args:
         landscape: that answers.
-        proposer: that asks.
+        policy: that asks.
         seed: of which repeat of a configuration answers.
         parallel: trials that run at once; all of them are told before more are asked for.
         max_trials: end after so many.
@@ -117,7 +107,7 @@ def play(
         batch = []
         for _ in range(min(parallel, size - len(run.trials))):
             began = time.perf_counter()
-            proposal = proposer.propose(run, 2**31)
+            proposal = policy.propose(run, 2**31)
             played.seconds += time.perf_counter() - began
             if proposal is None:
                 break
@@ -223,7 +213,7 @@ def left_out(reasons: Mapping[str, int]) -> str:
 
 def replay(
     recorded: Iterable[Landscape],
-    make: Callable[[Landscape, int], Chooser],
+    make: Callable[[Landscape, int], Policy],
     seeds: int,
     parallel: int = 1,
     max_trials: int | None = None,

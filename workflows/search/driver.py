@@ -22,13 +22,12 @@ from slurm.outcome.classify import read_result
 from slurm.outcome.kinds import BLAMELESS, Kind
 from slurm.pool import NodePool
 from slurm.trial import Lease, Outcome
-from workflows.optimizer.proposer import Proposer
+from workflows.optimizer.policy import Policy
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget
-from workflows.search.early_stopping import EarlyStop
-from workflows.search.schedule import MAX_RETRIES, Agenda
-from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
-from workflows.search.streak import FailureStreak
+from workflows.search.early_stopping import EarlyStopping
+from workflows.search.schedule import MAX_RETRIES, Schedule
+from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures
 from workflows.search.trials import TrialFactory, judge
 
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
@@ -45,7 +44,7 @@ class Driver:
         folder: the run's folder, created.
         journal: the run's journal, locked by this process.
         launcher: gives trials their processes.
-        proposer: chooses configurations.
+        policy: chooses configurations.
         factory: turns them into processes.
         budget: when to stop.
         seed: written to the journal.
@@ -59,7 +58,7 @@ class Driver:
         folder: RunFolder,
         journal: Journal,
         launcher: Launcher,
-        proposer: Proposer,
+        policy: Policy,
         factory: TrialFactory,
         budget: Budget,
         seed: int,
@@ -74,11 +73,11 @@ class Driver:
         self.seed = seed
         self.listen = listen
         self.pool = NodePool(launcher.nodes())
-        self._agenda = Agenda(space, journal, self.pool, proposer, budget)
+        self._schedule = Schedule(space, journal, self.pool, policy, budget)
         self._attempts = Attempts(launcher)
         self._waiting: set[int] = set()  # asked the pool for nodes
-        self._early = EarlyStop(space)
-        self._streak = FailureStreak()
+        self._early_stopping = EarlyStopping(space)
+        self._failures = RepeatedFailures()
         self._results = ResultsFile(folder)
         self._ending: Ending | None = None  # nothing more is started
         self._nodes_checked = launcher.clock.monotonic()
@@ -138,7 +137,7 @@ class Driver:
 
     def _final_ending(self, no_more: Ending | None) -> Ending:
         ending = self._ending or no_more or Ending("", DONE)
-        if ending.code == DONE and (wide := self._agenda.too_wide):
+        if ending.code == DONE and (wide := self._schedule.too_wide):
             reason = f"too few nodes are left for {counted(len(wide), 'trial')}"
             ending = Ending(reason, CONTINUE)
         stopped = ending.code == CONTINUE or (ending.code == FAILED and self.state.best is not None)
@@ -147,7 +146,7 @@ class Driver:
             # node with it.
             # Unless finalists are left: they may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
-            settled = self._agenda.next_repeat() is None
+            settled = self._schedule.next_repeat() is None
             ending = Ending(spent, DONE) if spent and settled else ending
         if ending.code == DONE and self.state.best is None:
             ending = Ending(f"{ending.reason}; no trial succeeded", FAILED)
@@ -171,8 +170,8 @@ class Driver:
                 self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
         for trial in self.state.trials.values():
             if not trial.ended:
-                self._agenda.again(trial.number)
-        self._early.update(self.state)
+                self._schedule.requeue(trial.number)
+        self._early_stopping.update(self.state)
         self.listen("opened", self, None)
 
     def _left_behind(self, trial: Trial) -> Outcome:
@@ -200,7 +199,7 @@ class Driver:
                 break
             if not self.pool.num_free or len(self._waiting) >= LOOKAHEAD:
                 return None
-            number = self._agenda.next({*self.running, *self._waiting})
+            number = self._schedule.next({*self.running, *self._waiting})
             if isinstance(number, Ending):
                 no_more = number
                 break
@@ -227,7 +226,7 @@ class Driver:
             Started(trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat)
         )
         # A finalist is measured whole: that is what it runs for.
-        hopeless = None if repeat else partial(self._early.judge, trial.config)
+        hopeless = None if repeat else partial(self._early_stopping.judge, trial.config)
         self._attempts.start(Running(number, attempt, lease), spec, hopeless)
         self.listen("started", self, number)
 
@@ -269,12 +268,12 @@ class Driver:
             )
         )
         self._results.stale = True
-        self._early.update(self.state, trial)
+        self._early_stopping.update(self.state, trial)
         if not final and not repeat:
-            self._agenda.again(number)
+            self._schedule.requeue(number)
         self.listen("ended", self, number)
-        if hopeless := self._streak.note(kind, message, self.state):
-            self.stop(hopeless)
+        if ending := self._failures.note(kind, message, self.state):
+            self.stop(ending)
 
     def _check_allocation(self) -> None:
         left_s = self.launcher.time_left_s()
@@ -295,4 +294,4 @@ class Driver:
             number = int(name)
             self._waiting.discard(number)
             if not self.state.trials[number].ended:
-                self._agenda.too_wide.add(number)
+                self._schedule.too_wide.add(number)

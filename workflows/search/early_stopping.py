@@ -29,7 +29,7 @@ _NOT_PER_STEP = ("peak_memory_bytes", "energy_joules", "joules_per_token", "loss
 
 
 @dataclass(frozen=True)
-class _Bar:
+class _Incumbent:
     """What there is to beat, in logarithms, the greater the better."""
 
     trial: int
@@ -38,7 +38,7 @@ class _Bar:
     between: float  # by which two runs of one configuration may differ
 
 
-class EarlyStop:
+class EarlyStopping:
     """Judges running trials; told of results by one thread, asked by others.
 
     Args:
@@ -52,7 +52,8 @@ class EarlyStop:
         self._applies = (
             space.trial.early_stop and len(keys) == 1 and keys[0].split(".")[0] not in _NOT_PER_STEP
         )
-        self._bar: _Bar | None = None  # replaced as a whole, so that threads see one or the other
+        # Replaced as a whole, so that threads see one or the other.
+        self._incumbent: _Incumbent | None = None
 
     def update(self, run: Run, ended: Trial | None = None) -> None:
         """Note what is the best now, after this trial or any."""
@@ -60,10 +61,10 @@ class EarlyStop:
             return  # a long run would be looked through after each of its trials
         best = run.best if self._applies else None
         if best is None or best.objective is None or best.objective <= 0:
-            self._bar = None
+            self._incumbent = None
             return
         noise = noise_of(run)
-        self._bar = _Bar(
+        self._incumbent = _Incumbent(
             trial=best.number,
             log=self._log(best.objective),
             interval=_half_interval(_own_steps(best)),
@@ -71,18 +72,18 @@ class EarlyStop:
         )
 
     def _changes(self, ended: Trial) -> bool:
-        bar = self._bar
-        if bar is None or ended.number == bar.trial or any(a.repeat for a in ended.attempts):
+        best = self._incumbent
+        if best is None or ended.number == best.trial or any(a.repeat for a in ended.attempts):
             return True
         figure = ended.objective
-        return figure is not None and figure > 0 and self._log(figure) > bar.log
+        return figure is not None and figure > 0 and self._log(figure) > best.log
 
     def judge(self, config: Mapping[str, Any], steps: Sequence[Step]) -> Early | None:
         """Why a trial of ``config`` is hopeless after these steps; None while it is not."""
-        bar = self._bar
+        best = self._incumbent
         warmup = self._space.trial.warmup_steps
         measured = [step for step in steps if step["step"] > warmup]
-        if bar is None or len(measured) < MIN_STEPS:
+        if best is None or len(measured) < MIN_STEPS:
             return None
         logs = []
         for step in measured:
@@ -93,14 +94,15 @@ class EarlyStop:
             if not 0 < figure < math.inf:
                 return None
             logs.append(self._log(figure))
-        behind = bar.log - statistics.fmean(logs)
-        doubt = math.hypot(_half_interval(logs), bar.interval, bar.between)
-        if behind <= doubt - math.log1p(-MARGIN):
+        behind = best.log - statistics.fmean(logs)
+        doubt = math.hypot(_half_interval(logs), best.interval, best.between)
+        threshold = doubt - math.log1p(-MARGIN)
+        if behind <= threshold:
             return None
         left = warmup + self._space.trial.measured_steps - int(measured[-1]["step"])
         message = (
-            f"stopped early: {len(measured)} steps were {math.exp(behind):.2f} times as slow as "
-            f"the best, trial {bar.trial}, where noise explains {math.exp(doubt):.2f}"
+            f"stopped early: {len(measured)} steps were {math.exp(behind):.2f}x as slow as the "
+            f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"
         )
         return Early(message, _result(measured), max(0, left) * self._step_time_s(measured))
 

@@ -16,22 +16,21 @@ from analysis.units import counted
 from search_spaces import SearchSpace
 from slurm.outcome.kinds import BLAMELESS
 from slurm.pool import NodePool
-from workflows.optimizer.proposer import Proposal, Proposer
-from workflows.search.budget import Budget
-from workflows.search.node_hours import NodeHours
+from workflows.optimizer.policy import Policy, Proposal
+from workflows.search.budget import Budget, NodeHours
 from workflows.search.stopping import CONTINUE, DONE, Ending
 
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 
 
-class Agenda:
+class Schedule:
     """Chooses what is started next, and writes it to the journal where it is new.
 
     Args:
         space: what is searched.
         journal: of the run.
         pool: the nodes that there are.
-        proposer: chooses configurations.
+        policy: chooses configurations.
         budget: when to stop.
     """
 
@@ -40,27 +39,27 @@ class Agenda:
         space: SearchSpace,
         journal: Journal,
         pool: NodePool,
-        proposer: Proposer,
+        policy: Policy,
         budget: Budget,
     ) -> None:
         self.too_wide: set[int] = set()  # for what is left of this allocation
         self._space = space
         self._journal = journal
         self._pool = pool
-        self._proposer = proposer
+        self._policy = policy
         self._budget = budget
         self._node_hours = NodeHours(space, budget.node_hours)
-        self._again: deque[int] = deque()
-        self._searched: Ending | None = None  # why nothing new is proposed; repeats may be left
+        self._requeued: deque[int] = deque()
+        self._search_ended: Ending | None = None  # why nothing new is proposed; repeats may be left
 
     @property
     def _run(self) -> Run:
         return self._journal.run
 
-    def again(self, number: int) -> None:
+    def requeue(self, number: int) -> None:
         """A trial has to run (again)."""
-        if number not in self._again:
-            self._again.append(number)
+        if number not in self._requeued:
+            self._requeued.append(number)
 
     def next(self, started: Collection[int]) -> int | Ending:
         """The number of the next trial to start, or why there is none.
@@ -70,20 +69,20 @@ class Agenda:
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        for _ in range(len(self._again)):
-            number = self._again.popleft()
+        for _ in range(len(self._requeued)):
+            number = self._requeued.popleft()
             config = self._run.trials[number].config
             if self._space.num_nodes(config) > self._pool.size:
                 self.too_wide.add(number)
             elif self._affordable(config, started):
                 return number
             else:
-                self._again.append(number)
-        chosen = self._searched or self._propose(started)
+                self._requeued.append(number)
+        chosen = self._search_ended or self._propose(started)
         if isinstance(chosen, Ending) and chosen.code == DONE:
             repeated = self.next_repeat(started)
             if repeated is not None:
-                self._searched = chosen  # what a repeat changes does not open the search again
+                self._search_ended = chosen  # what a repeat changes does not open the search again
                 return repeated
         return chosen
 
@@ -91,7 +90,7 @@ class Agenda:
         """The number of a new trial, or why there is none."""
         if spent := self._budget.spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        proposal = self._proposer.propose(self._run, self._pool.size)
+        proposal = self._policy.propose(self._run, self._pool.size)
         if proposal and (enough := self._budget.not_worth_it(proposal.expected)):
             return Ending(enough, DONE)
         if proposal and not self._affordable(proposal.config, started):
@@ -101,7 +100,7 @@ class Agenda:
                 limit = f"budget: {counted(self._budget.node_hours or 0.0, 'node-hour')}"
                 return Ending(f"{limit}, {left:.3g} left are too few for a further trial", DONE)
         if proposal is None:
-            if self._proposer.propose(self._run, sys.maxsize) is None:
+            if self._policy.propose(self._run, sys.maxsize) is None:
                 return Ending("every valid configuration has been tried", DONE)
             size = counted(self._pool.size, "node")
             return Ending(f"the configurations left need more than {size}", CONTINUE)
@@ -124,7 +123,7 @@ class Agenda:
         """
         other: Proposal | None = proposal
         while other and not self._affordable(other.config, started):
-            other = self._proposer.propose(self._run, self._space.num_nodes(other.config) - 1)
+            other = self._policy.propose(self._run, self._space.num_nodes(other.config) - 1)
         nothing_yet = self._run.best is None and not started
         return other or (proposal if nothing_yet else None)
 

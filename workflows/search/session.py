@@ -26,7 +26,7 @@ from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.pool import NodePool
 from slurm.trial import Lease
-from workflows.optimizer.proposer import Policy, Proposer
+from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
 from workflows.search.progress import Progress, config_text, front_rows
@@ -43,7 +43,7 @@ def run_session(
     seed: int | None,
     budget: Budget,
     flags: str = "",
-    policy: Policy = "meshtune",
+    policy: str = "meshtune",
     pricing: Pricing | None = None,
 ) -> int:
     """Search until an ending, write the report, and return the process's exit code.
@@ -55,7 +55,7 @@ def run_session(
         seed: None: the run's own, or 0.
         budget: of the whole run.
         flags: what the command that goes on with the run needs beside the space.
-        policy: what chooses; see ``Proposer``.
+        policy: the name of what chooses; see ``workflows.optimizer.registry``.
         pricing: in place of the space's own prices.
     """
     console = Console()
@@ -77,7 +77,7 @@ def run_session(
                 folder=folder,
                 journal=journal,
                 launcher=launcher,
-                proposer=Proposer(space, seed, policy, pricing=pricing),
+                policy=make_policy(space, seed, policy, pricing=pricing),
                 factory=factory,
                 budget=budget,
                 seed=seed,
@@ -97,19 +97,19 @@ def dry_run(
     folder: RunFolder,
     launcher: Launcher,
     seed: int | None,
-    policy: Policy = "meshtune",
+    policy: str = "meshtune",
     pricing: Pricing | None = None,
 ) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
     factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
-    proposer = Proposer(space, run.seed if seed is None else seed, policy, pricing=pricing)
+    chosen = make_policy(space, run.seed if seed is None else seed, policy, pricing=pricing)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
     yield f"# {space.name}: the first trials on {nodes} ({launcher.name})"
     for _ in range(DRY_RUN_TRIALS):
-        proposal = proposer.propose(run, pool.size)
+        proposal = chosen.propose(run, pool.size)
         if proposal is None:
             break
         number = max(run.trials, default=0) + 1

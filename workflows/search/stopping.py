@@ -1,10 +1,18 @@
-"""Why a session of a search ended, and the process's exit code for it."""
+"""Why a session of a search ends, and the process's exit code for it.
+
+A search whose attempts fail one after the other is ended before it costs the allocation.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
+from analysis.run.fold import Run
+from slurm.outcome.kinds import Kind, SaidOf
+
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
+MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start
 
 
 @dataclass(frozen=True)
@@ -13,3 +21,28 @@ class Ending:
 
     reason: str
     code: int
+
+
+class RepeatedFailures:
+    """Watches for failures in a row that say nothing of one configuration in particular."""
+
+    def __init__(self) -> None:
+        self._latest: deque[Kind] = deque(maxlen=MAX_IN_A_ROW)
+
+    def note(self, kind: Kind, message: str, run: Run) -> Ending | None:
+        """Why the search should end after an attempt that ended so; None if it should not."""
+        if kind.row.said_of is SaidOf.DRIVER:
+            return None
+        self._latest.append(kind)
+        broken = [kind for kind in self._latest if kind.row.stops_search]
+        launches = sum(not kind.told for kind in broken)
+        if len(broken) < MAX_IN_A_ROW:
+            return None
+        never = not any(t.ok for t in run.trials.values())
+        # A launch that fails says nothing of its trial: eight in a row, and none will start.
+        if not never and launches < MAX_IN_A_ROW:
+            return None
+        how = "crashed or could not start" if launches else "crashed"
+        how = "could not start" if launches == MAX_IN_A_ROW else how
+        reason = f"the last {MAX_IN_A_ROW} attempts {how}; the last one: {message}"
+        return Ending(reason, FAILED if never else CONTINUE)

@@ -1,0 +1,123 @@
+"""What chooses the next configuration: the interface of a policy, and what it is given.
+
+A policy is one class in one file, such as ``sobol``. What it proposes follows from the run's
+history and the seed alone: a search that is stopped and resumed then proposes what an unbroken one
+would have. ``meshtune.testing.policies`` checks that, and the rest of the contract.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from analysis.prediction.pricing import Pricing, price
+from analysis.run.fold import Run
+from search_spaces import SearchSpace
+from search_spaces.points.candidates import Candidates
+
+NUM_CANDIDATES = 10_000  # among which a policy looks for the best
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The next configuration, who chose it, why, and what is expected of it.
+
+    Attributes:
+        config: canonical.
+        by: the method, in a word or two.
+        why: for the reader of the report.
+        expected: of the trial, as the journal has it; empty where nobody says.
+    """
+
+    config: dict[str, Any]
+    by: str
+    why: str
+    expected: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a policy chooses from.
+
+    Attributes:
+        space: what is searched.
+        seed: equal seeds and histories must give equal proposals.
+        learned: prices by a model that has learned from earlier runs; default the space's own.
+        only: the configurations that may be proposed; default all valid ones.
+    """
+
+    space: SearchSpace
+    seed: int
+    learned: Pricing | None = None
+    only: Sequence[Mapping[str, Any]] | None = None
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The configurations that may be proposed."""
+        return Candidates(self.space, self.only)
+
+    @cached_property
+    def pricing(self) -> Pricing | None:
+        """The cost model of the space; None where it cannot price it."""
+        return self.learned or price(self.space)
+
+    def rng(self, run: Run) -> np.random.Generator:
+        """Random numbers for the next proposal: a function of the seed and the history."""
+        return np.random.default_rng((self.seed, len(run.trials)))
+
+    def new(
+        self, run: Run, max_nodes: int, rng: np.random.Generator, size: int = NUM_CANDIDATES
+    ) -> list[dict[str, Any]]:
+        """Raw configurations in random order that are valid, not proposed yet and fit.
+
+        Args:
+            run: whose trials may not come again.
+            max_nodes: the widest trial that may come.
+            rng: the source of the order.
+            size: how many at most; fewer come only where there are no more.
+        """
+        known = [trial.config for trial in run.trials.values()]
+        return self.candidates.draw(size, rng, known, max_nodes)
+
+    def allows(self, config: Mapping[str, Any]) -> bool:
+        """Whether a configuration, raw or canonical, may be proposed at all."""
+        if self.only is None:
+            return self.space.first_violation(config) is None
+        return tuple(self.space.canonical(config).items()) in self._only
+
+    @cached_property
+    def _only(self) -> frozenset[tuple[tuple[str, Any], ...]]:
+        return frozenset(tuple(self.space.canonical(c).items()) for c in self.only or ())
+
+
+class Policy(ABC):
+    """Chooses configurations of a problem's space.
+
+    Args:
+        problem: what it chooses from.
+
+    Raises:
+        PolicyError: if it cannot search such a space; the message names the remedy.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    @abstractmethod
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        """The next configuration: valid, new, and at most ``max_nodes`` wide.
+
+        Args:
+            run: all that has happened. Trials that have not ended are pending: they are not to be
+                proposed again. Where ``trial.kind`` is ``ok`` there is ``trial.objective``, and
+                ``trial.objectives`` where several are sought.
+            max_nodes: of the widest trial that may come.
+
+        Returns:
+            None if every such configuration has been proposed.
+        """

@@ -1,0 +1,65 @@
+"""Policies by name: those that come with meshtune, and those of other distributions.
+
+A distribution adds its own by an entry point::
+
+    [project.entry-points."meshtune.policies"]
+    mine = "my_package.my_module:MyPolicy"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from search_spaces import SearchSpace
+from slurm.registry import Registry, RegistryError
+
+if TYPE_CHECKING:  # scipy: half a second
+    from analysis.prediction.pricing import Pricing
+    from workflows.optimizer.policy import Policy, Problem
+
+DEFAULT = "meshtune"
+POLICIES: Registry[Callable[[Problem], Policy]] = Registry(
+    "policy",
+    "meshtune.policies",
+    {
+        "meshtune": "workflows.optimizer.builtin:MeshtunePolicy",
+        "deephyper": "workflows.optimizer.builtin:DeepHyperPolicy",
+        "optuna": "workflows.optimizer.optuna:OptunaPolicy",
+        "cost-model": "workflows.optimizer.builtin:CostModelPolicy",
+        "sobol": "workflows.optimizer.sobol:SobolPolicy",
+        "random": "workflows.optimizer.builtin:RandomPolicy",
+    },
+)
+
+
+class PolicyError(ValueError):
+    """A policy that cannot search this space here; the message names the remedy."""
+
+
+def policy_names() -> list[str]:
+    """Every policy that there is, meshtune's own first."""
+    return POLICIES.names()
+
+
+def make_policy(
+    space: SearchSpace,
+    seed: int,
+    name: str = DEFAULT,
+    pricing: Pricing | None = None,
+    only: Sequence[Mapping[str, Any]] | None = None,
+) -> Policy:
+    """The policy of that name, for one space; see ``Problem`` for the other arguments.
+
+    Raises:
+        RegistryError: if there is no such policy, or what is installed under that name is none.
+        PolicyError: if it cannot search this space.
+    """
+    from workflows.optimizer.policy import Policy, Problem
+
+    policy = POLICIES.get(name)(Problem(space, seed, pricing, only))
+    if not isinstance(policy, Policy):
+        raise RegistryError(
+            f"policy {name!r} is of type {type(policy).__name__}; it must be a workflows.Policy"
+        )
+    return policy

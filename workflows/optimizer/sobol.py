@@ -1,0 +1,39 @@
+"""A Sobol sequence over the parameters: spreads trials evenly, and learns nothing.
+
+The design of experiments that a sensitivity analysis likes best; also the shortest example of a
+policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.stats import qmc
+
+from analysis.run.fold import Run
+from workflows.optimizer.policy import Policy, Proposal
+
+
+class SobolPolicy(Policy):
+    """The candidate that is nearest to the next point of a scrambled Sobol sequence.
+
+    Each parameter is an axis from 0 to 1, on which its values lie evenly in their order.
+    """
+
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        candidates = self.problem.new(run, max_nodes, self.problem.rng(run))
+        if not candidates:
+            return None
+        varied = [p for p in self.problem.space.parameters.values() if len(p.values) > 1]
+        places = np.array(
+            [[p.values.index(c[p.name]) / (len(p.values) - 1) for p in varied] for c in candidates]
+        ).reshape(len(candidates), len(varied))
+        number = len(run.trials)
+        nearest = 0
+        if varied:
+            sequence = qmc.Sobol(len(varied), rng=self.problem.seed)
+            if number:  # it cannot skip none
+                sequence.fast_forward(number)
+            distances = np.square(places - sequence.random(1)).sum(axis=1)
+            nearest = int(np.argmin(distances))
+        config = self.problem.space.canonical(candidates[nearest])
+        return Proposal(config, "sobol", f"nearest to point {number + 1} of the sequence")
