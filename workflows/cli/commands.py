@@ -21,6 +21,7 @@ from slurm.srun.batch import SCRIPT_NAME
 from workflows.cli.arguments import asked_space, choice, flags_again, run_directory, warm_prices
 from workflows.cli.errors import UsageError
 from workflows.cli.launchers import launcher_for, launcher_name, options_of
+from workflows.optimizer.registry import POLICIES
 from workflows.search.budget import Budget
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def submit(arguments: Namespace) -> int:
 
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
+    POLICIES.get(arguments.policy)  # an error now, and not in the job
     pricing = warm_prices(space, arguments.warm_start)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]

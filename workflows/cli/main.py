@@ -121,9 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("table", type=Path, metavar="TABLE.csv", help="a sweep, or RUN/results.csv")
     sub.add_argument(
         "--policy",
-        choices=("meshtune", "deephyper", "optuna", "random", "cost-model"),
+        metavar="NAME",
         default="meshtune",
-        help="default: meshtune",
+        help="as for a search; default: meshtune",
     )
     sub.add_argument(
         "--parallel", type=_positive, default=1, metavar="N", help="trials at once; default: 1"
@@ -182,10 +182,11 @@ def _how(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_seed, metavar="N", help="default: 0, or the run's own")
     parser.add_argument(
         "--policy",
-        choices=("meshtune", "deephyper", "cost-model", "random"),
+        metavar="NAME",
         default="meshtune",
-        help="what chooses: the cost model, corrected by what is measured and backed by Bayesian "
-        "optimization (default); that alone; the model's ranking alone; chance",
+        help="what chooses the configurations: meshtune (default: the cost model, corrected by what "
+        "is measured and backed by Bayesian optimization), deephyper, optuna, cost-model (its "
+        "ranking alone), sobol, random, or an installed one",
     )
     parser.add_argument(
         "--warm-start",
