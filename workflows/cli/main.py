@@ -184,8 +184,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
         "--policy",
         metavar="NAME",
         default="meshtune",
-        help="what chooses the configurations: meshtune (default: the cost model, corrected by what "
-        "is measured and backed by Bayesian optimization), deephyper, optuna, cost-model (its "
+        help="what chooses the configurations: meshtune (default: the cost model, corrected by "
+        "what is measured and backed by Bayesian optimization), deephyper, optuna, cost-model (its "
         "ranking alone), sobol, random, or an installed one",
     )
     parser.add_argument(
