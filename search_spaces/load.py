@@ -14,7 +14,13 @@ from pydantic import BaseModel
 
 from search_spaces.cluster import Cluster
 from search_spaces.language.document import Document, SpaceError, Where, nearest, read, shown
-from search_spaces.language.expression import MAX_NUMBER, Expression, ExpressionError, Kind, parse
+from search_spaces.language.expression import (
+    MAX_NUMBER,
+    Expression,
+    ExpressionError,
+    ValueType,
+    parse,
+)
 from search_spaces.language.messages import validate
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.points import parameters
@@ -115,13 +121,13 @@ class _Builder:
             raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
         self._facts()
         own = self._parameters()
-        kinds = facts.kinds(own, self.static, self.defaults)
-        conditions = self._conditions(own, kinds)
+        types = facts.types(own, self.static, self.defaults)
+        conditions = self._conditions(own, types)
         constraints = tuple(
-            self._parse(text, ("constraints", index), kinds)
+            self._parse(text, ("constraints", index), types)
             for index, text in enumerate(self.file.constraints)
         )
-        self._command(kinds)
+        self._command(types)
         self._patterns()
         self._timeouts()
         objectives = self._objectives(own)
@@ -137,7 +143,7 @@ class _Builder:
             parameters=own,
             conditions=conditions,
             constraints=constraints,
-            rules=self._rules(own, kinds, conditions, constraints),
+            rules=self._rules(own, types, conditions, constraints),
             objective=objectives[0],
             trial=file.trial,
             budget=file.budget,
@@ -150,7 +156,7 @@ class _Builder:
     def _rules(
         self,
         own: Mapping[str, Parameter],
-        kinds: Mapping[str, Kind],
+        types: Mapping[str, ValueType],
         conditions: Mapping[str, Expression],
         constraints: Iterable[Expression],
     ) -> tuple[rules.Rule, ...]:
@@ -158,10 +164,10 @@ class _Builder:
             rules.pinned(name, own[name].array[0], condition)
             for name, condition in conditions.items()
         ]
-        builtin = rules.builtin(kinds, own_trainer=self.own_trainer, allow=self.file.allow)
+        builtin = rules.builtin(types, own_trainer=self.own_trainer, allow=self.file.allow)
         if self.file.trainer.builtin is not None:
             if "engine" in own:
-                builtin += deepspeed.rules(self.file.trainer.builtin, kinds)
+                builtin += deepspeed.rules(self.file.trainer.builtin, types)
             derive = partial(facts.derive, own, conditions, self.static, self.defaults)
             builtin += placements.one_placement(own)
             builtin += placements.counted_once(own, conditions, derive)
@@ -202,10 +208,10 @@ class _Builder:
         return parameters.build(name, spec, self.document, own_trainer=self.own_trainer)
 
     def _conditions(
-        self, own: Mapping[str, Parameter], kinds: Mapping[str, Kind]
+        self, own: Mapping[str, Parameter], types: Mapping[str, ValueType]
     ) -> dict[str, Expression]:
-        derived = {*facts.DERIVED, *(placements.KINDS.keys() - own.keys())}
-        usable = {name: kind for name, kind in kinds.items() if name not in derived}
+        derived = {*facts.DERIVED, *(placements.TYPES.keys() - own.keys())}
+        usable = {name: value_type for name, value_type in types.items() if name not in derived}
         conditions = {}
         for name, text in self.file.conditions.items():
             if name not in own:
@@ -226,15 +232,15 @@ class _Builder:
         return conditions
 
     def _parse(
-        self, text: str, path: tuple[str | int, ...], kinds: Mapping[str, Kind]
+        self, text: str, path: tuple[str | int, ...], types: Mapping[str, ValueType]
     ) -> Expression:
         try:
-            return parse(text, kinds)
+            return parse(text, types)
         except ExpressionError as error:
             raise self.document.error(path, str(error), at_value=True) from None
 
-    def _command(self, kinds: Mapping[str, Kind]) -> None:
-        known = [*kinds, *TRIAL_PLACEHOLDERS]
+    def _command(self, types: Mapping[str, ValueType]) -> None:
+        known = [*types, *TRIAL_PLACEHOLDERS]
         for index, argument in enumerate(self.file.trainer.command or []):
             for match in PLACEHOLDER.finditer(argument):
                 name = match[2]

@@ -18,12 +18,12 @@ from search_spaces.cluster import Cluster
 from search_spaces.language.document import scalar
 from search_spaces.language.expression import Array, Expression
 from search_spaces.language.schema import (
-    Budget,
-    Finalists,
+    BudgetSection,
+    FinalistsSection,
     ObjectiveSpec,
     Scalar,
     TrainerSpec,
-    Trial,
+    TrialSection,
 )
 from search_spaces.points import parameters as _parameters
 from search_spaces.points.parameters import Parameter
@@ -83,11 +83,11 @@ class SearchSpace:
     constraints: tuple[Expression, ...]
     rules: tuple[Rule, ...]
     objective: Objective
-    trial: Trial
-    budget: Budget
+    trial: TrialSection
+    budget: BudgetSection
     failure_penalty: str
     allow: tuple[str, ...]
-    finalists: Finalists
+    finalists: FinalistsSection
     more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
 
     @property
@@ -257,14 +257,13 @@ class SearchSpace:
         return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.trainer.command)
 
     def unsupported(self) -> list[str]:
-        """Parameters and objectives that the built-in trainer does not have (yet).
+        """Objectives that the built-in trainer does not measure.
 
         The search refuses them; a simulated trial has its energy from the cluster's facts.
         """
         if self.trainer.builtin is None:
             return []
-        energy = [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
-        return [*_parameters.unsupported(self.parameters), *energy]
+        return [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
-from trainer.model.parameters import Kind, Piece
+from trainer.model.parameters import Piece, Traits
 from trainer.model.precision import LossScaler
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
@@ -22,7 +22,7 @@ ROW = 1024
 class Weights(Protocol):
     """What a way of data parallelism offers to the optimizer."""
 
-    masters: dict[Kind, list[nn.Parameter]]
+    masters: dict[Traits, list[nn.Parameter]]
     """Float32 weights that this rank updates."""
     counts: bool
     """Whether this rank's masters are in global sums: one of the ranks that update the same is."""
@@ -59,14 +59,14 @@ class Optimizer:
         self.world = mesh.world
         self.counted = [
             master
-            for kind, masters in weights.masters.items()
-            if not kind.copy and (kind.split or mesh.tp.rank == 0) and weights.counts
+            for traits, masters in weights.masters.items()
+            if not traits.copy and (traits.split or mesh.tp.rank == 0) and weights.counts
             for master in masters
         ]
         self.loss_share = 1 / mesh.dp.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
         groups = [
-            {"params": masters, "weight_decay": config.weight_decay if kind.decays else 0.0}
-            for kind, masters in weights.masters.items()
+            {"params": masters, "weight_decay": config.weight_decay if traits.decays else 0.0}
+            for traits, masters in weights.masters.items()
         ]
         # A rank whose shares are all empty has no group, and still takes part in the sums.
         self.adamw = (

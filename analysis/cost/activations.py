@@ -12,7 +12,7 @@ from search_spaces.frameworks import Framework
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageLoad:
     """One stage of each job's pipeline; columns of shape (n,).
 
     Attributes:
@@ -29,7 +29,7 @@ class Stage:
     head: Mask
 
 
-def end_stages(jobs: Jobs, framework: Framework) -> tuple[Stage, Stage, Stage]:
+def end_stages(jobs: Jobs, framework: Framework) -> tuple[StageLoad, StageLoad, StageLoad]:
     """The first stage, the one after it, and the one with the output layer.
 
     Micro-batches in flight fall from stage to stage, so that no other stage needs more.
@@ -53,9 +53,9 @@ def end_stages(jobs: Jobs, framework: Framework) -> tuple[Stage, Stage, Stage]:
         last = np.where(spare >= 1, 0, np.floor(layers / pp))
     embedding = np.ones(len(jobs), dtype=bool)
     return (
-        Stage(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one),
-        Stage(np.where(one, 0, second), _in_flight(jobs, 1), ~embedding, ~embedding),
-        Stage(np.where(one, layers, last), _in_flight(jobs, head_at), one, embedding),
+        StageLoad(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one),
+        StageLoad(np.where(one, 0, second), _in_flight(jobs, 1), ~embedding, ~embedding),
+        StageLoad(np.where(one, layers, last), _in_flight(jobs, head_at), one, embedding),
     )
 
 
@@ -148,7 +148,7 @@ def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
     return tokens(jobs) * jobs.element_bytes * jobs.hidden_size / sequence_split(jobs, framework)
 
 
-def stage_bytes(stage: Stage, layer: Array, jobs: Jobs, framework: Framework) -> Array:
+def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
     """What a stage keeps of one micro-batch, logits apart, given what a layer does."""
     kept = stage.layers * layer
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)

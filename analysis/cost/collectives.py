@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 from analysis.cost.constants import Array
 from analysis.cost.groups import (
     GB,
-    Group,
     LinkConstants,
     Path,
+    RankGroup,
     group_of,
     inside_node,
     inter_node_hop_s,
@@ -37,8 +37,8 @@ from analysis.cost.groups import (
 from search_spaces.cluster import Cluster, Collective
 
 __all__ = [
-    "Group",
     "LinkConstants",
+    "RankGroup",
     "all_gather_s",
     "all_reduce_s",
     "all_to_all_s",
@@ -56,7 +56,7 @@ Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", 
 
 
 def all_gather_s(
-    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
 ) -> Array:
     """Seconds to give every rank all of a tensor of which each has 1 / size.
 
@@ -69,7 +69,7 @@ def all_gather_s(
 
 
 def reduce_scatter_s(
-    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
 ) -> Array:
     """Seconds to sum a tensor over the ranks and leave 1 / size of it with each.
 
@@ -82,7 +82,7 @@ def reduce_scatter_s(
 
 
 def all_reduce_s(
-    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
 ) -> Array:
     """Seconds to sum a tensor over the ranks and give all of it to each.
 
@@ -112,7 +112,7 @@ def all_reduce_s(
 
 
 def all_to_all_s(
-    cluster: Cluster, constants: LinkConstants, group: Group, num_bytes: ArrayLike
+    cluster: Cluster, constants: LinkConstants, group: RankGroup, num_bytes: ArrayLike
 ) -> Array:
     """Seconds until every rank has sent 1 / size of its bytes to every rank.
 
@@ -170,7 +170,7 @@ def send_s(
 
 def _or_measured_send(
     cluster: Cluster,
-    chain: Group,
+    chain: RankGroup,
     crosses: NDArray[np.bool_],
     num_bytes: Array,
     start_s: Array,
@@ -194,7 +194,7 @@ def _or_measured_send(
     return np.asarray(taken)
 
 
-def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: Group) -> Array:
+def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Array:
     """Bandwidth of a ring for large messages: of the slowest link that it crosses.
 
     Measured groups have the value of their largest message; inf for a group of one.
@@ -210,7 +210,7 @@ def bus_bytes_per_s(cluster: Cluster, constants: LinkConstants, group: Group) ->
 def _once_around(
     cluster: Cluster,
     constants: LinkConstants,
-    group: Group,
+    group: RankGroup,
     num_bytes: ArrayLike,
     operation: Operation,
 ) -> Array:

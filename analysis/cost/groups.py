@@ -38,7 +38,7 @@ class LinkConstants(Constants):
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Columns: the ranks of one collective.
 
     Attributes:
@@ -54,14 +54,14 @@ class Group:
     world: Array | None = None
 
 
-def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = None) -> Group:
+def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = None) -> RankGroup:
     """A group from numbers or columns that broadcast against each other."""
     columns = [size, stride] if world is None else [size, stride, world]
     whole = np.broadcast_arrays(*[np.atleast_1d(np.asarray(c, np.float64)) for c in columns])
-    return Group(*whole)
+    return RankGroup(*whole)
 
 
-def members_per_node(cluster: Cluster, group: Group) -> Array:
+def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
     """Members of a group on one node.
 
     ``gpus_per_node / members`` groups of the same kind share a node's adapters: Singh et al. 2024,
@@ -73,7 +73,7 @@ def members_per_node(cluster: Cluster, group: Group) -> Array:
     return np.where(straddles, np.ceil(group.size / 2), members)
 
 
-def level(cluster: Cluster, group: Group) -> NDArray[np.int64]:
+def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
     """Index of the innermost of the machine's links that holds the group.
 
     One more than the last one (1 where the facts list none) stands for the links between nodes.
@@ -99,7 +99,7 @@ class Path:
         inter_node_hop_s: one step between nodes.
     """
 
-    group: Group
+    group: RankGroup
     members: Array
     nodes: Array
     node_bytes_per_s: Array
@@ -119,7 +119,7 @@ class Path:
         return (self.group.size - 1 - outside) * self.hop_s + outside * self.inter_node_hop_s
 
 
-def path_of(cluster: Cluster, constants: LinkConstants, group: Group) -> Path:
+def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Path:
     """The path of a collective's messages.
 
     Inside a node, measured bandwidth goes before the nominal link's, for the part of a wider group
@@ -211,7 +211,7 @@ def inter_node_hop_s(cluster: Cluster, constants: LinkConstants) -> float:
     return 1e-6 * stated if stated else constants.inter_node_hop_s
 
 
-def _holds(gpus: int, group: Group) -> NDArray[np.bool_]:
+def _holds(gpus: int, group: RankGroup) -> NDArray[np.bool_]:
     """Whether every block of the group's ranks lies within aligned runs of so many GPUs."""
     block = group.size * group.stride
     inside = block <= gpus

@@ -11,7 +11,7 @@ from typing import Literal, Self
 import numpy as np
 
 from analysis.cost.activations import (
-    Stage,
+    StageLoad,
     end_stages,
     layer_bytes,
     logits_bytes,
@@ -174,7 +174,7 @@ def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
 
 
 def _stage_memory(
-    stage: Stage,
+    stage: StageLoad,
     layer: Array,
     jobs: Jobs,
     framework: Framework,
@@ -226,7 +226,7 @@ def _copied_gradients(parameters: Array, jobs: Jobs, framework: Framework) -> tu
     return flat * parameters, applied * parameters
 
 
-def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
+def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
     """Weights of a stage on one rank of its tensor-parallel group.
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
@@ -235,13 +235,13 @@ def stage_parameters(stage: Stage, jobs: Jobs) -> Array:
     return np.asarray((layers + _tables(stage, jobs) * jobs.embedding_parameters) / jobs.tp)
 
 
-def _tables(stage: Stage, jobs: Jobs) -> Array:
+def _tables(stage: StageLoad, jobs: Jobs) -> Array:
     both = stage.embedding & stage.head & jobs.tied_embeddings
     return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
 
 
 def _working_bytes(
-    stage: Stage, layer: Array, kept: Array, logits: Array, jobs: Jobs, framework: Framework
+    stage: StageLoad, layer: Array, kept: Array, logits: Array, jobs: Jobs, framework: Framework
 ) -> Array:
     """Of the layer that is being computed: its recomputed activations and what was gathered.
 

@@ -26,7 +26,7 @@ TRANSFER = 3.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Measurements:
     """Measured trials, one per job.
 
     Attributes:
@@ -142,18 +142,18 @@ class CostModel:
             fits=self.memory.fits(jobs, self.framework, self.memory_limit_bytes),
         )
 
-    def calibrated(self, evidence: Evidence) -> CostModel:
-        """The model after evidence: constants between what they were and what was measured.
+    def calibrated(self, measurements: Measurements) -> CostModel:
+        """The model after measured trials: constants between what they were and what was measured.
 
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
         usable row the model is returned as it is. What was learnt from other runs is the prior,
         wider than it was (``TRANSFER``), and with its correlations: constants that only together
         explain the other runs move together.
         """
-        timed = np.isfinite(evidence.step_time_s) & (evidence.step_time_s > 0)
+        timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
         learnt = self
         if timed.any():
-            jobs, measured = evidence.jobs[timed], np.log(evidence.step_time_s[timed])
+            jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
 
             def residuals(constants: TimeConstants) -> Array:
                 predicted = step(jobs, self.cluster, self.framework, constants).total
@@ -171,10 +171,10 @@ class CostModel:
                 log_sd=float(np.sqrt(spread)),
             )
         memory = self.memory.calibrated(
-            evidence.jobs,
+            measurements.jobs,
             self.framework,
-            evidence.peak_bytes,
-            evidence.out_of_memory,
+            measurements.peak_bytes,
+            measurements.out_of_memory,
             self.memory_limit_bytes,
         )
         return replace(learnt, memory=memory)

@@ -13,7 +13,7 @@ _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageLayers:
     """Layers of a pipeline's stages; columns of shape (n,).
 
     Attributes:
@@ -25,7 +25,7 @@ class Stages:
     last: Array
 
 
-def stages(jobs: Jobs, framework: Framework) -> Stages:
+def stage_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     """Layers of the fullest stage and of the one with the output layer.
 
     Most frameworks give every stage equally many (where pp does not divide them, the first ones
@@ -35,14 +35,14 @@ def stages(jobs: Jobs, framework: Framework) -> Stages:
     """
     layers, pp = jobs.num_layers, jobs.pp
     if not framework.stages_by_weight:
-        return Stages(np.ceil(layers / pp), np.floor(layers / pp))
+        return StageLayers(np.ceil(layers / pp), np.floor(layers / pp))
     head = jobs.embedding_parameters / jobs.layer_parameters  # in layers
     share = (layers + head) / pp
     whole = np.floor(share + _TINY)
     before = np.minimum(np.floor((pp - 1) * share + _TINY), layers)  # the last stage
     carried = np.floor((pp - 1) * (share - whole) + _TINY) >= 1
     most = np.minimum(np.where(carried, whole + 1, whole), before)
-    return Stages(most, layers - before)
+    return StageLayers(most, layers - before)
 
 
 def weighed(jobs: Jobs) -> tuple[Array, Array]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.collectives import Group, LinkConstants, one_adapter
+from analysis.cost.collectives import LinkConstants, RankGroup, one_adapter
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.stages import stages
+from analysis.cost.stages import stage_layers
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 
@@ -116,7 +116,7 @@ def step(
     layer = _layer(jobs, cluster, framework, compute, c)
     head_forward, head_backward = compute.head(jobs)
     head = head_forward + head_backward
-    dealt = stages(jobs, framework)
+    dealt = stage_layers(jobs, framework)
     m, p, v = jobs.gas, jobs.pp, jobs.vpp
     ends = dealt.last * layer.total + head
     inner = dealt.most * layer.total
@@ -186,7 +186,7 @@ def _tensor(
     reduce-scatter and a gathering (Korthikanti et al. 2022), and the backward pass gathers the
     inputs of the two products that are split by columns again.
     """
-    group = Group(jobs.tp, np.ones(len(jobs)), jobs.world_size)
+    group = RankGroup(jobs.tp, np.ones(len(jobs)), jobs.world_size)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
     parallel = jobs.sequence_parallel | framework.sequence_parallel
     gather = links.all_gather_s(cluster, c, group, num_bytes)
@@ -219,7 +219,7 @@ def _reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
 
 def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     """Weights on a rank of the fullest stage."""
-    dealt = stages(jobs, framework)
+    dealt = stage_layers(jobs, framework)
     table = jobs.embedding_parameters
     tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0) * table
     inner = dealt.most * jobs.layer_parameters
@@ -248,11 +248,11 @@ def _data(
     held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
     ones = np.ones(len(jobs))
     # Split weights and gradients come and go layer by layer, and each call has its latency.
-    units = stages(jobs, framework).most + 1
+    units = stage_layers(jobs, framework).most + 1
     by_layer = one_adapter(cluster) if framework.one_adapter else cluster
 
     def gather(over: Cluster, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
-        group = Group(size, stride * jobs.tp, jobs.world_size)
+        group = RankGroup(size, stride * jobs.tp, jobs.world_size)
         return calls * links.all_gather_s(over, c, group, num_bytes / calls)
 
     # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
@@ -268,17 +268,20 @@ def _data(
     inner = units * links.reduce_scatter_s(
         by_layer,
         c,
-        Group(jobs.gradient_shard, jobs.tp, jobs.world_size),
+        RankGroup(jobs.gradient_shard, jobs.tp, jobs.world_size),
         weights * reduce_bytes / units,
     )
     rest = weights * reduce_bytes / jobs.gradient_shard
     further = jobs.optimizer_shard / jobs.gradient_shard
     scatter = links.reduce_scatter_s(
-        cluster, c, Group(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
+        cluster, c, RankGroup(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
     )
     copies = jobs.dp / jobs.optimizer_shard
     sums = links.all_reduce_s(
-        cluster, c, Group(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size), rest / further
+        cluster,
+        c,
+        RankGroup(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size),
+        rest / further,
     )
     every = _reduces_every_time(jobs, framework)
     once = scatter + sums * np.where(every, jobs.gas, 1.0)

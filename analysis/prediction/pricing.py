@@ -11,7 +11,7 @@ import numpy as np
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
-from analysis.cost.model import CostModel, Evidence, Prediction
+from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -191,13 +191,13 @@ class Pricing:
         told = self.teaching(trials)
         if not told:
             return self.model
-        evidence = Evidence(
+        measurements = Measurements(
             jobs=self.jobs_of([t.config for t in told]),
             step_time_s=np.array([self.step_time_s(t) for t in told]),
             peak_bytes=np.array([measured(t, "peak_memory_bytes") for t in told]),
             out_of_memory=np.array([not t.ok for t in told]),
         )
-        return self.model.calibrated(evidence)
+        return self.model.calibrated(measurements)
 
     def step_time_s(self, trial: Trial) -> float:
         """As reported, or from the objective where a trainer of the user's reports only that.

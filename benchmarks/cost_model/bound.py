@@ -1,4 +1,4 @@
-"""What calibration could reach at best: the table's rows, then each landscape's, as evidence.
+"""What calibration could reach at best: the table's rows, then each landscape's, as measurements.
 
     python -m benchmarks.cost_model.bound TABLE.csv
 
@@ -21,7 +21,7 @@ from analysis.sweeps.read import read
 from analysis.sweeps.record import Table
 from search_spaces.frameworks import framework_named
 
-from .fit import evidence_of
+from .fit import measurements_of
 from .metrics import mean, median, relative_errors
 from .report import percent
 from .transfer import cluster_of
@@ -53,8 +53,8 @@ def _ratios(table: Table) -> Iterator[Array]:
         rows = table[table.landscape == key]
         cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
         same = table[(table.cluster == cluster.name) & (table.framework == habits.name)]
-        model = CostModel(cluster, habits).calibrated(evidence_of([same]))
-        model = model.calibrated(evidence_of([rows]))
+        model = CostModel(cluster, habits).calibrated(measurements_of([same]))
+        model = model.calibrated(measurements_of([rows]))
         ratios = model.predict(rows.jobs).step_time_s / rows.step_time_s
         yield ratios[np.isfinite(ratios)]
 

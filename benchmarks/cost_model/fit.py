@@ -20,7 +20,7 @@ import yaml
 
 from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import Jobs
-from analysis.cost.model import CostModel, Evidence
+from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.read import read
 from analysis.sweeps.record import Table
 from search_spaces.frameworks import FRAMEWORKS, Framework
@@ -72,7 +72,7 @@ def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[Cost
     key, parts = max(by_machine.items(), key=lambda item: sum(map(timed, item[1])))
     if sum(map(timed, parts)) < LEAST_ROWS:
         return None
-    model = CostModel(parts[0].clusters[key], framework).calibrated(evidence_of(parts))
+    model = CostModel(parts[0].clusters[key], framework).calibrated(measurements_of(parts))
     rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
     return model, f"{rows_of} on {key}"
 
@@ -83,12 +83,12 @@ def thinned(table: Table) -> Table:
     return table[::step]
 
 
-def evidence_of(parts: list[Table]) -> Evidence:
+def measurements_of(parts: list[Table]) -> Measurements:
     """All rows of tables from one machine."""
     jobs = Jobs(
         **{f.name: np.concatenate([getattr(p.jobs, f.name) for p in parts]) for f in fields(Jobs)}
     )
-    return Evidence(
+    return Measurements(
         jobs,
         np.concatenate([p.step_time_s for p in parts]),
         np.concatenate([p.peak_bytes for p in parts]),

@@ -13,7 +13,7 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
-from analysis.cost.model import CostModel, Evidence, hardware_flops
+from analysis.cost.model import CostModel, Measurements, hardware_flops
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
@@ -97,8 +97,8 @@ class Meshtune:
         used = parts[:2] if parts and len(parts[0]) <= FEW_ROWS else parts[:1]
         for rows in reversed(used):
             lack = rows.failed & ~rows.not_memory
-            evidence = Evidence(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
-            model = model.calibrated(evidence)
+            measurements = Measurements(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
+            model = model.calibrated(measurements)
         return model
 
 

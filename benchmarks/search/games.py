@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.model import CostModel, Evidence
+from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.search.wrong_models import wrong
@@ -40,8 +40,8 @@ class LeftOut:
             model = CostModel(
                 table.clusters[str(table.cluster[0])], FRAMEWORKS[str(table.framework[0])]
             )
-            evidence = Evidence(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
-            self.fitted[held] = model.calibrated(evidence) if len(rest) else model
+            measurements = Measurements(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
+            self.fitted[held] = model.calibrated(measurements) if len(rest) else model
         return self.fitted[held]
 
 

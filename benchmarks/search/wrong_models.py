@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
-from analysis.cost.model import CostModel, Evidence, Prediction
+from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.step import StepParts
 from analysis.prediction.pricing import Pricing
 from workflows.replay.landscapes import Landscape
@@ -45,9 +45,9 @@ class WrongModel(CostModel):
         rows = self.taken[self._rows(jobs)]
         return replace(super().predict(jobs), time=_rows_of(super().predict(self.known).time, rows))
 
-    def calibrated(self, evidence: Evidence) -> CostModel:
-        others = replace(evidence, jobs=self.known[self.taken[self._rows(evidence.jobs)]])
-        memory = super().calibrated(evidence).memory
+    def calibrated(self, measurements: Measurements) -> CostModel:
+        others = replace(measurements, jobs=self.known[self.taken[self._rows(measurements.jobs)]])
+        memory = super().calibrated(measurements).memory
         return replace(super().calibrated(others), memory=memory)
 
     def _rows(self, jobs: Jobs) -> np.ndarray:

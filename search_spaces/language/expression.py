@@ -22,7 +22,7 @@ import numpy as np
 
 from search_spaces.language.document import nearest
 
-Kind = Literal["number", "boolean", "text"]
+ValueType = Literal["number", "boolean", "text"]
 Array = Any  # numpy array or scalar of float64, bool or str; shapes broadcast
 
 MAX_LENGTH = 500
@@ -102,7 +102,7 @@ class Expression:
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
 
 
-def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
+def parse(text: str, types: Mapping[str, ValueType]) -> Expression:
     """Check an expression against the names that exist; raises ExpressionError."""
     text = " ".join(text.split())
     if not text:
@@ -117,17 +117,17 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text, mode="eval")
-        compiler = _Compiler(text, kinds)
-        kind, evaluate = compiler.compile(tree.body, 0)
+        compiler = _Compiler(text, types)
+        found, evaluate = compiler.compile(tree.body, 0)
     except SyntaxError as error:
         raise ExpressionError(text, (error.offset or 1) - 1, _syntax(text, error)) from None
     except (RecursionError, MemoryError, ValueError) as error:
         if isinstance(error, ExpressionError):
             raise
         raise ExpressionError(text, 0, "found an expression too deep to read") from None
-    if kind != "boolean":
+    if found != "boolean":
         raise ExpressionError(
-            text, 0, f"found {_ARTICLE[kind]}, accepted an expression that is true or false"
+            text, 0, f"found {_ARTICLE[found]}, accepted an expression that is true or false"
         )
     return Expression(text, frozenset(compiler.names), evaluate)
 
@@ -144,11 +144,11 @@ def _syntax(text: str, error: SyntaxError) -> str:
 class _Compiler:
     """Turns a syntax tree into closures over columns, checking each step's type."""
 
-    def __init__(self, text: str, kinds: Mapping[str, Kind]) -> None:
-        self.text, self.kinds = text, kinds
+    def __init__(self, text: str, types: Mapping[str, ValueType]) -> None:
+        self.text, self.types = text, types
         self.names: set[str] = set()
 
-    def compile(self, node: ast.expr, depth: int) -> tuple[Kind, _Evaluate]:
+    def compile(self, node: ast.expr, depth: int) -> tuple[ValueType, _Evaluate]:
         if depth > MAX_DEPTH:
             raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
         match node:
@@ -168,7 +168,7 @@ class _Compiler:
                 raise self._error(node, "found a list, accepted only after 'in'")
         raise self._error(node, f"found {_called(node)}, accepted {_GRAMMAR}")
 
-    def _constant(self, node: ast.Constant) -> tuple[Kind, _Evaluate]:
+    def _constant(self, node: ast.Constant) -> tuple[ValueType, _Evaluate]:
         match node.value:
             case bool(value):
                 return "boolean", lambda _: Value(value)
@@ -180,21 +180,21 @@ class _Compiler:
                 raise self._error(node, f"found a number beyond {MAX_NUMBER}")
         raise self._error(node, f"found {type(node.value).__name__}, accepted {_GRAMMAR}")
 
-    def _name(self, node: ast.Name) -> tuple[Kind, _Evaluate]:
+    def _name(self, node: ast.Name) -> tuple[ValueType, _Evaluate]:
         name = node.id
-        if name not in self.kinds:
+        if name not in self.types:
             if name in ("true", "false"):
                 return "boolean", lambda _: Value(name == "true")
-            raise self._error(node, f"unknown name '{name}'{nearest(name, self.kinds)}")
+            raise self._error(node, f"unknown name '{name}'{nearest(name, self.types)}")
         self.names.add(name)
-        return self.kinds[name], lambda columns: Value(columns[name])
+        return self.types[name], lambda columns: Value(columns[name])
 
-    def _logic(self, node: ast.BoolOp, depth: int) -> tuple[Kind, _Evaluate]:
+    def _logic(self, node: ast.BoolOp, depth: int) -> tuple[ValueType, _Evaluate]:
         parts = [self._typed(part, "boolean", depth) for part in node.values]
         join = _either if isinstance(node.op, ast.Or) else _both
         return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
 
-    def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[Kind, _Evaluate]:
+    def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[ValueType, _Evaluate]:
         if isinstance(node.op, ast.Not):
             part = self._typed(node.operand, "boolean", depth)
 
@@ -214,7 +214,7 @@ class _Compiler:
             return "number", signed
         raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
 
-    def _arithmetic(self, node: ast.BinOp, depth: int) -> tuple[Kind, _Evaluate]:
+    def _arithmetic(self, node: ast.BinOp, depth: int) -> tuple[ValueType, _Evaluate]:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
             raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
@@ -231,7 +231,7 @@ class _Compiler:
 
         return "number", evaluate
 
-    def _comparison(self, node: ast.Compare, depth: int) -> tuple[Kind, _Evaluate]:
+    def _comparison(self, node: ast.Compare, depth: int) -> tuple[ValueType, _Evaluate]:
         sides = [node.left, *node.comparators]
         pairs = [
             self._pair(sign, left, right, depth)
@@ -241,15 +241,15 @@ class _Compiler:
         return "boolean", lambda columns: reduce(_both, (pair(columns) for pair in pairs))
 
     def _pair(self, sign: ast.cmpop, left: ast.expr, right: ast.expr, depth: int) -> _Evaluate:
-        kind, first = self.compile(left, depth + 1)
+        found, first = self.compile(left, depth + 1)
         if isinstance(sign, (ast.In, ast.NotIn)):
-            return self._membership(isinstance(sign, ast.In), kind, first, right, depth)
+            return self._membership(isinstance(sign, ast.In), found, first, right, depth)
         compare = _COMPARISONS.get(type(sign))
         if compare is None:
             raise self._error(left, f"found {_called(sign)}, accepted {_GRAMMAR}")
-        if kind != "number" and not isinstance(sign, (ast.Eq, ast.NotEq)):
-            raise self._error(left, f"found {_ARTICLE[kind]}, accepted numbers around < and >")
-        second = self._typed(right, kind, depth)
+        if found != "number" and not isinstance(sign, (ast.Eq, ast.NotEq)):
+            raise self._error(left, f"found {_ARTICLE[found]}, accepted numbers around < and >")
+        second = self._typed(right, found, depth)
 
         def evaluate(columns: Mapping[str, Array]) -> Value:
             a, b = first(columns), second(columns)
@@ -258,11 +258,11 @@ class _Compiler:
         return evaluate
 
     def _membership(
-        self, inside: bool, kind: Kind, first: _Evaluate, right: ast.expr, depth: int
+        self, inside: bool, value_type: ValueType, first: _Evaluate, right: ast.expr, depth: int
     ) -> _Evaluate:
         if not isinstance(right, (ast.List, ast.Tuple)) or not right.elts:
             raise self._error(right, "accepted after 'in': a list such as [1, 2, 4]")
-        members = [self._typed(item, kind, depth) for item in right.elts]
+        members = [self._typed(item, value_type, depth) for item in right.elts]
 
         def evaluate(columns: Mapping[str, Array]) -> Value:
             value = first(columns)
@@ -275,10 +275,10 @@ class _Compiler:
 
         return evaluate
 
-    def _typed(self, node: ast.expr, expected: Kind, depth: int) -> _Evaluate:
-        kind, evaluate = self.compile(node, depth + 1)
-        if kind != expected:
-            raise self._error(node, f"found {_ARTICLE[kind]}, accepted {_ARTICLE[expected]} here")
+    def _typed(self, node: ast.expr, expected: ValueType, depth: int) -> _Evaluate:
+        found, evaluate = self.compile(node, depth + 1)
+        if found != expected:
+            raise self._error(node, f"found {_ARTICLE[found]}, accepted {_ARTICLE[expected]} here")
         return evaluate
 
     def _error(self, node: ast.expr, what: str) -> ExpressionError:

@@ -224,7 +224,7 @@ Objectives = Annotated[
 ]
 
 
-class Trial(_Record):
+class TrialSection(_Record):
     """How long one trial is."""
 
     warmup_steps: int = Field(default=2, ge=0)
@@ -244,7 +244,7 @@ class Trial(_Record):
     )
 
 
-class Budget(_Record):
+class BudgetSection(_Record):
     """When the search ends: at whichever limit comes first. It may be raised later."""
 
     trials: int | None = Field(default=None, ge=1)
@@ -259,7 +259,7 @@ class Budget(_Record):
     )
 
 
-class Finalists(_Record):
+class FinalistsSection(_Record):
     """The leading configurations are measured again when the search ends by itself."""
 
     confidence: float = Field(
@@ -302,13 +302,13 @@ class SpaceFile(_Record):
     objective: Objectives = Field(
         description="what is sought: one figure, or a list of two or three for a Pareto front"
     )
-    trial: Trial = Trial()
-    budget: Budget = Budget()
+    trial: TrialSection = TrialSection()
+    budget: BudgetSection = BudgetSection()
     finalists: Annotated[
-        Finalists,
+        FinalistsSection,
         BeforeValidator(_finalists),
-        WithJsonSchema({"anyOf": [{"type": "boolean"}, Finalists.model_json_schema()]}),
-    ] = Finalists()
+        WithJsonSchema({"anyOf": [{"type": "boolean"}, FinalistsSection.model_json_schema()]}),
+    ] = FinalistsSection()
     failure_penalty: Literal["min", "mean", "ignore"] = Field(
         default="min",
         description="what the optimizer is told of a failure: the worst objective so far, the "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from search_spaces.language.document import Document, shown
-from search_spaces.language.expression import MAX_NUMBER, Kind
+from search_spaces.language.expression import MAX_NUMBER, ValueType
 from search_spaces.language.messages import found
 from search_spaces.language.schema import Log2, Number, Range, Scalar
 from trainer.config import TrainConfig
@@ -29,21 +29,16 @@ _FIXED = {
 SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)
 
 _Count = Annotated[int, Field(ge=1)]
-# AxoNN's grid, which the built-in trainer does not have yet.
-_GRID: dict[str, Any] = {"gx": _Count, "gy": _Count, "gz": _Count}
+_ANNOTATIONS: dict[str, Any] = {
+    "num_nodes": _Count,
+    **{
+        name: Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        for name, field in TrainConfig.model_fields.items()
+        if name in SEARCHABLE
+    },
+}
 _TYPES: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(annotation)
-    for name, annotation in {
-        **_GRID,
-        "num_nodes": _Count,
-        **{
-            name: Annotated[(field.annotation, *field.metadata)]
-            if field.metadata
-            else field.annotation
-            for name, field in TrainConfig.model_fields.items()
-            if name in SEARCHABLE
-        },
-    }.items()
+    name: TypeAdapter(annotation) for name, annotation in _ANNOTATIONS.items()
 }
 # A user's own trainer may mean something else by these; no built-in rule reads them.
 _FREE = {
@@ -60,8 +55,8 @@ class Parameter:
     values: tuple[Scalar, ...]
 
     @property
-    def kind(self) -> Kind:
-        return kind_of(self.values[0])
+    def value_type(self) -> ValueType:
+        return value_type_of(self.values[0])
 
     @property
     def pinned(self) -> Scalar:
@@ -76,9 +71,9 @@ class Parameter:
     def column(self, values: Any) -> np.ndarray:
         """Values as a numpy column: float64, bool or str."""
         array = np.asarray(values)
-        if self.kind == "number":
+        if self.value_type == "number":
             return array.astype(np.float64)
-        return array.astype(bool if self.kind == "boolean" else str)
+        return array.astype(bool if self.value_type == "boolean" else str)
 
     def member(self, value: Any) -> Scalar:
         """The value of this parameter that equals ``value`` (of any numeric type).
@@ -96,7 +91,7 @@ class Parameter:
         raise ValueError(f"{self.name}: found {shown(value)}, accepted {accepted}{more}")
 
 
-def kind_of(value: Scalar) -> Kind:
+def value_type_of(value: Scalar) -> ValueType:
     if isinstance(value, bool):
         return "boolean"
     return "text" if isinstance(value, str) else "number"
@@ -151,10 +146,10 @@ def _check(
 def _check_together(
     values: Sequence[Scalar], path: tuple[str | int, ...], document: Document
 ) -> None:
-    first = kind_of(values[0])
+    first = value_type_of(values[0])
     seen: set[Scalar] = set()
     for index, value in enumerate(values):
-        if kind_of(value) != first:
+        if value_type_of(value) != first:
             raise document.error(
                 (*path, index),
                 f"found {shown(value)} among values such as {shown(values[0])}, "
@@ -214,8 +209,3 @@ def _log2(spec: Log2, path: tuple[str | int, ...], document: Document) -> list[i
             at_value=True,
         )
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
-
-
-def unsupported(parameters: Mapping[str, Parameter]) -> list[str]:
-    """Names that the built-in trainer cannot set yet."""
-    return [name for name in parameters if name not in SEARCHABLE and name != "num_nodes"]

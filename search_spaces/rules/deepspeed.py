@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from search_spaces.language.expression import Kind, parse
+from search_spaces.language.expression import ValueType, parse
 from search_spaces.language.schema import BuiltinTrainer
 from search_spaces.rules.rule import Rule, expressed
 
@@ -34,12 +34,12 @@ CUDA_RULES = {
 }
 
 
-def rules(trainer: BuiltinTrainer, kinds: Mapping[str, Kind]) -> list[Rule]:
+def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]:
     """The rules for a space that searches ``engine``; a device that is not said counts as CUDA."""
     texts = RULES | (CPU_RULES if trainer.device == "cpu" else CUDA_RULES)
     if trainer.time_communication:
         texts |= {"deepspeed_time_communication": "false"}
     return [
-        expressed(name, parse(f"engine != 'deepspeed' or {text}", kinds))
+        expressed(name, parse(f"engine != 'deepspeed' or {text}", types))
         for name, text in texts.items()
     ]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.expression import Array, Expression, Kind
+from search_spaces.language.expression import Array, Expression, ValueType
 from search_spaces.language.schema import BuiltinTrainer, Scalar
-from search_spaces.points.parameters import SEARCHABLE, Parameter, kind_of
+from search_spaces.points.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
 from trainer.config import ModelConfig, TrainConfig
@@ -52,14 +52,14 @@ def defaults(trainer: BuiltinTrainer | None) -> dict[str, Scalar]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def kinds(
+def types(
     parameters: Mapping[str, Parameter], static: Mapping[str, Scalar], known: Mapping[str, Scalar]
-) -> dict[str, Kind]:
+) -> dict[str, ValueType]:
     """The type of every name that a constraint can use."""
-    placed = placements.KINDS if _places(known) else {}
-    facts = {name: kind_of(value) for name, value in {**static, **known}.items()}
-    result: dict[str, Kind] = {**placed, **facts}
-    result |= {name: parameter.kind for name, parameter in parameters.items()}
+    placed = placements.TYPES if _places(known) else {}
+    facts = {name: value_type_of(value) for name, value in {**static, **known}.items()}
+    result: dict[str, ValueType] = {**placed, **facts}
+    result |= {name: parameter.value_type for name, parameter in parameters.items()}
     result |= {"world_size": "number", "dp": "number"}
     if "mbs" in result and "gas" in result:
         result["global_batch_size"] = "number"
@@ -94,8 +94,8 @@ def reads(
     found["world_size"] = of("num_nodes")
     found["dp"] = of("num_nodes", "tp", "pp")
     if _places(known):
-        placed = of("zero_stage", "dp", *placements.KINDS)
-        for name in placements.KINDS:
+        placed = of("zero_stage", "dp", *placements.TYPES)
+        for name in placements.TYPES:
             if name not in parameters or name in conditions:
                 found[name] = placed
     found["global_batch_size"] = of("mbs", "gas", "dp")
@@ -135,7 +135,7 @@ def derive(
     if _places(known):
         wished = {name: active.get(name, np.True_) for name in typed}
         columns |= placements.resolve(columns, wished)
-        missing = {name: where for name, where in missing.items() if name not in placements.KINDS}
+        missing = {name: where for name, where in missing.items() if name not in placements.TYPES}
     if "mbs" in columns and "gas" in columns:
         columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
         absent = [missing[name] for name in ("mbs", "gas") if name in missing]

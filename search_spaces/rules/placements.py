@@ -13,19 +13,19 @@ from functools import cached_property
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.expression import Array, Expression, Kind
+from search_spaces.language.expression import Array, Expression, ValueType
 from search_spaces.points.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
 from trainer.placement import PRESETS, Topology, preset_wishes
 
 DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
 QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
-KINDS: dict[str, Kind] = {
+TYPES: dict[str, ValueType] = {
     "placement": "text",
     **dict.fromkeys(DEGREES, "number"),
     **dict.fromkeys(QUANTIZED, "boolean"),
 }
-_SPELLING = {*KINDS, "zero_stage", "refresh_secondary", "reduce_precision"}
+_SPELLING = {*TYPES, "zero_stage", "refresh_secondary", "reduce_precision"}
 _LARGEST_TABLE = 2_000_000  # configurations; in spaces beyond it spellings are not compared
 
 
@@ -98,8 +98,8 @@ def _presets(placement: Array, columns: Mapping[str, Array]) -> dict[str, Array]
         index, width = divmod(rest, widest)
         wishes.append(preset_wishes(names[index], replicas, width, topology))
 
-    def column(name: str, kind: type) -> Array:
-        values: Array = np.array([getattr(wish, name) or 0 for wish in wishes], dtype=kind)
+    def column(name: str, dtype: type) -> Array:
+        values: Array = np.array([getattr(wish, name) or 0 for wish in wishes], dtype=dtype)
         return values[which]
 
     return {name: column(name, float) for name in DEGREES} | {

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from search_spaces.language.expression import Array, Expression, Kind, parse
+from search_spaces.language.expression import Array, Expression, ValueType, parse
 
 # Any trainer of this family needs these.
 COMMON_RULES = {
@@ -94,20 +94,22 @@ def pinned(parameter: str, value: Array, condition: Expression) -> Rule:
     return Rule(f"inactive_{parameter}", text, frozenset((parameter, *condition.names)), test)
 
 
-def builtin(kinds: Mapping[str, Kind], *, own_trainer: bool, allow: Iterable[str]) -> list[Rule]:
+def builtin(
+    types: Mapping[str, ValueType], *, own_trainer: bool, allow: Iterable[str]
+) -> list[Rule]:
     """The built-in rules that the space has the facts for."""
     off = {SWITCHED_OFF_BY[name] for name in allow}
     texts = COMMON_RULES if own_trainer else {**COMMON_RULES, **BUILTIN_TRAINER_RULES}
     rules = []
     for name, text in texts.items():
-        expression = parse(text, _KINDS)
-        if name not in off and expression.names <= kinds.keys():
+        expression = parse(text, _TYPES)
+        if name not in off and expression.names <= types.keys():
             rules.append(expressed(name, expression))
     return rules
 
 
 # Every name in the rules above. Their types are fixed: see parameters._TYPES.
-_KINDS: dict[str, Kind] = {
+_TYPES: dict[str, ValueType] = {
     **dict.fromkeys(
         (
             *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),

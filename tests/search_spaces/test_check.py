@@ -171,8 +171,8 @@ def test_the_report_prints_totals_rules_and_notes() -> None:
 
 
 def test_the_report_notes_what_the_trainer_lacks(load: Load, good: str) -> None:
-    text = check(load(good.replace("  tp:", "  gx: [1, 2]\n  tp:"))).text()
-    assert "note: the built-in trainer does not have gx yet" in text
+    text = check(load(good.replace("tflops_per_gpu", "energy_joules"))).text()
+    assert "note: the built-in trainer does not have energy_joules yet" in text
 
 
 @pytest.mark.parametrize("name", shipped_spaces())

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.language.expression import ExpressionError, Kind, parse
+from search_spaces.language.expression import ExpressionError, ValueType, parse
 
-KINDS: dict[str, Kind] = {"a": "number", "b": "number", "c": "number", "on": "boolean", "w": "text"}
+TYPES: dict[str, ValueType] = {
+    "a": "number",
+    "b": "number",
+    "c": "number",
+    "on": "boolean",
+    "w": "text",
+}
 
 _numbers = st.recursive(
     st.sampled_from(["a", "b", "c", "0", "1", "2", "3", "7", "2.5"]),
@@ -61,7 +67,7 @@ def by_python(text: str, row: dict[str, Any]) -> bool:
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     types = {"number": float, "boolean": bool, "text": str}
-    return {n: np.array([r[n] for r in rows], dtype=types[k]) for n, k in KINDS.items()}
+    return {n: np.array([r[n] for r in rows], dtype=types[k]) for n, k in TYPES.items()}
 
 
 @settings(deadline=None, derandomize=True)
@@ -69,7 +75,7 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
 def test_every_expression_agrees_with_python_row_by_row(
     text: str, rows: list[dict[str, Any]]
 ) -> None:
-    got = np.broadcast_to(parse(text, KINDS).holds(columns(rows)), (len(rows),))
+    got = np.broadcast_to(parse(text, TYPES).holds(columns(rows)), (len(rows),))
     assert got.tolist() == [by_python(text, row) for row in rows]
 
 
@@ -77,7 +83,7 @@ def test_every_expression_agrees_with_python_row_by_row(
 @given(st.text(max_size=80))
 def test_any_text_is_an_expression_or_an_expression_error(text: str) -> None:
     try:
-        parse(text, KINDS)
+        parse(text, TYPES)
     except ExpressionError as error:
         assert str(error)
 
@@ -94,20 +100,20 @@ _SIGNS = [
 @given(st.lists(st.sampled_from(_SIGNS), max_size=25).map("".join))
 def test_any_arrangement_of_signs_is_an_expression_or_an_expression_error(text: str) -> None:
     try:
-        parse(text, KINDS)
+        parse(text, TYPES)
     except ExpressionError as error:
         assert str(error)
 
 
 def holds(text: str, **values: Any) -> bool:
-    kinds: dict[str, Kind] = {
+    types: dict[str, ValueType] = {
         name: "boolean" if isinstance(v, bool) else "text" if isinstance(v, str) else "number"
         for name, v in values.items()
     }
     arrays = {
-        n: np.float64(v) if kinds[n] == "number" else np.asarray(v) for n, v in values.items()
+        n: np.float64(v) if types[n] == "number" else np.asarray(v) for n, v in values.items()
     }
-    return bool(parse(text, kinds).holds(arrays))
+    return bool(parse(text, types).holds(arrays))
 
 
 def test_division_by_zero_is_violated_whatever_is_done_with_it() -> None:
@@ -170,19 +176,19 @@ def test_a_parameter_may_be_called_like_no_constant() -> None:
 )
 def test_what_the_grammar_lacks_is_named(text: str, said: str) -> None:
     with pytest.raises(ExpressionError) as caught:
-        parse(text, KINDS)
+        parse(text, TYPES)
     assert said in str(caught.value)
 
 
 def test_the_caret_stands_under_the_mistake_after_wide_characters() -> None:
     with pytest.raises(ExpressionError) as caught:
-        parse("w == 'größe' and aaa > 1", KINDS)
+        parse("w == 'größe' and aaa > 1", TYPES)
     _, text, caret = str(caught.value).splitlines()
     assert text[caret.index("^") :].startswith("aaa")
 
 
 def test_long_expressions_are_shown_around_the_mistake() -> None:
     with pytest.raises(ExpressionError) as caught:
-        parse("a > 1 or " * 30 + "zzz > 1", KINDS)
+        parse("a > 1 or " * 30 + "zzz > 1", TYPES)
     _, text, caret = str(caught.value).splitlines()
     assert len(text) <= 100 and text[caret.index("^") :].startswith("zzz")

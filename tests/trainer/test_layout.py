@@ -65,7 +65,7 @@ def test_shapes_and_kinds_are_those_of_the_built_stage(
     stage = built(MODELS[model], index, num_stages, tp)
     names = {id(parameter): name for name, parameter in stage.named_parameters()}
     expected = [
-        Parameter(names[id(slot.parameter)], tuple(slot.parameter.shape), slot.kind)
+        Parameter(names[id(slot.parameter)], tuple(slot.parameter.shape), slot.traits)
         for slot in slots(stage, tp)
     ]
     units = stage_parameters(MODELS[model], index, num_stages, tp)
@@ -78,7 +78,7 @@ def test_stages_hold_the_models_parameters_between_them(model: str) -> None:
     whole = sum(p.numel for p in in_order(stage_parameters(config)))
     assert whole == config.num_parameters
     parts = [p for i in range(4) for p in in_order(stage_parameters(config, i, 4))]
-    assert sum(p.numel for p in parts if not p.kind.copy) == whole
+    assert sum(p.numel for p in parts if not p.traits.copy) == whole
 
 
 def test_a_pipelines_embedding_is_a_unit_by_itself_and_a_whole_models_is_not() -> None:
@@ -170,7 +170,7 @@ def test_shares_of_the_secondary_copy_cover_the_whole_with_little_filling(
 def test_buckets_hold_one_kind_and_no_more_than_they_may() -> None:
     parameters = list(in_order(stage_parameters(MODELS["mixed"], 0, 1, 2)))
     buckets = fill(reversed(parameters), limit=300)
-    assert all(len({p.kind for p in bucket}) == 1 for bucket in buckets)
+    assert all(len({p.traits for p in bucket}) == 1 for bucket in buckets)
     assert all(len(b) == 1 or sum(p.numel for p in b) <= 300 for b in buckets)
     held = [p.name for p in itertools.chain.from_iterable(buckets)]
     assert sorted(held) == sorted(p.name for p in parameters)

@@ -273,7 +273,7 @@ def test_weight_decay_spares_norms_and_biases() -> None:
     for stage in (whole(GPT), whole(LLAMA)):
         for slot in slots(stage, tp=1):
             vector = "norm" in type(slot.module).__name__.lower() or slot.name == "bias"
-            assert slot.kind.decays == (not vector)
+            assert slot.traits.decays == (not vector)
 
 
 def test_buckets_hold_one_kind_and_no_more_than_the_limit() -> None:
@@ -283,7 +283,7 @@ def test_buckets_hold_one_kind_and_no_more_than_the_limit() -> None:
     assert sorted(id(s.module) for b in buckets for s in b) == sorted(id(s.module) for s in members)
     assert len(buckets) > 3
     for bucket in buckets:
-        assert len({slot.kind for slot in bucket}) == 1
+        assert len({slot.traits for slot in bucket}) == 1
         assert len(bucket) == 1 or sum(s.parameter.numel() for s in bucket) <= 2000
 
 

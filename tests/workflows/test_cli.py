@@ -50,15 +50,17 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["type"] == "object"
 
 
-def test_a_parameter_that_the_trainer_lacks_can_be_checked_but_not_searched(tmp_path: Path) -> None:
+def test_an_objective_that_the_trainer_lacks_can_be_checked_but_not_searched(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "space.yaml").write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: python-source}}\n"
-        "parameters: {gx: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+        "parameters: {tp: [1, 2]}\nobjective: {minimize: energy_joules}\n"
     )
     assert run("check", "space.yaml", cwd=tmp_path).returncode == 0
     refused = run("search", "space.yaml", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "the built-in trainer has no gx" in refused.stderr
+    assert "the built-in trainer has no energy_joules" in refused.stderr
 
 
 @pytest.mark.parametrize(

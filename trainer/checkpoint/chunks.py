@@ -74,20 +74,20 @@ def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[C
         cut = _cut(slot, mesh)
         # Copies are told apart by a number, and take turns in saving.
         copies, copy = mesh.dp.size // degree, mesh.dp.rank // degree
-        if not slot.kind.split:
+        if not slot.traits.split:
             copies, copy = copies * mesh.tp.size, copy * mesh.tp.size + mesh.tp.rank
         for box in cut.boxes(piece.start, piece.length, CHUNK_ELEMENTS):
             for state, tensor in _states(optimizer, piece).items():
                 begin = piece.begin + box.begin - piece.start
                 count = torch.Size(box.sizes).numel()
                 data = tensor.detach().view(-1)[begin : begin + count].view(box.sizes)
-                writes = number % copies == copy and not slot.kind.copy
+                writes = number % copies == copy and not slot.traits.copy
                 yield Chunk(f"{state}.{name}", cut.whole, box, data, writes)
                 number += 1
 
 
 def _cut(slot: Slot, mesh: Mesh) -> Cut:
-    dim = getattr(slot.module, "tp_split", {}).get(slot.name) if slot.kind.split else None
+    dim = getattr(slot.module, "tp_split", {}).get(slot.name) if slot.traits.split else None
     parts = getattr(slot.module, "parts", None)
     return Cut(tuple(slot.parameter.shape), dim, parts, mesh.tp.rank, mesh.tp.size)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from trainer.model.shapes import Kind
+from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 
 
@@ -16,7 +16,7 @@ class Slot(NamedTuple):
 
     module: nn.Module
     name: str
-    kind: Kind
+    traits: Traits
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -56,7 +56,7 @@ def slots(stage: Stage, tp: int) -> Iterator[Slot]:
             yield Slot(
                 module,
                 name,
-                Kind(
+                Traits(
                     split=tp > 1 and name in getattr(module, "tp_split", {}),
                     decays=parameter.dim() > 1,
                     shared=shared,

@@ -1,4 +1,4 @@
-"""The parameters of a pipeline stage, by name, shape and kind, without building it. Torch-free."""
+"""A pipeline stage's parameters, by name, shape and traits, without building it. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainer.config import ModelConfig
 Shape = tuple[int, ...]
 
 
-class Kind(NamedTuple):
-    """What all parameters of one kind have in common."""
+class Traits(NamedTuple):
+    """What decides how a parameter is split, updated and summed."""
 
     split: bool
     """Each tensor-parallel rank holds its own part; otherwise all hold the whole."""
@@ -31,7 +31,7 @@ class Parameter(NamedTuple):
     """In the whole model."""
     shape: Shape
     """Of this rank's part."""
-    kind: Kind
+    traits: Traits
 
     @property
     def numel(self) -> int:
@@ -59,16 +59,16 @@ def stage_parameters(
     table = (model.vocab_size // tp, model.hidden_size)
 
     def plain(name: str, *shape: int) -> Parameter:
-        return Parameter(name, shape, Kind(False, len(shape) > 1, False, False))
+        return Parameter(name, shape, Traits(False, len(shape) > 1, False, False))
 
     embedding, positions, head = [], [], []
     if first:
-        kind = Kind(tp > 1, True, tied, False)
-        embedding = [Parameter("embedding.weight", table, kind)]
+        traits = Traits(tp > 1, True, tied, False)
+        embedding = [Parameter("embedding.weight", table, traits)]
         if model.positions == "learned":
             positions = [plain("positions.weight", model.seq_length, model.hidden_size)]
     if last and (pipelined or not model.tied_embeddings):
-        head = [Parameter("head.weight", table, Kind(tp > 1, True, tied, tied))]
+        head = [Parameter("head.weight", table, Traits(tp > 1, True, tied, tied))]
     norm = _norm(model, "norm") if last else []
     per_stage = model.num_layers // num_stages
     layers = range(index * per_stage, (index + 1) * per_stage)
@@ -88,9 +88,9 @@ def in_order(units: list[list[Parameter]]) -> Iterator[Parameter]:
 
 
 def _norm(model: ModelConfig, name: str) -> list[Parameter]:
-    kind = Kind(False, False, False, False)
+    traits = Traits(False, False, False, False)
     names = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
-    return [Parameter(f"{name}.{part}", (model.hidden_size,), kind) for part in names]
+    return [Parameter(f"{name}.{part}", (model.hidden_size,), traits) for part in names]
 
 
 def _block(model: ModelConfig, name: str, tp: int) -> list[Parameter]:
@@ -108,12 +108,16 @@ def _block(model: ModelConfig, name: str, tp: int) -> list[Parameter]:
 
 
 def _columns(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", (outputs // tp, inputs), Kind(tp > 1, True, False, False))
-    bias = Parameter(f"{name}.bias", (outputs // tp,), Kind(tp > 1, False, False, False))
+    weight = Parameter(
+        f"{name}.weight", (outputs // tp, inputs), Traits(tp > 1, True, False, False)
+    )
+    bias = Parameter(f"{name}.bias", (outputs // tp,), Traits(tp > 1, False, False, False))
     return [weight, bias] if model.linear_bias else [weight]
 
 
 def _rows(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", (outputs, inputs // tp), Kind(tp > 1, True, False, False))
-    bias = Parameter(f"{name}.bias", (outputs,), Kind(False, False, False, False))
+    weight = Parameter(
+        f"{name}.weight", (outputs, inputs // tp), Traits(tp > 1, True, False, False)
+    )
+    bias = Parameter(f"{name}.bias", (outputs,), Traits(False, False, False, False))
     return [weight, bias] if model.linear_bias else [weight]

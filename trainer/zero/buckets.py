@@ -18,7 +18,7 @@ from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
-from trainer.model.shapes import Kind
+from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
@@ -26,7 +26,7 @@ from trainer.zero.layout import BUCKET_ELEMENTS, ROW, fill, padded
 
 
 class Bucket:
-    """Consecutive parameters of one kind, in one piece of memory.
+    """Consecutive parameters of equal traits, in one piece of memory.
 
     Args:
         members: the parameters, of any device and contents; they become views of this memory.
@@ -38,7 +38,7 @@ class Bucket:
     def __init__(
         self, members: list[Slot], mesh: Mesh, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.kind = members[0].kind
+        self.traits = members[0].traits
         self.members = members
         shares = mesh.placement.optimizer.degree
         self.sharing = mesh.replicas(shares, 1, "main")
@@ -178,9 +178,9 @@ class WholeWeights:
         self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
         for stage in stages:
             initialize(stage, "", stage.model, config.seed, mesh.tp.rank, mesh.tp.size)
-        self.masters: dict[Kind, list[nn.Parameter]] = {}
+        self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
-            self.masters.setdefault(bucket.kind, []).append(bucket.make_master())
+            self.masters.setdefault(bucket.traits, []).append(bucket.make_master())
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's master weights, each a part of one parameter."""
@@ -198,9 +198,13 @@ class WholeWeights:
         for bucket in self.buckets:
             bucket.finish_reduce()
         for bucket in self.buckets:
-            if bucket.kind.shared and self.mesh.embedding is not None:
+            if bucket.traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(bucket.grad_share, "embedding")
-            if self.sequence_parallel and not bucket.kind.split and self.mesh.tp.group is not None:
+            if (
+                self.sequence_parallel
+                and not bucket.traits.split
+                and self.mesh.tp.group is not None
+            ):
                 self.mesh.tp.group.all_reduce(bucket.grad_share, "tensor")
 
     def publish(self) -> None:

@@ -19,7 +19,7 @@ from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
-from trainer.model.shapes import Kind
+from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
@@ -56,9 +56,9 @@ class ShardedWeights:
             replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
         )
         self.units = [unit for stage in stages for unit in self._place(stage, config)]
-        self.masters: dict[Kind, list[nn.Parameter]] = {}
+        self.masters: dict[Traits, list[nn.Parameter]] = {}
         for piece in self.pieces():
-            self.masters.setdefault(piece.slot.kind, []).append(piece.master)
+            self.masters.setdefault(piece.slot.traits, []).append(piece.master)
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
@@ -159,12 +159,12 @@ class ShardedWeights:
         self.context.reduction.finish()
         partial: list[Tensor] = []
         for unit in self.units:
-            if unit.members[0].kind.shared and self.mesh.embedding is not None:
+            if unit.members[0].traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(unit.reduce.final, "embedding")
         if not self.sequence_parallel:
             return
         for piece in self.pieces():
-            if not piece.slot.kind.split and piece.master.grad is not None:
+            if not piece.slot.traits.split and piece.master.grad is not None:
                 partial.append(piece.master.grad)
         if partial:
             joined = torch.cat([grad.flatten() for grad in partial])

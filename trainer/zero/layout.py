@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.formats import BLOCK, Format
-from trainer.model.shapes import Kind, Shape
+from trainer.model.shapes import Shape, Traits
 from trainer.placement import Level, Placement
 
 BUCKET_ELEMENTS = 16 * 2**20
@@ -213,7 +213,7 @@ def ring_all_reduce_bytes(num_bytes: int, ranks: int) -> int:
 
 class _Sized(Protocol):
     @property
-    def kind(self) -> Kind: ...
+    def traits(self) -> Traits: ...
     @property
     def numel(self) -> int: ...
 
@@ -222,18 +222,18 @@ _Member = TypeVar("_Member", bound=_Sized)
 
 
 def fill(members: Iterable[_Member], limit: int = BUCKET_ELEMENTS) -> list[list[_Member]]:
-    """Group whole parameters into buckets of one kind, at most ``limit`` elements unless alone.
+    """Group whole parameters into buckets of equal traits, at most ``limit`` elements unless alone.
 
     Given in the order in which gradients arrive, so that full buckets leave early.
     """
     done: list[list[_Member]] = []
-    filling: dict[Kind, tuple[list[_Member], int]] = {}
+    filling: dict[Traits, tuple[list[_Member], int]] = {}
     for member in members:
-        bucket, held = filling.get(member.kind, ([], 0))
+        bucket, held = filling.get(member.traits, ([], 0))
         if bucket and held + member.numel > limit:
             done.append(bucket)
             bucket, held = [], 0
-        filling[member.kind] = ([*bucket, member], held + member.numel)
+        filling[member.traits] = ([*bucket, member], held + member.numel)
     return done + [bucket for bucket, _ in filling.values()]
 
 

@@ -123,10 +123,10 @@ def _sharded(
         gathers, copies = _gathers(config, placement, outermost)
         for sent in step_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
             yield _Calls(sent.purpose, sent.level, sent.num_bytes, same)
-        whole = {number for number, p in enumerate(example) if not p.kind.split}
+        whole = {number for number, p in enumerate(example) if not p.traits.split}
         held = (s.length for s in unit.updated(seat.replica) if s.parameter in whole)
         partial += same * sum(held)
-        if example[0].kind.shared:
+        if example[0].traits.shared:
             yield _embedding(unit.slice, seat)
     if partial and config.tp > 1 and config.sequence_parallel:
         yield _sum("tensor", partial * _FLOAT32_BYTES, seat)
@@ -165,9 +165,9 @@ def _whole(
             size = ring_all_reduce_bytes(wire.num_bytes(share), copies)
             purpose = "gradients" if shares == 1 else "gradient_sync"
             yield _Calls(purpose, seat.of_replicas(copies, shares), size)
-        if bucket[0].kind.shared:
+        if bucket[0].traits.shared:
             yield _embedding(share, seat)
-        if config.tp > 1 and config.sequence_parallel and not bucket[0].kind.split:
+        if config.tp > 1 and config.sequence_parallel and not bucket[0].traits.split:
             yield _sum("tensor", share * _FLOAT32_BYTES, seat)
 
 

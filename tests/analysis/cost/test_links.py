@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from analysis.cost import collectives as links
 from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
-from analysis.cost.groups import Group, LinkConstants, group_of, path_of
+from analysis.cost.groups import LinkConstants, RankGroup, group_of, path_of
 from search_spaces.cluster import Cluster, Collective
 from search_spaces.language.document import read
 from search_spaces.language.messages import validate
@@ -21,7 +21,7 @@ from search_spaces.load import SHIPPED
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Timed = Callable[[Cluster, LinkConstants, Group, Array], Array]
+Timed = Callable[[Cluster, LinkConstants, RankGroup, Array], Array]
 
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
 COLLECTIVES: dict[str, Timed] = {
@@ -212,6 +212,24 @@ def test_a_measured_send_goes_before_the_formula_where_as_many_ranks_send() -> N
     pair = group_of([2, 2], [8, 1])
     same = [links.all_gather_s(m, EXACT, pair, np.full(2, 1e9)) for m in (cluster, known)]
     assert same[0] == pytest.approx(same[1])
+
+
+@pytest.mark.parametrize(("name", "between_share"), [("perlmutter", 0.8), ("frontier", 0.4)])
+def test_bandwidths_that_axonns_authors_publish_are_the_clusters_and_equation_7s(
+    name: str, between_share: float
+) -> None:
+    """Singh et al. 2024: inside a node as measured, between nodes beta_inter / min(G_node, inner).
+
+    The authors round beta_inter to 80 and 40 GB/s.
+    """
+    constants = LinkConstants(node_share=1, inter_node_share=between_share)
+    rows = truth("axonn_bandwidth.csv", machine=name)
+    assert len(rows) >= 6
+    for row in rows:
+        inner = int(row["inner"].lstrip(">="))
+        size = 64 if row["group"] == "any" or row["group"][0] == ">" else int(row["group"])
+        bandwidth = links.bus_bytes_per_s(shipped_cluster(name), constants, group_of(size, inner))
+        assert bandwidth == pytest.approx(float(row["GBps"]) * 1e9), row
 
 
 def test_links_that_the_facts_do_not_state_are_asked_for() -> None:

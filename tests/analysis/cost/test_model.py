@@ -12,7 +12,7 @@ import yaml
 
 from analysis.cost.constants import log_sd
 from analysis.cost.jobs import FULL, Jobs, jobs
-from analysis.cost.model import PRIOR_LOG_SD, CostModel, Evidence, hardware_flops, model_flops
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements, hardware_flops, model_flops
 from analysis.cost.step import TimeConstants, step
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
@@ -154,8 +154,8 @@ def test_eight_trials_remove_most_of_a_bias() -> None:
     true = step(of, model.cluster, model.framework, truth).total
     trials = slice(0, 8)
     nan = np.full(8, np.nan)
-    evidence = Evidence(of[trials], true[trials], nan, np.zeros(8, dtype=bool))
-    before, after = model.predict(of), model.calibrated(evidence).predict(of)
+    measurements = Measurements(of[trials], true[trials], nan, np.zeros(8, dtype=bool))
+    before, after = model.predict(of), model.calibrated(measurements).predict(of)
     rest = slice(8, None)
 
     def error(predicted: np.ndarray) -> float:
@@ -199,8 +199,8 @@ def test_one_absurd_trial_does_not_carry_the_model_away() -> None:
     told = true[:10].copy()
     told[4] *= 30
     nan = np.full(10, np.nan)
-    evidence = Evidence(of[:10], told, nan, np.zeros(10, dtype=bool))
-    after = model.calibrated(evidence).predict(of)
+    measurements = Measurements(of[:10], told, nan, np.zeros(10, dtype=bool))
+    after = model.calibrated(measurements).predict(of)
     assert np.mean(np.abs(after.step_time_s[10:] / true[10:] - 1)) < 0.06
 
 
@@ -209,7 +209,7 @@ def test_nothing_usable_changes_nothing() -> None:
     model = CostModel(cluster("dgx_h100"), MEGATRON_LM)
     nan = np.full(3, np.nan)
     failed = np.ones(3, dtype=bool)
-    after = model.calibrated(Evidence(of, nan, nan, failed))
+    after = model.calibrated(Measurements(of, nan, nan, failed))
     assert after.constants == model.constants
     assert after.log_sd == model.log_sd
 

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
 from analysis.cost.jobs import Jobs, jobs
-from analysis.cost.model import CostModel, Evidence
+from analysis.cost.model import CostModel, Measurements
 from analysis.cost.step import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.sweeps.gpus import shipped
@@ -36,9 +36,9 @@ def one_gpu() -> Jobs:
     )  # fmt: skip
 
 
-def measured(of: CostModel) -> Evidence:
+def measured(of: CostModel) -> Measurements:
     told = of.predict(one_gpu())
-    return Evidence(told.jobs, told.step_time_s, told.peak_bytes, np.zeros(6, dtype=bool))
+    return Measurements(told.jobs, told.step_time_s, told.peak_bytes, np.zeros(6, dtype=bool))
 
 
 def test_constants_go_with_their_framework_their_gpu_and_their_network() -> None:
@@ -97,6 +97,6 @@ def test_a_narrow_run_makes_no_model_surer_of_other_runs() -> None:
 
 def test_a_run_without_a_usable_trial_teaches_nothing() -> None:
     start = replace(model("dgx_a100", "fsdp"), covariance=0.01 * np.eye(len(ALL)))
-    nothing = Evidence(one_gpu(), *[np.full(6, np.nan)] * 2, np.zeros(6, dtype=bool))
+    nothing = Measurements(one_gpu(), *[np.full(6, np.nan)] * 2, np.zeros(6, dtype=bool))
     found = discounted(start.calibrated(nothing), start)
     assert found.covariance is start.covariance and found.constants == start.constants
