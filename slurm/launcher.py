@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.clock import Clock
-from slurm.outcome.step_log import Hopeless
+from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 
 
@@ -56,13 +56,14 @@ class Launcher(ABC):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         """Start the trial, watch it, and return when no process of it is left.
 
         ``stop`` asks all trials for an end; the outcome is then CANCELLED unless the trial had
-        already ended by itself. ``hopeless`` is asked after every step that this trial speaks of,
-        and may end it alone: the outcome is then OK and ``early``, unless it had ended by itself.
+        already ended by itself. ``stop_rule`` is asked after every step that this trial reports,
+        and may end it alone: the outcome is then OK and ``stopped_early``, unless it had ended by
+        itself.
         """
 
     @abstractmethod

@@ -9,6 +9,9 @@ from typing import Any
 
 from slurm.outcome.kinds import Kind
 
+TRIAL_VARIABLE = "MESHTUNE_TRIAL"
+"""Names the attempt in every rank's environment; by it a later driver finds what was left."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -67,7 +70,7 @@ class Outcome:
     stderr_tail: str = ""
     exit_code: int | None = None
     elapsed_s: float = 0.0
-    early: bool = False  # stopped as hopeless: the result is of its steps until then
+    stopped_early: bool = False  # the result is of its steps until then
     saved_s: float = 0.0  # that it would have run on
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
     lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die

@@ -26,7 +26,7 @@ from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
 from search_spaces import load_space
 from slurm.local.launcher import LocalLauncher
-from slurm.outcome.step_log import Hopeless
+from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.search.budget import Budget
 from workflows.search.session import run_session
@@ -55,10 +55,10 @@ class SlowLinksLauncher(LocalLauncher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         argv = (sys.executable, "-m", _RANK_MODULE, *spec.argv[3:])
-        return super().run(dataclasses.replace(spec, argv=argv), lease, stop, hopeless)
+        return super().run(dataclasses.replace(spec, argv=argv), lease, stop, stop_rule)
 
     def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:
         nodes = [self.nodes().index(node) for node in lease.nodes]

@@ -15,13 +15,13 @@ from pathlib import Path
 from slurm import processes
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
-from slurm.local.shepherd import TRIAL_VARIABLE, Request, marker
+from slurm.local.shepherd import Request, marker
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import clear, gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Hopeless
-from slurm.outcome.watch import STDERR_NAME, End, watch
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.outcome.step_log import StopRule
+from slurm.outcome.watch import STDERR_NAME, Termination, watch
+from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
 # out-of-memory by themselves, and write its result; a shorter time would cut them off.
@@ -79,7 +79,7 @@ class LocalLauncher(Launcher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         clear(spec.directory)
         request = self._request(spec, lease)
@@ -88,8 +88,8 @@ class LocalLauncher(Launcher):
             return Outcome(Kind.LAUNCH_FAILURE, message=problem)
         ranks = self._server.start(request)
         try:
-            watched = watch(spec, ranks.poll, stop, hopeless)
-            if watched.end is not End.EXITED:
+            watched = watch(spec, ranks.poll, stop, stop_rule)
+            if watched.termination is not Termination.EXITED:
                 ranks.terminate()
                 ranks.wait(spec.grace_s)
             self._end(spec, ranks)

@@ -35,8 +35,8 @@ from typing import NoReturn
 from slurm import processes
 from slurm.local.log_merger import LineLog
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
+from slurm.trial import TRIAL_VARIABLE
 
-TRIAL_VARIABLE = "MESHTUNE_TRIAL"  # in every rank's environment; its grandchildren inherit it
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from slurm.outcome.evidence import Evidence, find_result, read_end
 from slurm.outcome.kinds import STATUSES, Before, Kind
-from slurm.outcome.step_log import Early
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End
+from slurm.outcome.step_log import EarlyStop
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination
 from slurm.trial import Outcome
 
 TAIL_LINES = 40
@@ -30,7 +30,7 @@ class _Verdict:
     message: str
     suspects: Iterable[str] = ()
     lost: Iterable[str] = ()
-    early: Early | None = None
+    early_stop: EarlyStop | None = None
 
 
 def classify(evidence: Evidence) -> Outcome:
@@ -54,13 +54,13 @@ def classify(evidence: Evidence) -> Outcome:
     lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
     return Outcome(
         kind=verdict.kind,
-        result=verdict.early.result if verdict.early else evidence.result,
+        result=verdict.early_stop.result if verdict.early_stop else evidence.result,
         message=" ".join(verdict.message.split()),
         stderr_tail="\n".join(evidence.stderr.splitlines()[-TAIL_LINES:]),
         exit_code=evidence.exit_code,
         elapsed_s=evidence.elapsed_s,
-        early=verdict.early is not None,
-        saved_s=verdict.early.saved_s if verdict.early else 0.0,
+        stopped_early=verdict.early_stop is not None,
+        saved_s=verdict.early_stop.saved_s if verdict.early_stop else 0.0,
         suspect_nodes=tuple(n for n in evidence.nodes if n in set(verdict.suspects) - lost),
         lost_nodes=tuple(n for n in evidence.nodes if n in lost),
     )
@@ -114,13 +114,13 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
 
 
 def _stopped(evidence: Evidence) -> _Verdict | None:
-    if evidence.end is End.STOPPED:
+    if evidence.termination is Termination.STOPPED:
         return _Verdict(Kind.CANCELLED, "stopped")
-    if evidence.early is not None:
+    if evidence.early_stop is not None:
         # Its result was there when it was told to end: it is the whole trial's.
         if _status(evidence) == "ok":
             return _Verdict(Kind.OK, "")
-        return _Verdict(Kind.OK, evidence.early.message, early=evidence.early)
+        return _Verdict(Kind.OK, evidence.early_stop.message, early_stop=evidence.early_stop)
     return None
 
 
@@ -154,9 +154,9 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
 
 
 def _timeout(evidence: Evidence) -> _Verdict | None:
-    if evidence.end is End.TIMEOUT:
+    if evidence.termination is Termination.TIMEOUT:
         return _Verdict(Kind.TIMEOUT, f"not done after {evidence.timeout_s:g} s")
-    if evidence.end is End.NO_PROGRESS:
+    if evidence.termination is Termination.NO_PROGRESS:
         quiet_s = evidence.no_progress_timeout_s or 0.0
         return _Verdict(Kind.TIMEOUT, f"nothing in its logs for {quiet_s:g} s: a hang")
     return None

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm.outcome.kinds import STATUSES
-from slurm.outcome.step_log import Early
+from slurm.outcome.step_log import EarlyStop
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, Watched
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
 from slurm.trial import Lease, ResultSource, TrialSpec
 
 RESULT_NAME = "result.json"
@@ -25,9 +25,9 @@ _RESULT_LINE = re.compile(r"(?m)(?:^|\s)MESHTUNE_RESULT\s+(\{.*\})\s*$")
 class Evidence:
     """All that is known of an ended trial."""
 
-    end: End
+    termination: Termination
     elapsed_s: float
-    early: Early | None = None  # where that is how it ended
+    early_stop: EarlyStop | None = None  # where that is how it ended
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
     no_result: str = ""  # why there is none
@@ -61,12 +61,16 @@ def gather(
     stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
     result, no_result = find_result(spec.directory, stdout)
     # A log that was cut short has figures of some step, not the trial's.
-    if result is None and spec.result.patterns and watched.end is not End.EARLY:
+    if (
+        result is None
+        and spec.result.patterns
+        and watched.termination is not Termination.STOPPED_EARLY
+    ):
         result, no_result = _match(spec.result, stdout, stderr)
     return Evidence(
-        end=watched.end,
+        termination=watched.termination,
         elapsed_s=watched.elapsed_s,
-        early=watched.early,
+        early_stop=watched.early_stop,
         exit_code=exit_code,
         result=result,
         no_result=no_result,

@@ -1,6 +1,6 @@
 """A running trial's word on its steps, and the early end of one that is too slow.
 
-A trainer that wants to be stopped when it is hopeless prints, from one rank, a line
+A trainer that wants to be stopped early when it is too slow prints, from one rank, a line
 ``MESHTUNE_STEP {json}`` after each step. Who decides is the driver; launchers only ask.
 """
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Step = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
+StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
 _LINE = re.compile(rb"(?m)(?:^|\s)MESHTUNE_STEP\s+(\{.*\})\s*$")
 _READ_BYTES = 4 << 20  # at a time, of a log that grows faster than it is read
 
 
 @dataclass(frozen=True)
-class Early:
+class EarlyStop:
     """Why a trial is stopped before its last step, its figures until then, and what that saves."""
 
     message: str
@@ -27,7 +27,7 @@ class Early:
     saved_s: float = 0.0
 
 
-Hopeless = Callable[[Sequence[Step]], Early | None]
+StopRule = Callable[[Sequence[StepReport]], EarlyStop | None]
 """Asked with all steps so far, from any thread; None: the trial goes on."""
 
 
@@ -39,7 +39,7 @@ class StepLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[StepReport] = []
         self._path = path
         self._offset = 0
         self._partial = b""

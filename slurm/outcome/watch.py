@@ -13,37 +13,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.outcome.step_log import Early, Hopeless, StepLog
+from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
 from slurm.trial import TrialSpec
 
 STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 
-class End(enum.Enum):
+class Termination(enum.Enum):
     """What ended the watch."""
 
     EXITED = "exited"  # the processes, by themselves
     TIMEOUT = "timeout"  # still there after ``timeout_s``
     NO_PROGRESS = "no progress"  # nothing in the logs for ``no_progress_timeout_s``
     STOPPED = "stopped"  # the driver asked for it
-    EARLY = "early"  # the trial was hopeless
+    STOPPED_EARLY = "stopped early"  # by its stop rule
 
 
 @dataclass(frozen=True)
 class Watched:
     """The end of a watch."""
 
-    end: End
+    termination: Termination
     elapsed_s: float  # since the watch began
-    early: Early | None = None  # with EARLY
+    early_stop: EarlyStop | None = None  # with EARLY
 
 
 def watch(
     spec: TrialSpec,
     exited: Callable[[], bool],
     stop: threading.Event,
-    hopeless: Hopeless | None = None,
+    stop_rule: StopRule | None = None,
 ) -> Watched:
     """Wait until the processes end, a timeout passes, ``stop`` is set, or there is no hope.
 
@@ -54,7 +54,7 @@ def watch(
         spec: whose timeouts count; progress is growth of its folder's two logs.
         exited: whether every process has ended.
         stop: ends the watch at once when set.
-        hopeless: asked whenever the log tells of further steps.
+        stop_rule: asked whenever the log tells of further steps.
     """
     steps = StepLog(spec.directory / STDOUT_NAME)
     started = progress = time.monotonic()
@@ -62,19 +62,19 @@ def watch(
     while True:
         elapsed_s = time.monotonic() - started
         if exited():
-            return Watched(End.EXITED, elapsed_s)
+            return Watched(Termination.EXITED, elapsed_s)
         if stop.is_set():
-            return Watched(End.STOPPED, elapsed_s)
+            return Watched(Termination.STOPPED, elapsed_s)
         if elapsed_s >= spec.timeout_s:
-            return Watched(End.TIMEOUT, elapsed_s)
-        if hopeless and steps.grew() and (early := hopeless(steps.steps)):
-            return Watched(End.EARLY, elapsed_s, early)
+            return Watched(Termination.TIMEOUT, elapsed_s)
+        if stop_rule and steps.grew() and (early := stop_rule(steps.steps)):
+            return Watched(Termination.STOPPED_EARLY, elapsed_s, early)
         if spec.no_progress_timeout_s is not None:
             before, size = size, _log_size(spec.directory)
             if size != before:
                 progress = time.monotonic()
             elif time.monotonic() - progress >= spec.no_progress_timeout_s:
-                return Watched(End.NO_PROGRESS, elapsed_s)
+                return Watched(Termination.NO_PROGRESS, elapsed_s)
         stop.wait(min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s)))
 
 

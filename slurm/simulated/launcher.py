@@ -13,12 +13,12 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from slurm.clock import Check, VirtualClock
 from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import Evidence
-from slurm.outcome.step_log import Early, Hopeless, Step
-from slurm.outcome.watch import End
+from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
+from slurm.outcome.watch import Termination
+from slurm.simulated.clock import Check, VirtualClock
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import Done, Workload, life
 from slurm.srun.texts import SRUN_TEXTS
@@ -70,18 +70,20 @@ class SimulatedLauncher(Launcher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         began = self._clock.time()
         end, steps = self._end(spec, lease, began)
         until = began + end.elapsed_s
-        speaker = _Speaker(spec, steps, self.workload, hopeless)
-        self._clock.sleep(until, spec.name, stop, speaker.checks(began) if hopeless else ())
+        speaker = _Speaker(spec, steps, self.workload, stop_rule)
+        self._clock.sleep(until, spec.name, stop, speaker.checks(began) if stop_rule else ())
         now = self._clock.time()
-        if speaker.early:
-            end = Evidence(End.EARLY, now - began, speaker.early, nodes=lease.nodes)
+        if speaker.early_stop:
+            end = Evidence(
+                Termination.STOPPED_EARLY, now - began, speaker.early_stop, nodes=lease.nodes
+            )
         elif now < until:  # only a stop ends a sleep too early
-            end = Evidence(End.STOPPED, now - began, nodes=lease.nodes)
+            end = Evidence(Termination.STOPPED, now - began, nodes=lease.nodes)
         return classify(end)
 
     def settle(self, names: Iterable[str]) -> None:
@@ -107,7 +109,11 @@ class SimulatedLauncher(Launcher):
                 elapsed_s = max(0.0, at - began) + NODE_LOSS_S
                 stderr = f"srun: error: Node failure on {node}\n"
                 lost = Evidence(
-                    End.EXITED, elapsed_s, stderr=stderr, nodes=lease.nodes, texts=SRUN_TEXTS
+                    Termination.EXITED,
+                    elapsed_s,
+                    stderr=stderr,
+                    nodes=lease.nodes,
+                    texts=SRUN_TEXTS,
                 )
                 return lost, [step for step in steps if step.at_s < elapsed_s - NODE_LOSS_S]
         return evidence, steps
@@ -117,11 +123,11 @@ class _Speaker:
     """A trial's word on its steps, in virtual time."""
 
     def __init__(
-        self, spec: TrialSpec, done: list[Done], work: Workload, hopeless: Hopeless | None
+        self, spec: TrialSpec, done: list[Done], work: Workload, stop_rule: StopRule | None
     ) -> None:
-        self.early: Early | None = None
-        self._spec, self._done, self._work, self._hopeless = spec, done, work, hopeless
-        self._said: list[Step] = []
+        self.early_stop: EarlyStop | None = None
+        self._spec, self._done, self._work, self._stop_rule = spec, done, work, stop_rule
+        self._said: list[StepReport] = []
 
     def checks(self, began: float) -> list[Check]:
         """The moments at which somebody listens."""
@@ -129,5 +135,5 @@ class _Speaker:
 
     def _say(self, done: Done) -> bool:
         self._said.append(self._work.step(self._spec.config, done.number, done.step_time_s))
-        self.early = self._hopeless(self._said) if self._hopeless else None
-        return self.early is not None
+        self.early_stop = self._stop_rule(self._said) if self._stop_rule else None
+        return self.early_stop is not None

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from slurm.outcome.evidence import Evidence
-from slurm.outcome.step_log import Step
-from slurm.outcome.watch import End
+from slurm.outcome.step_log import StepReport
+from slurm.outcome.watch import Termination
 from slurm.simulated.cluster import SimulatedCluster
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, TrialSpec
@@ -47,7 +47,7 @@ class Workload(Protocol):
         """The result of a success whose measured steps took so long."""
         ...
 
-    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> Step:
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> StepReport:
         """What the trainer says after a step."""
         ...
 
@@ -133,23 +133,23 @@ def _seen(
         timeout_s=spec.timeout_s,
         no_progress_timeout_s=spec.no_progress_timeout_s,
         texts=SRUN_TEXTS,
-        **(left if end is End.EXITED else {}),
+        **(left if end is Termination.EXITED else {}),
     )
     return evidence, steps
 
 
-def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[End, float]:
+def _watched(quiet_s: Sequence[float], spec: TrialSpec) -> tuple[Termination, float]:
     """How :func:`slurm.outcome.watch.watch` ends when the logs grow after each of these times."""
     patience_s = spec.no_progress_timeout_s or math.inf
     elapsed_s = 0.0
     for quiet in quiet_s:
         seen_s = elapsed_s + min(quiet, patience_s)
         if seen_s >= spec.timeout_s:
-            return End.TIMEOUT, spec.timeout_s
+            return Termination.TIMEOUT, spec.timeout_s
         if quiet >= patience_s:
-            return End.NO_PROGRESS, seen_s
+            return Termination.NO_PROGRESS, seen_s
         elapsed_s = seen_s
-    return End.EXITED, elapsed_s
+    return Termination.EXITED, elapsed_s
 
 
 def _launch_failure(node: str) -> dict[str, Any]:

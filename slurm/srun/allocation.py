@@ -20,7 +20,7 @@ Run = Callable[..., str]
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """A running step, as squeue tells it."""
 
     id: str  # JOB.STEP
@@ -60,16 +60,16 @@ class Allocation:
             )
         return cls(job)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[JobStep]:
         """The job's steps that are not gone."""
         return _steps(self._run(["squeue", "-h", "-s", "-j", self.job, "-o", "%i|%j|%N"]))
 
-    def steps_of_user(self) -> list[Step]:
+    def steps_of_user(self) -> list[JobStep]:
         """Steps of all this user's jobs that are not gone."""
         user = str(os.getuid())
         return _steps(self._run(["squeue", "-h", "-s", "-u", user, "-o", "%i|%j|%N"]))
 
-    def on_live_nodes(self, steps: list[Step]) -> list[Step]:
+    def on_live_nodes(self, steps: list[JobStep]) -> list[JobStep]:
         """Those of ``steps`` that have a node which is not down.
 
         Slurm (22.05 was seen to) lists a step whose every node died until the job ends; nothing
@@ -78,7 +78,7 @@ class Allocation:
         down = self.down_nodes() if steps else set()
         return [s for s in steps if set(self._hostnames(s.nodes)) - down]
 
-    def cancel(self, step: Step, signal: str | None = None) -> None:
+    def cancel(self, step: JobStep, signal: str | None = None) -> None:
         """Send a step a signal, or end it. It may be gone already; only :meth:`steps` tells."""
         with contextlib.suppress(SlurmError):
             self._run(["scancel", *(["-s", signal] if signal else []), step.id])
@@ -156,8 +156,8 @@ def parse_time_left(text: str) -> float | None:
         raise SlurmError(f"squeue shows {text!r} as the job's time left") from None
 
 
-def _steps(listing: str) -> list[Step]:
-    return [Step(*line.split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2]
+def _steps(listing: str) -> list[JobStep]:
+    return [JobStep(*line.split("|", 2)) for line in listing.splitlines() if line.count("|") >= 2]
 
 
 def _resolves(host: str) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm.launcher import LauncherError
-from slurm.local.shepherd import TRIAL_VARIABLE
 from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # Below the kernel's ephemeral ports (from 32768 on), above those of most services.
 _FIRST_PORT, _NUM_PORTS = 20000, 10000

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
-from slurm.local.shepherd import TRIAL_VARIABLE
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import clear, gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Hopeless
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, End, watch
-from slurm.srun.allocation import Allocation, Step
+from slurm.outcome.step_log import StopRule
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
+from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 # Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
 GONE_DEADLINE_S = 600.0
@@ -76,7 +75,7 @@ class SrunLauncher(Launcher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         argv = self.command(spec, lease)
         environ = srun_environment(
@@ -101,11 +100,11 @@ class SrunLauncher(Launcher):
                 start_new_session=True,
             )
         try:
-            watched = watch(spec, lambda: child.poll() is not None, stop, hopeless)
+            watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)
         except BaseException:
             self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
             raise
-        grace_s = 0.0 if watched.end is End.EXITED else spec.grace_s
+        grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
         stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down = self.down_nodes()
@@ -132,7 +131,7 @@ class SrunLauncher(Launcher):
         left_behind = processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) in wanted)
         sruns = {pid for pid in left_behind if processes.name(pid) == "srun"}
 
-        def left() -> list[Step]:
+        def left() -> list[JobStep]:
             return [s for s in self.allocation.steps_of_user() if s.name in wanted]
 
         def waiting() -> bool:
@@ -172,7 +171,7 @@ class SrunLauncher(Launcher):
         leave them running: the step is signalled through Slurm.
         """
 
-        def own() -> list[Step]:
+        def own() -> list[JobStep]:
             return [s for s in self.allocation.steps() if s.name == name]
 
         if grace_s and child.poll() is None:
@@ -188,7 +187,7 @@ class SrunLauncher(Launcher):
 
     def _until_gone(
         self,
-        find: Callable[[], list[Step]],
+        find: Callable[[], list[JobStep]],
         waiting: Callable[[], bool],
         end_waiting: Callable[[], None],
     ) -> bool:
@@ -205,7 +204,7 @@ class SrunLauncher(Launcher):
         deadline = time.monotonic() + self._gone_deadline_s
         next_kill, poll_s = 0.0, _FIRST_POLL_S
         while True:
-            steps: list[Step] | None = None  # Slurm does not answer: nothing is proven
+            steps: list[JobStep] | None = None  # Slurm does not answer: nothing is proven
             with contextlib.suppress(SlurmError):
                 steps = self.allocation.on_live_nodes(find())
             if steps == [] and not waiting():

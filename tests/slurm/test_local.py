@@ -17,9 +17,8 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher, visible_gpus
-from slurm.local.shepherd import TRIAL_VARIABLE
 from slurm.outcome.kinds import Kind
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
 

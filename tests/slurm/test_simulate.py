@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from slurm.clock import VirtualClock
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Early, Hopeless, Step
+from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
+from slurm.simulated.clock import VirtualClock
 from slurm.simulated.cluster import EPOCH, SimulatedCluster
 from slurm.simulated.launcher import NODE_LOSS_S, SimulatedLauncher
 from slurm.simulated.trial import Price
@@ -51,7 +51,7 @@ class Work:
     ) -> dict[str, Any]:
         return {"status": "ok", "steps_s": list(step_times_s), "peak_memory_bytes": peak_bytes}
 
-    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> Step:
+    def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> StepReport:
         return {"step": number, "step_time_s": step_time_s}
 
 
@@ -64,7 +64,7 @@ def run(
     launcher: SimulatedLauncher,
     specs: Sequence[TrialSpec],
     stop: threading.Event | None = None,
-    hopeless: Hopeless | None = None,
+    stop_rule: StopRule | None = None,
 ) -> list[tuple[str, float, Outcome]]:
     """Run all at once, each on nodes of its own; (name, time, outcome) in the order of ends."""
     inbox: queue.SimpleQueue[tuple[str, Outcome]] = queue.SimpleQueue()
@@ -72,7 +72,7 @@ def run(
     stop = stop or threading.Event()
 
     def send(spec: TrialSpec, lease: Lease) -> None:
-        inbox.put((spec.name, launcher.run(spec, lease, stop, hopeless)))
+        inbox.put((spec.name, launcher.run(spec, lease, stop, stop_rule)))
 
     leases = {}
     for spec in specs:
@@ -253,16 +253,16 @@ def test_steps_are_judged_at_their_own_time_and_a_hopeless_trial_ends_then() -> 
     launcher = SimulatedLauncher(replace(CALM, start_up_s=1e-6), Work())
     heard: list[tuple[float, int, float]] = []
 
-    def judge(steps: Sequence[Step]) -> Early | None:
+    def judge(steps: Sequence[StepReport]) -> EarlyStop | None:
         last = steps[-1]
         heard.append((launcher.clock.time() - EPOCH, last["step"], last["step_time_s"]))
         slow = last["step_time_s"] > 5 and len(steps) == 4
-        return Early("stopped early", {"speed": 1.0}, saved_s=18.0) if slow else None
+        return EarlyStop("stopped early", {"speed": 1.0}, saved_s=18.0) if slow else None
 
     specs = [trial(i, config={"step_s": s}) for i, s in enumerate((2.0, 6.0))]
-    (_, first_s, first), (_, second_s, second) = run(launcher, specs, hopeless=judge)
-    assert (first_s, first.early) == (pytest.approx(14.0), False)
-    assert (second_s, second.early, second.kind) == (pytest.approx(24.0), True, Kind.OK)
+    (_, first_s, first), (_, second_s, second) = run(launcher, specs, stop_rule=judge)
+    assert (first_s, first.stopped_early) == (pytest.approx(14.0), False)
+    assert (second_s, second.stopped_early, second.kind) == (pytest.approx(24.0), True, Kind.OK)
     assert (second.elapsed_s, second.saved_s) == (pytest.approx(24.0), 18.0)
     assert second.result == {"speed": 1.0}
     times = [at for at, _, _ in heard]
@@ -276,12 +276,12 @@ def test_a_node_that_dies_says_no_further_step() -> None:
     launcher = SimulatedLauncher(replace(CALM, node_failures_per_day=100.0), Work())
     heard: dict[float, int] = {}
 
-    def judge(steps: Sequence[Step]) -> Early | None:
+    def judge(steps: Sequence[StepReport]) -> EarlyStop | None:
         heard[steps[0]["step_time_s"]] = len(steps)
         return None
 
     specs = [trial(i, config={"step_s": 50.0 + i}) for i in range(8)]
-    ends = run(launcher, specs, hopeless=judge)
+    ends = run(launcher, specs, stop_rule=judge)
     lost = [(int(name[2:6]), end) for name, _, end in ends if end.kind is Kind.NODE_FAILURE]
     assert lost and len(lost) < 8
     for number, end in lost:

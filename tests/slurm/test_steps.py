@@ -1,4 +1,4 @@
-"""Steps read from a growing log, and the end of a trial that is hopeless; real processes."""
+"""Steps read from a growing log, and the early stop of a slow trial; real processes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from slurm.local.launcher import LocalLauncher
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Early, Step, StepLog
+from slurm.outcome.step_log import EarlyStop, StepLog, StepReport
 from slurm.trial import Lease, Outcome, ResultSource, TrialSpec
 
-EARLY = Early("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
+EARLY = EarlyStop("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
 SPEAK = """
 import json, os, signal, sys, time
 def say(step):
@@ -78,15 +78,15 @@ def launcher() -> Iterator[LocalLauncher]:
 
 
 def run(
-    launcher: LocalLauncher, folder: Path, program: str, hopeless: object = None, **more: object
+    launcher: LocalLauncher, folder: Path, program: str, stop_rule: object = None, **more: object
 ) -> Outcome:
     argv = (sys.executable, "-c", SPEAK + program)
     spec = TrialSpec("t-0001-1", folder, argv, 1, 2, timeout_s=60.0, **{"grace_s": 5.0, **more})
-    return launcher.run(spec, Lease("1", ("local0",)), threading.Event(), hopeless)
+    return launcher.run(spec, Lease("1", ("local0",)), threading.Event(), stop_rule)
 
 
 def after(count: int) -> object:
-    def judge(steps: Sequence[Step]) -> Early | None:
+    def judge(steps: Sequence[StepReport]) -> EarlyStop | None:
         return EARLY if len(steps) >= count else None
 
     return judge
@@ -96,7 +96,7 @@ def test_a_hopeless_trial_is_ended_alone_and_is_a_measurement(
     launcher: LocalLauncher, tmp_path: Path
 ) -> None:
     outcome = run(launcher, tmp_path, "say(1); say(2); linger()", after(2))
-    assert (outcome.kind, outcome.early, outcome.saved_s) == (Kind.OK, True, 12.0)
+    assert (outcome.kind, outcome.stopped_early, outcome.saved_s) == (Kind.OK, True, 12.0)
     assert outcome.result == EARLY.result
     assert outcome.message == "stopped early"
     assert not outcome.lost_nodes and not outcome.suspect_nodes
@@ -105,7 +105,7 @@ def test_a_hopeless_trial_is_ended_alone_and_is_a_measurement(
 def test_a_trial_with_hope_runs_to_its_end(launcher: LocalLauncher, tmp_path: Path) -> None:
     program = "say(1); say(2); print('MESHTUNE_RESULT {\"speed\": 9.0}')"
     outcome = run(launcher, tmp_path, program, after(3))
-    assert (outcome.kind, outcome.early, outcome.result) == (Kind.OK, False, {"speed": 9.0})
+    assert (outcome.kind, outcome.stopped_early, outcome.result) == (Kind.OK, False, {"speed": 9.0})
 
 
 def test_figures_of_a_log_that_was_cut_short_are_not_the_trials(
@@ -114,7 +114,7 @@ def test_figures_of_a_log_that_was_cut_short_are_not_the_trials(
     source = ResultSource({"speed": "speed so far ([0-9.]+)"})
     program = "print('speed so far 99.0', flush=True); say(1); linger()"
     outcome = run(launcher, tmp_path, program, after(1), result=source)
-    assert outcome.early and outcome.result == EARLY.result
+    assert outcome.stopped_early and outcome.result == EARLY.result
 
 
 @pytest.mark.parametrize("code", ["0", "7"])
@@ -132,12 +132,12 @@ def test_a_trial_that_ends_just_as_it_is_stopped_keeps_its_own_result(
         "linger()"
     )
 
-    def judge(_: Sequence[Step]) -> Early | None:
+    def judge(_: Sequence[StepReport]) -> EarlyStop | None:
         return EARLY if (tmp_path / "result.json").exists() else None
 
     program = program.replace("linger()", "say(2); linger()")
     outcome = run(launcher, tmp_path, program, judge)
-    assert (outcome.kind, outcome.early) == (Kind.OK, False)
+    assert (outcome.kind, outcome.stopped_early) == (Kind.OK, False)
     assert outcome.result == {"status": "ok", "speed": 8.0}
 
 
@@ -150,7 +150,7 @@ def test_a_trial_out_of_memory_as_it_is_stopped_has_failed(
         "say(1); linger()"
     )
     outcome = run(launcher, tmp_path, program, after(1))
-    assert (outcome.kind, outcome.early) == (Kind.OOM, False)
+    assert (outcome.kind, outcome.stopped_early) == (Kind.OOM, False)
 
 
 def test_a_trial_that_ignores_the_polite_signal_is_killed(
@@ -158,5 +158,5 @@ def test_a_trial_that_ignores_the_polite_signal_is_killed(
 ) -> None:
     program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(1); linger()"
     outcome = run(launcher, tmp_path, program, after(1), grace_s=0.3)
-    assert outcome.early
+    assert outcome.stopped_early
     assert "signal 9" in (tmp_path / "stderr.log").read_text()

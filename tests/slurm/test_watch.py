@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm.outcome.watch import End, watch
+from slurm.outcome.watch import Termination, watch
 from slurm.trial import TrialSpec
 
 
@@ -15,21 +15,21 @@ def spec(folder: Path, **changes: Any) -> TrialSpec:
 
 
 def test_processes_that_end_by_themselves_have_exited(tmp_path: Path) -> None:
-    assert watch(spec(tmp_path), lambda: True, threading.Event()).end is End.EXITED
+    assert watch(spec(tmp_path), lambda: True, threading.Event()).termination is Termination.EXITED
 
 
 def test_an_end_by_itself_counts_even_when_a_stop_came_at_the_same_time(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    assert watch(spec(tmp_path), lambda: True, stop).end is End.EXITED
-    assert watch(spec(tmp_path), lambda: False, stop).end is End.STOPPED
+    assert watch(spec(tmp_path), lambda: True, stop).termination is Termination.EXITED
+    assert watch(spec(tmp_path), lambda: False, stop).termination is Termination.STOPPED
 
 
 def test_a_stop_ends_a_watch_that_waits(tmp_path: Path) -> None:
     stop = threading.Event()
     timer = threading.Timer(0.2, stop.set)
     timer.start()
-    assert watch(spec(tmp_path), lambda: False, stop).end is End.STOPPED
+    assert watch(spec(tmp_path), lambda: False, stop).termination is Termination.STOPPED
     timer.join()
 
 
@@ -41,7 +41,7 @@ def test_the_hard_timeout_ends_even_what_makes_progress(tmp_path: Path) -> None:
 
     given = spec(tmp_path, timeout_s=0.5, no_progress_timeout_s=0.3)
     watched = watch(given, chatter, threading.Event())
-    assert watched.end is End.TIMEOUT
+    assert watched.termination is Termination.TIMEOUT
     assert watched.elapsed_s >= 0.5
 
 
@@ -57,11 +57,14 @@ def test_silence_in_both_logs_is_no_progress_and_growth_of_either_is(
         return False
 
     watched = watch(spec(tmp_path, no_progress_timeout_s=0.3), speak_for_a_while, threading.Event())
-    assert watched.end is End.NO_PROGRESS
+    assert watched.termination is Termination.NO_PROGRESS
     # Twenty polls of at least 20 ms with growth, then the silence.
     assert watched.elapsed_s >= 20 * 0.02 + 0.3 - 0.1
     assert next(lines, None) is None
 
 
 def test_without_a_no_progress_timeout_silence_is_fine(tmp_path: Path) -> None:
-    assert watch(spec(tmp_path, timeout_s=0.3), lambda: False, threading.Event()).end is End.TIMEOUT
+    assert (
+        watch(spec(tmp_path, timeout_s=0.3), lambda: False, threading.Event()).termination
+        is Termination.TIMEOUT
+    )

@@ -23,7 +23,7 @@ from analysis.run.journal import Journal
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Hopeless
+from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
@@ -67,7 +67,7 @@ class ScriptedLauncher(Launcher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         with self._lock:
             assert not self._held & set(lease.nodes), "a node in two leases"

@@ -13,7 +13,7 @@ import pytest
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace
-from slurm.outcome.step_log import Early
+from slurm.outcome.step_log import EarlyStop
 from workflows.search.early_stopping import EarlyStopping
 
 Make = Callable[..., SearchSpace]
@@ -91,7 +91,7 @@ def test_nothing_within_five_percent_of_the_best_is_stopped(
     assert stopped <= (0 if not within and not between else 2)
 
 
-def test_what_is_hopeless_beyond_all_noise_is_stopped(make_space: Make) -> None:
+def test_what_is_too_slow_beyond_all_noise_is_stopped(make_space: Make) -> None:
     rng, stopped = np.random.default_rng(0), 0
     judge = judge_of(make_space(), 100.0, list(np.exp(0.02 * rng.standard_normal(5))))
     for _ in range(100):
@@ -175,5 +175,5 @@ def test_saved_time_is_told_where_the_number_of_steps_is_known(
 ) -> None:
     space = make_space(trainer=f"{{command: {command}}}")  # two steps of warm-up, then five
     early = judge_of(space, 8.0).judge(CONFIG, steps_of([2.0, 2.0]))
-    assert isinstance(early, Early)
+    assert isinstance(early, EarlyStop)
     assert early.saved_s == pytest.approx(saved_s)

@@ -19,7 +19,7 @@ from analysis.run.journal import Journal
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Hopeless
+from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget, node_hours
@@ -58,10 +58,10 @@ class Scripted(Launcher):
         spec: TrialSpec,
         lease: Lease,
         stop: threading.Event,
-        hopeless: Hopeless | None = None,
+        stop_rule: StopRule | None = None,
     ) -> Outcome:
         number, attempt = (int(part) for part in spec.name.rsplit("-", 2)[1:])
-        self.asked[number, attempt] = hopeless is not None
+        self.asked[number, attempt] = stop_rule is not None
         while number in self.slow and not self.gate.wait(0.005) and not stop.is_set():
             pass
         if stop.is_set():
@@ -313,7 +313,11 @@ def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriv
     def script(number: int, attempt: int) -> Outcome:
         if number == 2:
             return Outcome(
-                Kind.OK, {"speed": 500.0}, "stopped early: hopeless", early=True, saved_s=30.0
+                Kind.OK,
+                {"speed": 500.0},
+                "stopped early: too slow",
+                stopped_early=True,
+                saved_s=30.0,
             )
         return lucky(number, attempt)
 
@@ -323,7 +327,7 @@ def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriv
     trial = read_run(driver.folder.path).trials[2]
     assert (trial.kind, trial.objective, trial.early) == ("ok", 500.0, True)
     assert trial.saved_node_s == 60.0
-    assert trial.message == "stopped early: hopeless"
+    assert trial.message == "stopped early: too slow"
     assert driver.state.best is not None and driver.state.best.number == 3
     row = (driver.folder.path / "results.csv").read_text().splitlines()[2]
     assert row.split(",")[2:5] == ["500.0", "2", "DONE"]

@@ -47,22 +47,25 @@ finalists: false
 # Kills the driver just before, just after, or in the middle of writing the n-th such event.
 KILLER = """
 import os, signal, sys
-from workflows import cli, journal
+from analysis.run import journal
+from analysis.run.events import to_record
+from workflows.cli import main as cli
 deadly_event, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 write, seen = journal.Journal.write, 0
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-def deadly(self, event, /, **values):
+def deadly(self, event):
     global seen
-    seen += event == deadly_event
-    hit = event == deadly_event and seen == count
+    this = to_record(event, 0.0)["event"] == deadly_event
+    seen += this
+    hit = this and seen == count
     if hit and when == "before":
         die()
     if hit and when == "torn":
         self._file.write(b'{"v": 1, "t": 17')
         self._file.flush()
         die()
-    write(self, event, **values)
+    write(self, event)
     if hit:
         die()
 journal.Journal.write = deadly
@@ -246,7 +249,7 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -
 
 
 def with_steps(place: Path) -> None:
-    """Trials that say their steps: those of tp 1 are hopeless, and would take an hour more."""
+    """Trials that say their steps: those of tp 1 are too slow, and would take an hour more."""
     (place / "train.py").write_text(
         TRAINER.replace(
             "if mbs == 8:",
@@ -270,10 +273,11 @@ def with_steps(place: Path) -> None:
     (place / "space.yaml").write_text(text.replace("[1, 2]\n  tp", "[1]\n  tp"))
 
 
-# Kills the driver when it has decided that a trial is hopeless, before it ends it.
+# Kills the driver when it has decided to stop a trial early, before it ends it.
 DECIDER = """
 import os, signal, sys
-from workflows import cli, early
+from workflows.cli import main as cli
+from workflows.search import early_stopping as early
 judge = early.EarlyStopping.judge
 def deadly(self, config, steps):
     found = judge(self, config, steps)

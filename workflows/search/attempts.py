@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import Hopeless
+from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 
 
@@ -41,9 +41,9 @@ class Attempts:
         """Whether what runs is being ended."""
         return self._stop.is_set()
 
-    def start(self, running: Running, spec: TrialSpec, hopeless: Hopeless | None) -> None:
+    def start(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:
         self.running[running.trial] = running
-        thread = threading.Thread(target=self._watch, args=(running, spec, hopeless), daemon=True)
+        thread = threading.Thread(target=self._watch, args=(running, spec, stop_rule), daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # a limit on threads
@@ -70,10 +70,10 @@ class Attempts:
         while self.running:
             self.next_end(None)
 
-    def _watch(self, running: Running, spec: TrialSpec, hopeless: Hopeless | None) -> None:
+    def _watch(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:
         """In a thread of its own: wait for an end and report it, whatever happens."""
         try:
-            outcome = self._launcher.run(spec, running.lease, self._stop, hopeless)
+            outcome = self._launcher.run(spec, running.lease, self._stop, stop_rule)
         except Exception as error:  # the loop must hear of it, or the lease is lost for good
             message = f"{type(error).__name__}: {error}"
             lost = () if self._settled(spec.name) else running.lease.nodes

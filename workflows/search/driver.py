@@ -226,8 +226,8 @@ class Driver:
             Started(trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat)
         )
         # A finalist is measured whole: that is what it runs for.
-        hopeless = None if repeat else partial(self._early_stopping.judge, trial.config)
-        self._attempts.start(Running(number, attempt, lease), spec, hopeless)
+        stop_rule = None if repeat else partial(self._early_stopping.judge, trial.config)
+        self._attempts.start(Running(number, attempt, lease), spec, stop_rule)
         self.listen("started", self, number)
 
     def _wait(self) -> None:
@@ -249,7 +249,7 @@ class Driver:
         repeat = trial.ended  # its first result stands, whatever comes of this
         retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
         final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
-        early = outcome.early and kind is Kind.OK
+        early = outcome.stopped_early and kind is Kind.OK
         self.journal.write(
             Ended(
                 trial=number,

@@ -1,8 +1,8 @@
 """Which trials are stopped before their last step: those that cannot be near the best any more.
 
 Measured steps, not those of the warm-up, are compared with the best trial's figure, in logarithms.
-A trial is hopeless when even the fast end of what its own steps allow is slower than the slow end
-of what the best one's steps allow, by more than two runs of one configuration differ, and by
+A trial is stopped when even the fast end of what its own steps allow is slower than the slow end of
+what the best one's steps allow, by more than two runs of one configuration differ, and by
 ``MARGIN`` on top. So what is within ``MARGIN`` of the best is not stopped.
 """
 
@@ -18,7 +18,7 @@ from analysis.finalists import noise_of
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
-from slurm.outcome.step_log import Early, Step
+from slurm.outcome.step_log import EarlyStop, StepReport
 from workflows.search.objectives import MissingFigureError, figures
 
 MARGIN = 0.05  # share of the best's figure
@@ -78,8 +78,8 @@ class EarlyStopping:
         figure = ended.objective
         return figure is not None and figure > 0 and self._log(figure) > best.log
 
-    def judge(self, config: Mapping[str, Any], steps: Sequence[Step]) -> Early | None:
-        """Why a trial of ``config`` is hopeless after these steps; None while it is not."""
+    def judge(self, config: Mapping[str, Any], steps: Sequence[StepReport]) -> EarlyStop | None:
+        """Why a trial of ``config`` should stop after these steps; None while it may go on."""
         best = self._incumbent
         warmup = self._space.trial.warmup_steps
         measured = [step for step in steps if step["step"] > warmup]
@@ -104,12 +104,12 @@ class EarlyStopping:
             f"stopped early: {len(measured)} steps were {math.exp(behind):.2f}x as slow as the "
             f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"
         )
-        return Early(message, _result(measured), max(0, left) * self._step_time_s(measured))
+        return EarlyStop(message, _result(measured), max(0, left) * self._step_time_s(measured))
 
     def _log(self, figure: float) -> float:
         return math.log(figure) if self._space.objective.maximize else -math.log(figure)
 
-    def _step_time_s(self, steps: Sequence[Step]) -> float:
+    def _step_time_s(self, steps: Sequence[StepReport]) -> float:
         """Of what is left; 0 where nobody knows how many steps that is, or how long."""
         command = self._space.trainer.command
         if command and not any("{measured_steps}" in argument for argument in command):
@@ -118,7 +118,7 @@ class EarlyStopping:
         return statistics.median(times) if times else 0.0
 
 
-def _result(steps: Sequence[Step]) -> dict[str, Any]:
+def _result(steps: Sequence[StepReport]) -> dict[str, Any]:
     """The result of a trial that had only these steps: medians, with the times themselves."""
     result: dict[str, Any] = {"status": "ok"}
     for key in (key for key in steps[0] if key != "step"):

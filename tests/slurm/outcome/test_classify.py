@@ -11,7 +11,7 @@ from slurm.outcome.classify import TAIL_LINES, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import Kind
 from slurm.outcome.texts import NO_TEXTS
-from slurm.outcome.watch import End
+from slurm.outcome.watch import Termination
 from slurm.srun.texts import SRUN_TEXTS
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
@@ -93,7 +93,7 @@ def evidence(
     stderr: str = "",
     *,
     exit_code: int | None = 1,
-    end: End = End.EXITED,
+    termination: Termination = Termination.EXITED,
     result: Mapping[str, Any] | None = None,
     elapsed_s: float = 30.0,
     **more: Any,
@@ -103,8 +103,8 @@ def evidence(
         "texts": SRUN_TEXTS,
     }  # fmt: skip
     return Evidence(
-        end=end, elapsed_s=elapsed_s, exit_code=exit_code, result=result, stderr=stderr,
-        **{**fields, **more},
+        termination=termination, elapsed_s=elapsed_s, exit_code=exit_code, result=result,
+        stderr=stderr, **{**fields, **more},
     )  # fmt: skip
 
 
@@ -114,8 +114,8 @@ def evidence(
         (evidence(exit_code=0, result=OK), Kind.OK, ""),
         (evidence("INFO Error rate 0.1\nError: ignored", exit_code=0, result=OK), Kind.OK, ""),
         # Finished while it was being stopped, or as the timeout passed.
-        (evidence(exit_code=0, result=OK, end=End.STOPPED), Kind.OK, ""),
-        (evidence(exit_code=0, result=OK, end=End.TIMEOUT), Kind.OK, ""),
+        (evidence(exit_code=0, result=OK, termination=Termination.STOPPED), Kind.OK, ""),
+        (evidence(exit_code=0, result=OK, termination=Termination.TIMEOUT), Kind.OK, ""),
         # The trainer's own words.
         (
             evidence(result={"status": "oom", "where": "forward", "message": "m"}),
@@ -125,7 +125,7 @@ def evidence(
         (evidence(exit_code=0, result={"status": "diverged"}), Kind.DIVERGED, "diverged"),
         (evidence(exit_code=2, result={"status": "invalid"}), Kind.INVALID, "invalid"),
         (evidence(result={"status": "error", "message": "boom"}), Kind.CRASH, "boom"),
-        (evidence(result={"status": "oom"}, end=End.NO_PROGRESS), Kind.OOM, ""),
+        (evidence(result={"status": "oom"}, termination=Termination.NO_PROGRESS), Kind.OOM, ""),
         # Memory of the device.
         (evidence(CUDA_OOM), Kind.OOM, "CUDA out of memory"),
         (
@@ -139,7 +139,7 @@ def evidence(
         (evidence("NCCL WARN Cuda failure 'out of memory'"), Kind.OOM, ""),
         (evidence(result={"status": "error", "message": "hipErrorOutOfMemory"}), Kind.OOM, ""),
         # One rank is out of memory, the others hang.
-        (evidence(CUDA_OOM, end=End.NO_PROGRESS, exit_code=143), Kind.OOM, ""),
+        (evidence(CUDA_OOM, termination=Termination.NO_PROGRESS, exit_code=143), Kind.OOM, ""),
         # Memory of the host.
         (evidence(HOST_OOM_22_05), Kind.HOST_OOM, "oom-kill event"),
         (evidence(HOST_OOM_24_05), Kind.HOST_OOM, "oom_kill event"),
@@ -148,9 +148,17 @@ def evidence(
         (evidence("RuntimeError: DefaultCPUAllocator: can't allocate memory"), Kind.HOST_OOM, ""),
         (evidence("[rank1]: MemoryError"), Kind.HOST_OOM, "MemoryError"),
         # Time.
-        (evidence(end=End.TIMEOUT, exit_code=143), Kind.TIMEOUT, "not done after 600 s"),
-        (evidence(end=End.NO_PROGRESS, exit_code=137), Kind.TIMEOUT, "for 60 s: a hang"),
-        (evidence(end=End.TIMEOUT, exit_code=1, result=OK), Kind.TIMEOUT, ""),
+        (
+            evidence(termination=Termination.TIMEOUT, exit_code=143),
+            Kind.TIMEOUT,
+            "not done after 600 s",
+        ),
+        (
+            evidence(termination=Termination.NO_PROGRESS, exit_code=137),
+            Kind.TIMEOUT,
+            "for 60 s: a hang",
+        ),
+        (evidence(termination=Termination.TIMEOUT, exit_code=1, result=OK), Kind.TIMEOUT, ""),
         (evidence(STEP_TIME_LIMIT, exit_code=143, elapsed_s=620), Kind.TIMEOUT, "TIME LIMIT"),
         (
             evidence(STEP_TIME_LIMIT, exit_code=143, elapsed_s=300),
@@ -160,7 +168,7 @@ def evidence(
         # The machine.
         (evidence(NODE_FAILURE, exit_code=137), Kind.NODE_FAILURE, "Node failure on n2"),
         (evidence(NODE_FAILURE, result={"status": "error"}), Kind.NODE_FAILURE, ""),
-        (evidence(NODE_FAILURE, end=End.NO_PROGRESS), Kind.NODE_FAILURE, ""),
+        (evidence(NODE_FAILURE, termination=Termination.NO_PROGRESS), Kind.NODE_FAILURE, ""),
         (evidence(LOST_NODE, exit_code=137), Kind.NODE_FAILURE, "step_launch_notify_io_failure"),
         (evidence(down_nodes=frozenset({"n2"})), Kind.NODE_FAILURE, "down: n2"),
         (evidence("CUDA error: uncorrectable ECC error encountered"), Kind.NODE_FAILURE, "ECC"),
@@ -220,9 +228,17 @@ def evidence(
             "",
         ),
         # Stopped by us.
-        (evidence(SCANCELLED, end=End.STOPPED, exit_code=137), Kind.CANCELLED, "stopped"),
-        (evidence(end=End.STOPPED, exit_code=0), Kind.CANCELLED, "stopped"),
-        (evidence(end=End.STOPPED, result={"status": "error"}), Kind.CANCELLED, "stopped"),
+        (
+            evidence(SCANCELLED, termination=Termination.STOPPED, exit_code=137),
+            Kind.CANCELLED,
+            "stopped",
+        ),
+        (evidence(termination=Termination.STOPPED, exit_code=0), Kind.CANCELLED, "stopped"),
+        (
+            evidence(termination=Termination.STOPPED, result={"status": "error"}),
+            Kind.CANCELLED,
+            "stopped",
+        ),
         # Everything else.
         (
             evidence(CRASH_UNDER_K1, exit_code=143),
@@ -300,7 +316,7 @@ def test_a_node_with_a_broken_gpu_is_suspect() -> None:
 
 
 def test_nodes_whose_processes_would_not_die_are_lost_whatever_the_kind() -> None:
-    outcome = classify(evidence(end=End.TIMEOUT, stuck_nodes=("n1", "n2")))
+    outcome = classify(evidence(termination=Termination.TIMEOUT, stuck_nodes=("n1", "n2")))
     assert outcome.kind is Kind.TIMEOUT
     assert outcome.lost_nodes == ("n1", "n2")
 

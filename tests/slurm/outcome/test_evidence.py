@@ -11,7 +11,7 @@ import pytest
 from slurm.outcome.classify import classify, read_result
 from slurm.outcome.evidence import Evidence, clear, gather
 from slurm.outcome.kinds import Kind
-from slurm.outcome.watch import End, Watched
+from slurm.outcome.watch import Termination, Watched
 from slurm.trial import Lease, ResultSource, TrialSpec
 
 OK = {"status": "ok", "tflops_per_gpu": 60.0}
@@ -19,7 +19,7 @@ OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
 def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
     spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(patterns or {}))
-    return gather(spec, Lease("t", ("n1",)), Watched(End.EXITED, 1.0), exit_code)
+    return gather(spec, Lease("t", ("n1",)), Watched(Termination.EXITED, 1.0), exit_code)
 
 
 def test_a_complete_result_file_is_read(tmp_path: Path) -> None:

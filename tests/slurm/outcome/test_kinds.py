@@ -70,16 +70,16 @@ from analysis.run.trial import TOLD, Attempt, Trial
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import Evidence, find_result
 from slurm.outcome.kinds import BLAMELESS, Kind
-from slurm.outcome.watch import End
+from slurm.outcome.watch import Termination
 
 # Its words in a log decide, and so does the trainer's own status.
-text = Evidence(End.EXITED, 1.0, exit_code=1, stderr="OSError: No space left on device")
+text = Evidence(Termination.EXITED, 1.0, exit_code=1, stderr="OSError: No space left on device")
 outcome = classify(text)
 assert (outcome.kind, outcome.message) == ("disk_full", text.stderr)
 Path("result.json").write_text('{"status": "disk_full", "where": "checkpoint", "message": "m"}')
 result, problem = find_result(Path(), "")
 assert not problem
-outcome = classify(Evidence(End.EXITED, 1.0, exit_code=1, result=result))
+outcome = classify(Evidence(Termination.EXITED, 1.0, exit_code=1, result=result))
 assert (outcome.kind, outcome.message) == ("disk_full", "checkpoint: m")
 
 # The optimizer does not learn of it, and the trial runs again.

@@ -1,0 +1,102 @@
+"""Virtual time: discrete events, in an order that does not depend on the machine's threads."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from slurm.clock import Clock
+
+T = TypeVar("T")
+Check = tuple[float, Callable[[], bool]]  # a moment, and whether to wake up then
+
+_POLL_S = 0.02  # of an inbox that fills without a word to the clock: a thread that failed
+
+
+@dataclass(order=True)
+class _Sleeper:
+    next_t: float
+    name: str
+    until: float = field(compare=False)
+    checks: list[Check] = field(compare=False)  # those to come, the next one last
+    stop: threading.Event = field(compare=False)
+    wake: threading.Event = field(compare=False, default_factory=threading.Event)
+
+
+class VirtualClock(Clock):
+    """Time that jumps to the next event as soon as everybody waits for it (discrete events).
+
+    One thread, the driver's, calls :meth:`receive`; the others, the senders it waits for, call
+    :meth:`sleep`. Time stands still until every sender sleeps. Then the one whose time is nearest
+    is woken, alone, and nothing else happens until its item is there. So the order of events is
+    that of (time, name), whatever the machine's threads do.
+
+    Args:
+        start: seconds since the epoch.
+    """
+
+    def __init__(self, start: float) -> None:
+        self._now = start
+        self._sleepers: list[_Sleeper] = []  # a heap
+        self._changed = threading.Condition()
+
+    def time(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(
+        self, until: float, name: str, stop: threading.Event, checks: Sequence[Check] = ()
+    ) -> None:
+        """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
+
+        Args:
+            until: seconds since the epoch.
+            name: of the sender.
+            stop: wakes it at once.
+            checks: moments before ``until``, in order; the first whose function says so is the
+                time to wake up. The functions run in the thread that calls ``receive``.
+        """
+        sleeper = _Sleeper(until, name, until, [c for c in checks if c[0] < until][::-1], stop)
+        sleeper.next_t = sleeper.checks[-1][0] if sleeper.checks else until
+        with self._changed:
+            heapq.heappush(self._sleepers, sleeper)
+            self._changed.notify()
+        sleeper.wake.wait()
+
+    def receive(
+        self, inbox: queue.SimpleQueue[T], timeout_s: float | None, senders: int
+    ) -> T | None:
+        """As :meth:`Clock.receive`. Without senders, ``timeout_s`` passes; with them, it does not
+        count: between two events there is nothing to see.
+        """
+        with self._changed:
+            while inbox.empty() and len(self._sleepers) < senders:
+                self._changed.wait(_POLL_S)
+            if inbox.empty():
+                if not self._sleepers:
+                    self._now += timeout_s or 0.0
+                    return None
+                self._next().wake.set()
+        return inbox.get()
+
+    def _next(self) -> _Sleeper:
+        """Take out who is woken next: somebody who is to stop, now, or the one whose time it is."""
+        stopped = [s for s in self._sleepers if s.stop.is_set()]
+        if stopped:
+            first = min(stopped)
+            self._sleepers.remove(first)
+            heapq.heapify(self._sleepers)
+            return first
+        while True:
+            first = heapq.heappop(self._sleepers)
+            self._now = max(self._now, first.next_t)
+            if not first.checks or first.checks.pop()[1]():
+                return first
+            first.next_t = first.checks[-1][0] if first.checks else first.until
+            heapq.heappush(self._sleepers, first)
