@@ -1,9 +1,10 @@
-"""Names, units and number formats of the figures in a trainer's result, for people to read."""
+"""Names, units and formats of metrics, configurations and times, for people to read."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,3 +99,22 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {large} {whole % size // rest} {small}"
     return f"{whole // 60} min {whole % 60} s"
+
+
+def clock_text(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value as YAML writes it; a dash where it has no effect."""
+    if value is None:
+        return "–"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """``tp=2 pp=1 mbs=4``, inactive parameters left out."""
+    return " ".join(f"{k}={value_text(v)}" for k, v in config.items() if v is not None)

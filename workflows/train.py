@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+from analysis.metrics import is_number
 from analysis.run.atomic import write_atomically
 from analysis.run.best import TRIAL_DIR, Best
 from analysis.units import counted
@@ -57,6 +58,6 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
         print(f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}", file=sys.stderr)
         return 1
     for key, value in (outcome.result or {}).items():
-        if isinstance(value, (int, float)):
+        if is_number(value):
             print(f"{key:28s}{value:.6g}")
     return 0

@@ -1,8 +1,8 @@
-"""The cost model's word on a run's trials, beside what they measured."""
+"""How good the cost model is on a run: its trials, predicted by models that have not seen them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,23 +10,27 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from analysis.cost.jobs import Array, Mask
-from analysis.cost.model import Prediction
+from analysis.cost.model import CostModel, Prediction
+from analysis.prediction.pricing import Pricing, price, reported
 from analysis.run.fold import Run
+from analysis.run.trial import Trial
 from analysis.units import GIB
+from search_spaces import SpaceError, load_space
 
+FOLDS = 5
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
 FEW = 5  # trials below which neither a rank correlation nor a share of failures says much
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CrossValidation:
     """Trials that ran or ran out of memory; columns of shape (n,).
 
     Attributes:
         trials: their numbers.
         prediction: by the model calibrated with all of them.
-        before_s: step times by the model before any of them.
+        before_s: step times by the model before calibration.
         held_out_s: by models that were each calibrated without the trial itself.
         held_out_bytes: peak memory, likewise.
         held_out_fits: probability to fit, likewise.
@@ -84,8 +88,8 @@ class Forecast:
         return int(np.count_nonzero(~self.out_of_memory & (self.held_out_fits < LIKELY)))
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Of the page's table: one per trial, memory in GiB, nan where nothing was measured."""
+    def by_trial(self) -> list[dict[str, Any]]:
+        """A record per trial; memory in GiB, nan where nothing was measured."""
         columns = {
             "number": self.trials,
             "out_of_memory": self.out_of_memory.tolist(),
@@ -107,8 +111,62 @@ class Forecast:
         return blind or self.median_errors["time"] > DOUBTFUL
 
 
-Forecaster = Callable[[Run], Forecast | None]
-"""Makes the forecast of a run; None where the cost model has no word for its space."""
+def cross_validated(run: Run) -> CrossValidation | None:
+    """Predictions for a run's trials that ran or ran out of memory.
+
+    A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
+    therefore predicted by a model calibrated without it: the trials are cut into five parts, and
+    each is predicted after the other four.
+
+    Returns:
+        None where the space cannot be read or priced, or no trial says anything.
+    """
+    try:
+        pricing = price(load_space(run.folder.space_file))
+    except SpaceError:
+        return None
+    if pricing is None:
+        return None
+    trials = pricing.teaching(t for _, t in sorted(run.trials.items()))
+    if not trials:
+        return None
+    try:
+        before = pricing.predict([t.config for t in trials])
+    except ValueError:  # the cluster's facts lack a link that these trials cross
+        return None
+    held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials)
+    whole = _with(pricing, pricing.calibrated(trials))
+    return CrossValidation(
+        trials=tuple(t.number for t in trials),
+        prediction=whole.predict([t.config for t in trials]),
+        before_s=before.step_time_s,
+        held_out_s=held_out_s,
+        held_out_bytes=held_out_bytes,
+        held_out_fits=held_out_fits,
+        measured_s=np.array([pricing.step_time_s(t) for t in trials]),
+        measured_bytes=np.array([reported(t, "peak_memory_bytes") for t in trials]),
+        out_of_memory=np.array([not t.ok for t in trials]),
+    )
+
+
+def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Array]:
+    """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
+    held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
+    parts = np.arange(len(trials)) % FOLDS
+    for part in np.unique(parts):
+        own = np.flatnonzero(parts == part)
+        model = pricing.calibrated([t for t, p in zip(trials, parts, strict=True) if p != part])
+        found = _with(pricing, model).predict([trials[i].config for i in own])
+        held_out_s[own] = found.step_time_s
+        held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
+        held_out_fits[own] = found.fits
+    return held_out_s, held_out_bytes, held_out_fits
+
+
+def _with(pricing: Pricing, model: CostModel) -> Pricing:
+    other = copy.copy(pricing)
+    other.model = model
+    return other
 
 
 def _median(values: Array) -> float:

@@ -13,6 +13,7 @@ from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.warm_start import discounted, shared, taken_over
+from analysis.metrics import metric
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
@@ -194,7 +195,7 @@ class Pricing:
         measurements = Measurements(
             jobs=self.jobs_of([t.config for t in told]),
             step_time_s=np.array([self.step_time_s(t) for t in told]),
-            peak_bytes=np.array([measured(t, "peak_memory_bytes") for t in told]),
+            peak_bytes=np.array([reported(t, "peak_memory_bytes") for t in told]),
             out_of_memory=np.array([not t.ok for t in told]),
         )
         return self.model.calibrated(measurements)
@@ -204,9 +205,9 @@ class Pricing:
 
         nan where the trial failed, or its objective says nothing of a step.
         """
-        reported = measured(trial, "step_time_s", "median")
-        if np.isfinite(reported) or not trial.ok or not trial.objective or trial.objective < 0:
-            return reported
+        median = reported(trial, "step_time_s.median")
+        if np.isfinite(median) or not trial.ok or not trial.objective or trial.objective < 0:
+            return median
         one = self.predict([trial.config])
         figure = self.objective(one)
         key = self.space.objective.key
@@ -230,11 +231,7 @@ def price(space: SearchSpace) -> Pricing | None:
         return None
 
 
-def measured(trial: Trial, *path: str) -> float:
-    """A figure of a trial's result; nan where it failed or gave none."""
-    value: Any = trial.result if trial.ok else None
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return float("nan")
-    return float(value)
+def reported(trial: Trial, key: str) -> float:
+    """A metric of a trial's result; nan where it failed or gave none."""
+    value = metric(trial.result, key) if trial.ok else None
+    return float("nan") if value is None else float(value)

@@ -12,18 +12,15 @@ import numpy as np
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
 from analysis.prediction.pricing import NotPricedError, Pricing
-from analysis.prediction.time_limits import in_time
+from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
-from analysis.units import counted, duration
+from analysis.units import GIB, config_text, counted, duration
 from search_spaces import CheckReport, SearchSpace, check
 from search_spaces.points.candidates import Candidates
-from workflows.search.progress import config_text
-from workflows.search.trials import start_up_s
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
 COUNTED = 50_000  # likewise, where only the share that fits is asked for
-GIB = 2**30
 SHOWN_SHARE = 0.005  # parts below it are left out of an explanation
 TOLERATED_SHARE = 0.03  # of trials that a time limit may end, before that is said
 

@@ -14,11 +14,10 @@ from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
 from analysis.cost.step import TimeConstants, step
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.ranking import GIB, LIKELY
-from analysis.report.scaling import Curve
+from analysis.prediction.ranking import LIKELY
+from analysis.units import GIB, config_text
 from search_spaces import Parameter, SearchSpace
 from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
-from workflows.search.progress import config_text
 
 Scaling = Literal["weak", "strong"]
 DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
@@ -29,7 +28,7 @@ class Scaled:
     """A configuration on several numbers of nodes.
 
     Attributes:
-        kind: ``weak``: the batch grows with the nodes; ``strong``: it stays.
+        mode: ``weak``: the batch grows with the nodes; ``strong``: it stays.
         config: what is scaled.
         prediction: of each number of nodes that can be had, ascending.
         efficiency: tokens/s of a node over those on the fewest nodes.
@@ -37,30 +36,29 @@ class Scaled:
         left_out: why other numbers of nodes are not there, as lines of text.
     """
 
-    kind: Scaling
+    mode: Scaling
     config: Mapping[str, Any]
     prediction: Prediction
     efficiency: Array
     efficiency_log_sd: Array
     left_out: tuple[str, ...]
 
-    def curve(self) -> Curve:
-        """What a figure shows of it."""
-        low, high = self.prediction.interval_s()
+    @property
+    def tokens_per_second_interval(self) -> tuple[Array, Array]:
+        """95 % interval, low and high."""
+        low_s, high_s = self.prediction.interval_s()
         tokens = self.prediction.tokens_per_second * self.prediction.step_time_s
+        return tokens / high_s, tokens / low_s
+
+    @property
+    def efficiency_interval(self) -> tuple[Array, Array]:
+        """95 % interval, low and high."""
         spread = np.exp(EDGE * self.efficiency_log_sd)
-        return Curve(
-            title=f"{self.kind} scaling: {config_text(self.config)}",
-            nodes=self.prediction.num_nodes,
-            tokens_per_second=self.prediction.tokens_per_second,
-            tokens_per_second_range=(tokens / high, tokens / low),
-            efficiency=self.efficiency,
-            efficiency_range=(self.efficiency / spread, self.efficiency * spread),
-        )
+        return self.efficiency / spread, self.efficiency * spread
 
 
 def scale(
-    pricing: Pricing, config: Mapping[str, Any], kind: Scaling, nodes: Sequence[int] = ()
+    pricing: Pricing, config: Mapping[str, Any], mode: Scaling, nodes: Sequence[int] = ()
 ) -> Scaled:
     """Predict a configuration on other numbers of nodes.
 
@@ -70,7 +68,7 @@ def scale(
     Args:
         pricing: of the configuration's space.
         config: raw or canonical.
-        kind: of scaling.
+        mode: of scaling.
         nodes: on how many; default: its own, halved and doubled again and again.
 
     Raises:
@@ -84,7 +82,7 @@ def scale(
     for count in sorted(set(nodes)) or _doubled(space.num_nodes(config), space.cluster.num_nodes):
         gas = int(facts["gas"])
         replicas = count * space.cluster.gpus_per_node // ranks
-        if kind == "strong" and replicas:
+        if mode == "strong" and replicas:
             gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
             if rest or not gas:
                 why = (
@@ -109,7 +107,7 @@ def scale(
     prediction = prices.predict(kept)
     rate = prediction.tokens_per_node_hour
     return Scaled(
-        kind=kind,
+        mode=mode,
         config=space.canonical(config),
         prediction=prediction,
         efficiency=rate / rate[0],
@@ -143,7 +141,7 @@ def text(scaled: Scaled, tokens: float) -> str:
     columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"{scaled.kind} scaling of {config_text(scaled.config)}"]
+    lines = [f"{scaled.mode} scaling of {config_text(scaled.config)}"]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells))

@@ -1,4 +1,4 @@
-"""Whether trials end before their space's time limits do."""
+"""What a trial takes from its launch, and whether it ends before its space's time limits do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from scipy.special import ndtr
 from analysis.cost.jobs import Array
 from analysis.cost.model import Prediction
 from search_spaces import SearchSpace
-from workflows.search.trials import start_up_s
+
+START_UP_S, CPU_START_UP_S = 60.0, 5.0
+
+
+def start_up_s(space: SearchSpace) -> float:
+    """From a trial's launch to its first step, by experience: imports, communicators, weights."""
+    builtin = space.trainer.builtin
+    return CPU_START_UP_S if builtin is not None and builtin.device == "cpu" else START_UP_S
 
 
 def longest_step_s(space: SearchSpace) -> float:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from analysis import units as quantities
 from analysis import verdict as settled
-from analysis.prediction.held_out import Forecast, Forecaster
+from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.report import front, stacks
 from analysis.report import plots as figures
 from analysis.report import tables as rows
@@ -45,14 +45,16 @@ class Section:
     image: str = ""
 
 
-def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
+def write_report(
+    run_dir: Path, validate: Callable[[Run], CrossValidation | None] = cross_validated
+) -> Path:
     """Write ``report/`` in a run folder: ``index.html``, its figures as PNG, ``best.yaml``.
 
     It can be written at any time, also while the search runs; files are replaced whole.
 
     Args:
         run_dir: ``runs/NAME``.
-        forecaster: gives the cost model's word on the run's trials; without it the page has none.
+        validate: compares the cost model with the run's trials; None: the page has no word of it.
 
     Returns:
         Path of ``index.html``.
@@ -74,12 +76,12 @@ def write_report(run_dir: Path, forecaster: Forecaster | None = None) -> Path:
     environment.filters |= {
         "number": quantities.number,
         "duration": quantities.duration,
-        "value": _value,
+        "value": quantities.value_text,
         "percent": quantities.percent,
         "counted": quantities.counted,
     }
     varied, fixed = rows.parameters(run)
-    forecast = forecaster(run) if forecaster else None
+    forecast = validate(run)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text())
     page = template.render(
         run=run,
@@ -159,7 +161,7 @@ def _section(
     return Section(sensitivity=sensitivity, image=_image(path, figure))
 
 
-def _stacks(path: Path, run: Run, forecast: Forecast | None) -> str:
+def _stacks(path: Path, run: Run, forecast: CrossValidation | None) -> str:
     """Data URL of the best trials' predicted parts; empty where there is nothing to draw."""
     best = [trial.number for trial in ranking(run)[:DRAWN]]
     if forecast is None or not best:
@@ -181,13 +183,6 @@ def _front(run: Run, path: Path) -> dict[str, Any] | None:
         "successes": len(run.comparable()),
         "rows": [rows.row(run, trial) for trial in trials],
     }
-
-
-def _value(value: Any) -> str:
-    """A parameter's value as YAML writes it."""
-    if value is None:
-        return "–"
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _image(path: Path, figure: Figure) -> str:

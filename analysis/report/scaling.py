@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from analysis.cost.jobs import Array
+from analysis.prediction.scaling import Scaled
 from analysis.report.plots import BLUE, GRAY, plain
-
-Range = tuple[Array, Array]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What is drawn: columns over ``nodes``, ascending; ranges are 95 % intervals."""
-
-    title: str
-    nodes: Array
-    tokens_per_second: Array
-    tokens_per_second_range: Range
-    efficiency: Array
-    efficiency_range: Range
+from analysis.units import config_text
 
 
-def scaling_figure(curve: Curve) -> Figure:
-    """Tokens/s beside what twice the nodes would ideally bring, and the efficiency."""
+def scaling_figure(scaled: Scaled) -> Figure:
+    """Tokens/s beside what twice the nodes would ideally bring, and the efficiency.
+
+    Bands are 95 % intervals.
+    """
+    nodes = scaled.prediction.num_nodes
+    tokens_per_second = scaled.prediction.tokens_per_second
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    ideal = curve.tokens_per_second[0] * curve.nodes / curve.nodes[0]
-    left.plot(curve.nodes, ideal, color=GRAY, linestyle=":", label="ideal")
-    left.loglog(curve.nodes, curve.tokens_per_second, color=BLUE, marker="o", label="predicted")
-    left.fill_between(curve.nodes, *curve.tokens_per_second_range, color=BLUE, alpha=0.15)
+    ideal = tokens_per_second[0] * nodes / nodes[0]
+    left.plot(nodes, ideal, color=GRAY, linestyle=":", label="ideal")
+    left.loglog(nodes, tokens_per_second, color=BLUE, marker="o", label="predicted")
+    left.fill_between(nodes, *scaled.tokens_per_second_interval, color=BLUE, alpha=0.15)
     left.set_ylabel("tokens/s")
     left.legend(frameon=False)
     right.axhline(1.0, color=GRAY, linestyle=":")
-    right.semilogx(curve.nodes, curve.efficiency, color=BLUE, marker="o")
-    right.fill_between(curve.nodes, *curve.efficiency_range, color=BLUE, alpha=0.15)
+    right.semilogx(nodes, scaled.efficiency, color=BLUE, marker="o")
+    right.fill_between(nodes, *scaled.efficiency_interval, color=BLUE, alpha=0.15)
     right.set_ylim(0, 1.1)
     right.set_ylabel("efficiency")
     right.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -45,6 +35,7 @@ def scaling_figure(curve: Curve) -> Figure:
         plain(axes)
         axes.set_xlabel("nodes")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xticks(curve.nodes, [f"{n:.0f}" for n in curve.nodes], rotation=45, fontsize=8)
-    figure.suptitle(curve.title, fontsize=9, wrap=True, parse_math=False)
+        axes.set_xticks(nodes, [f"{n:.0f}" for n in nodes], rotation=45, fontsize=8)
+    title = f"{scaled.mode} scaling: {config_text(scaled.config)}"
+    figure.suptitle(title, fontsize=9, wrap=True, parse_math=False)
     return figure

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.cost.jobs import Array
-from analysis.prediction.held_out import Forecast
+from analysis.prediction.held_out import CrossValidation
 from analysis.report.plots import LIGHT, PALE, RED, plain
 from analysis.units import GIB
 
@@ -49,7 +49,7 @@ class Stack:
         return {**shown, "other": np.sum(rest, axis=0)} if rest else shown
 
 
-def forecast_figure(forecast: Forecast, trials: Sequence[int]) -> Figure:
+def forecast_figure(forecast: CrossValidation, trials: Sequence[int]) -> Figure:
     """The parts of these trials' predictions, by the model that has learned from the run."""
     rows = [forecast.trials.index(number) for number in trials]
     prediction = forecast.prediction

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import units as quantities
+from analysis.metrics import metric
 from analysis.report.trajectory import ended_t, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -59,7 +60,7 @@ def row(run: Run, trial: Trial) -> dict[str, Any]:
         "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
-        "metrics": {key: _metric(trial, key) for key in KEY_METRICS},
+        "metrics": {key: _scaled(key, metric(trial.result, key)) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s if trial.attempts else None,
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
@@ -90,15 +91,6 @@ def _why(trial: Trial, key: str) -> str:
         gain, left = expected["gain"], expected["left"]
         said.append(f"another batch to gain {gain:.2%}, all that is left {left:.2%}")
     return "; ".join(said)
-
-
-def _metric(trial: Trial, key: str) -> float | None:
-    value: Any = trial.result
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return quantities.scaled(key, value)
 
 
 def _scaled(key: str, value: float | None) -> float | None:

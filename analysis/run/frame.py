@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from analysis.metrics import metrics
 from analysis.run.fold import read_run
 
 if TYPE_CHECKING:
@@ -52,17 +52,7 @@ def load(directory: Path | str) -> pd.DataFrame:
                 "message": trial.message,
                 "measurements": len(trial.measurements),
                 "early": trial.early,
-                **{f"m:{key}": value for key, value in _numbers(trial.result).items()},
+                **{f"m:{key}": value for key, value in metrics(trial.result).items()},
             }
         )
     return pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
-
-
-def _numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            flat.update(_numbers(value, f"{prefix}{key}."))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -14,7 +14,7 @@ import yaml
 
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
-from analysis.prediction.held_out import Forecast
+from analysis.prediction.held_out import CrossValidation
 from analysis.report.page import write_report
 from analysis.report.stacks import Stack, stacks_figure
 from analysis.run.best import load_best
@@ -232,7 +232,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def forecast(measured_over_predicted: float = 1.0) -> Forecast:
+def forecast(measured_over_predicted: float = 1.0) -> CrossValidation:
     """Of trials 0 to 2 of a 22B model: two that ran, and one that was out of memory."""
     shape = ModelConfig(
         num_layers=48, hidden_size=6144, num_heads=48, vocab_size=51200, seq_length=2048
@@ -248,7 +248,7 @@ def forecast(measured_over_predicted: float = 1.0) -> Forecast:
     rows = jobs({k: np.array(v) for k, v in columns.items()}, shape)
     found = CostModel(cluster, MESHTUNE).predict(rows)
     ran = np.array([1.0, 1.0, np.nan])
-    return Forecast(
+    return CrossValidation(
         trials=(0, 1, 2),
         prediction=found,
         before_s=found.step_time_s,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.time_limits import start_up_s
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
@@ -21,7 +22,6 @@ from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.model_trust import MAX_UNFORESEEN_OOMS, PROBES
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import make_policy
-from workflows.search.trials import start_up_s
 
 Speed = Callable[[Mapping[str, Any]], float | None]
 

@@ -171,7 +171,7 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
         from analysis.report.plots import png
         from analysis.report.scaling import scaling_figure
 
-        arguments.picture.write_bytes(png(scaling_figure(scaled.curve())))
+        arguments.picture.write_bytes(png(scaling_figure(scaled)))
     return 0
 
 
@@ -261,10 +261,9 @@ def status(arguments: Namespace) -> int:
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path."""
     from analysis.report.page import write_report
-    from workflows.forecast import forecast_of
 
     read_run(arguments.run)  # a clear error before slow imports have any effect
-    print(write_report(arguments.run, forecast_of))
+    print(write_report(arguments.run))
     return 0
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from analysis.metrics import metric
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import counted
@@ -170,6 +171,5 @@ class NodeHours:
 
 
 def _step_time_s(trial: Trial) -> float | None:
-    times = trial.result.get("step_time_s")
-    median = times.get("median") if isinstance(times, Mapping) else None
-    return float(median) if isinstance(median, (int, float)) and median > 0 else None
+    median = metric(trial.result, "step_time_s.median")
+    return float(median) if median and median > 0 else None

@@ -12,14 +12,15 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from analysis.finalists import noise_of
+from analysis.metrics import MissingMetricError, is_number
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
 from slurm.outcome.step_log import EarlyStop, StepReport
-from workflows.search.objectives import MissingFigureError, figures
+from workflows.search.objectives import figures
 
 MARGIN = 0.05  # share of the best's figure
 SURE = 0.99  # of each interval, one-sided
@@ -89,7 +90,7 @@ class EarlyStopping:
         for step in measured:
             try:
                 [figure] = figures(self._space, config, _result([step])).values()
-            except MissingFigureError:
+            except MissingMetricError:
                 return None
             if not 0 < figure < math.inf:
                 return None
@@ -114,7 +115,7 @@ class EarlyStopping:
         command = self._space.trainer.command
         if command and not any("{measured_steps}" in argument for argument in command):
             return 0.0
-        times = [t for step in steps if _is_number(t := step.get("step_time_s"))]
+        times = [t for step in steps if is_number(t := step.get("step_time_s"))]
         return statistics.median(times) if times else 0.0
 
 
@@ -122,16 +123,12 @@ def _result(steps: Sequence[StepReport]) -> dict[str, Any]:
     """The result of a trial that had only these steps: medians, with the times themselves."""
     result: dict[str, Any] = {"status": "ok"}
     for key in (key for key in steps[0] if key != "step"):
-        values = [v for step in steps if _is_number(v := step.get(key))]
+        values = [v for step in steps if is_number(v := step.get(key))]
         if len(values) == len(steps):
             result[key] = statistics.median(values)
             if key == "step_time_s":
                 result[key] = {"median": result[key], "all": values}
     return result
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _own_steps(best: Trial) -> list[float]:
@@ -140,7 +137,7 @@ def _own_steps(best: Trial) -> list[float]:
     every = times.get("all") if isinstance(times, Mapping) else None
     if not isinstance(every, Sequence):
         return []
-    return [math.log(t) for t in every if _is_number(t) and t > 0]
+    return [math.log(t) for t in every if is_number(t) and t > 0]
 
 
 def _half_interval(logs: Sequence[float]) -> float:

@@ -3,52 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from analysis.metrics import MissingMetricError, required
 from search_spaces import SearchSpace
 
 
-class MissingFigureError(ValueError):
-    """The result lacks a number; the message names it and what there is."""
-
-    def __init__(self, key: str, wanted: str, found: Iterable[str]) -> None:
-        of = "" if key == wanted else f", from which {wanted!r} follows"
-        there = ", ".join(sorted(found)) or "nothing"
-        super().__init__(f"the result has no number {key!r}{of}; it has {there}")
-        self.key = key
-
-
-class _Result:
-    """Reads numbers of a result by dotted keys."""
+class _Metrics:
+    """Reads the metrics from which one follows."""
 
     def __init__(self, result: Mapping[str, Any], wanted: str) -> None:
         self._result, self._wanted = result, wanted
 
     def __call__(self, key: str) -> float:
-        value: Any = self._result
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise MissingFigureError(key, self._wanted, self._result)
-        try:
-            return float(value)
-        except OverflowError:  # a whole number beyond any float
-            return math.inf
+        return required(self._result, key, self._wanted)
 
 
-def _node_seconds_per_token(of: _Result, space: SearchSpace, config: Mapping[str, Any]) -> float:
+def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
     return space.num_nodes(config) / of("tokens_per_second")
 
 
-def _joules_per_token(of: _Result, space: SearchSpace, config: Mapping[str, Any]) -> float:
+def _joules_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
     """Energy is of all measured steps; the batch, and so a step's tokens, may differ by trial."""
     tokens_per_step = of("tokens_per_second") * of("step_time_s.median")
     return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
 
 
 # Figures that no trainer need report.
-DERIVED: dict[str, Callable[[_Result, SearchSpace, Mapping[str, Any]], float]] = {
+DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] = {
     "num_nodes": lambda of, space, config: space.num_nodes(config),
     "node_seconds_per_token": _node_seconds_per_token,
     "joules_per_token": _joules_per_token,
@@ -61,15 +44,15 @@ def figures(
     """The figure of every objective, in the space's order; it may be infinite or not a number.
 
     Raises:
-        MissingFigureError: if the result does not have what one needs.
+        MissingMetricError: if the result does not have what one needs.
     """
     found = {}
     for objective in space.objectives:
         key = objective.key
-        of = _Result(result, key)
+        of = _Metrics(result, key)
         try:
             found[key] = of(key)
-        except MissingFigureError:
+        except MissingMetricError:
             if key not in DERIVED:
                 raise
             try:

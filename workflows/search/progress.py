@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,7 +15,7 @@ from rich.text import Text
 from analysis import units as quantities
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis.units import clock_text, config_text, counted
 from analysis.verdict import ended_words, saved_rows, verdict_rows
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
@@ -26,18 +26,6 @@ SHOWN_RUNNING = 8
 SHOWN_NODES = 8
 SHOWN_FRONT = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """``tp=2 pp=1 mbs=4``, inactive parameters left out."""
-    return " ".join(f"{k}={_value(v)}" for k, v in config.items() if v is not None)
-
-
-def duration_text(seconds: float) -> str:
-    """``1:02:03``, or ``2:03`` below an hour."""
-    minutes, s = divmod(int(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
 
 
 def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
@@ -60,7 +48,7 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
     rows += front_rows(run)
     rows += verdict_rows(run)
     rows += saved_rows(run)
-    rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, duration_text)))
+    rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
 
@@ -91,10 +79,6 @@ def figures_text(run: Run, trial: Trial) -> str:
 
 def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
     return text(used) + (f" of {text(limit)}" if limit is not None else "")
-
-
-def _value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _nodes(names: tuple[str, ...]) -> str:
@@ -141,7 +125,7 @@ class Progress:
         if event == "started":
             self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
-        spent = duration_text(attempt.elapsed_s)
+        spent = clock_text(attempt.elapsed_s)
         if words := ended_words(run, trial, attempt):
             new = "  <- best" if run.best is trial else ""
             self.say(f"{what} {words}  {spent}{new}")
@@ -166,7 +150,7 @@ def _panel(driver: Driver) -> Group:
     shown = sorted(driver.running.values(), key=lambda r: r.trial)
     for r in shown[:SHOWN_RUNNING]:
         trial = driver.state.trials[r.trial]
-        since = duration_text(now - trial.attempts[-1].started_t)
+        since = clock_text(now - trial.attempts[-1].started_t)
         running.add_row(
             Text(f"running {r.trial}", style="cyan"),
             Text(since),

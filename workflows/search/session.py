@@ -20,7 +20,7 @@ from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis.units import config_text, counted
 from analysis.verdict import saved_rows, verdict_rows
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
@@ -29,7 +29,7 @@ from slurm.trial import Lease
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
-from workflows.search.progress import Progress, config_text, front_rows
+from workflows.search.progress import Progress, front_rows
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
@@ -193,9 +193,8 @@ def _report(folder: RunFolder) -> str:
     """Write the report; whatever goes wrong there must not change how the search ended."""
     try:
         from analysis.report.page import write_report
-        from workflows.forecast import forecast_of
 
-        return f"report: {write_report(folder.path, forecast_of)}"
+        return f"report: {write_report(folder.path)}"
     except Exception as error:
         return (
             f"the report was not written ({type(error).__name__}: {error}); "

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from analysis.metrics import MissingMetricError
 from analysis.run.folder import RunFolder
 from search_spaces import SearchSpace
 from slurm.outcome.evidence import clear
 from slurm.outcome.kinds import Kind
 from slurm.trial import Outcome, ResultSource, TrialSpec
 from trainer.config import ConfigError
-from workflows.search.objectives import MissingFigureError, figures
+from workflows.search.objectives import figures
 
 PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
-START_UP_S, CPU_START_UP_S = 60.0, 5.0
 
 
 class TrialFactory:
@@ -96,7 +96,7 @@ def judge(
         return outcome.kind, {}, outcome.message
     try:
         reached = figures(space, config, outcome.result or {})
-    except MissingFigureError as error:
+    except MissingMetricError as error:
         return Kind.CRASH, {}, str(error)
     for key, figure in reached.items():
         if not math.isfinite(figure):
@@ -134,9 +134,3 @@ def make_data(prefix: str) -> None:
     if not Path(f"{prefix}.idx").exists():
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)
         prepare_data(python_source_files(), Path(prefix))
-
-
-def start_up_s(space: SearchSpace) -> float:
-    """From a trial's launch to its first step, by experience: imports, communicators, weights."""
-    builtin = space.trainer.builtin
-    return CPU_START_UP_S if builtin is not None and builtin.device == "cpu" else START_UP_S

@@ -14,6 +14,8 @@ import numpy as np
 
 from analysis.cost.activations import refused
 from analysis.cost.constants import Constants
+from analysis.metrics import MissingMetricError
+from analysis.prediction.time_limits import start_up_s
 from search_spaces import SearchSpace
 from search_spaces.language.document import nearest
 from search_spaces.language.schema import seconds
@@ -24,8 +26,7 @@ from slurm.simulated.trial import Price
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
 from workflows.cli.errors import UsageError
-from workflows.search.objectives import MissingFigureError, figures
-from workflows.search.trials import start_up_s
+from workflows.search.objectives import figures
 
 if TYPE_CHECKING:
     from analysis.prediction.pricing import Pricing
@@ -161,7 +162,7 @@ def simulated_launcher(
     measured = workload.figures(_any_config(space), [1.0], 1.0)
     try:
         figures(space, _any_config(space), measured)
-    except MissingFigureError as missing:
+    except MissingMetricError as missing:
         energy = missing.key == "energy_joules"
         raise UsageError(
             f"{space.file}: objective: a simulated trial does not measure {missing.key!r}, only "

@@ -130,7 +130,7 @@ def test_a_cluster_of_unknown_power_has_no_energy() -> None:
 
 
 def test_the_figure_is_a_png(pricing: Pricing) -> None:
-    figure = scaling_figure(scale(pricing, RECIPE, "weak", [16, 32, 64]).curve())
+    figure = scaling_figure(scale(pricing, RECIPE, "weak", [16, 32, 64]))
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
     assert png(figure).startswith(b"\x89PNG")

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import yaml
 
+from analysis.prediction.held_out import cross_validated
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from workflows.cli.main import main
-from workflows.forecast import forecast_of
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def _configs(space: SearchSpace, count: int) -> list[dict[str, object]]:
 def test_what_the_model_learns_shows_in_trials_that_it_has_not_seen(
     run: Callable[..., Run],
 ) -> None:
-    forecast = forecast_of(run(30))
+    forecast = cross_validated(run(30))
     assert forecast is not None
     errors = forecast.median_errors
     assert errors["time_before"] == pytest.approx(1 - 1 / 1.3)
@@ -77,7 +77,7 @@ def test_a_full_host_is_no_failure_that_the_gpus_memory_should_explain(
     made = run()
     full = next(t for t in made.trials.values() if t.kind == "oom")
     full.kind = "host_oom"
-    forecast = forecast_of(made)
+    forecast = cross_validated(made)
     assert forecast is not None
     assert full.number not in forecast.trials
     assert forecast.out_of_memory.sum() == sum(t.kind == "oom" for t in made.trials.values())
@@ -86,10 +86,10 @@ def test_a_full_host_is_no_failure_that_the_gpus_memory_should_explain(
 def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(
     run: Callable[..., Run],
 ) -> None:
-    calm = forecast_of(run())
+    calm = cross_validated(run())
     assert calm is not None
     slow = int(np.flatnonzero(~calm.out_of_memory)[0])
-    upset = forecast_of(run(slow=slow))
+    upset = cross_validated(run(slow=slow))
     assert upset is not None
     assert upset.measured_s[slow] == pytest.approx(3 * calm.measured_s[slow])
     assert upset.held_out_s[slow] == calm.held_out_s[slow]
@@ -100,7 +100,7 @@ def test_a_trials_own_time_does_not_reach_the_model_that_judges_it(
 def test_a_trainer_that_reports_only_a_rate_is_compared_all_the_same(
     run: Callable[..., Run],
 ) -> None:
-    forecast, known = forecast_of(run(by_rate=True)), forecast_of(run())
+    forecast, known = cross_validated(run(by_rate=True)), cross_validated(run())
     assert forecast is not None and known is not None
     assert forecast.measured_s == pytest.approx(known.measured_s, nan_ok=True)
 
@@ -108,9 +108,9 @@ def test_a_trainer_that_reports_only_a_rate_is_compared_all_the_same(
 def test_a_run_without_a_space_or_without_trials_has_no_forecast(
     run: Callable[..., Run], tmp_path: Path
 ) -> None:
-    assert forecast_of(Run(run().directory)) is None
+    assert cross_validated(Run(run().directory)) is None
     (tmp_path / "space.yaml").unlink()
-    assert forecast_of(Run(tmp_path, trials={0: Trial(0, {}, 0.0, kind="oom")})) is None
+    assert cross_validated(Run(tmp_path, trials={0: Trial(0, {}, 0.0, kind="oom")})) is None
 
 
 def test_a_cluster_without_links_costs_the_forecast_not_the_report(
@@ -120,7 +120,7 @@ def test_a_cluster_without_links_costs_the_forecast_not_the_report(
     content = yaml.safe_load((tmp_path / "space.yaml").read_text())
     del content["cluster"]["nic"]
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(content))
-    assert forecast_of(made) is None
+    assert cross_validated(made) is None
     assert main(["check", str(tmp_path / "space.yaml")]) == 0
 
 
@@ -163,6 +163,6 @@ def test_peak_memory_is_compared_with_what_the_trainer_would_report(
             [reported] = pricing.model.memory.peak_bytes(jobs, pricing.model.framework)
             assert reported < 0.97 * pricing.model.predict(jobs).peak_bytes[0]
             trial.result = {**trial.result, "peak_memory_bytes": float(reported)}
-    forecast = forecast_of(made)
+    forecast = cross_validated(made)
     assert forecast is not None
     assert forecast.median_errors["memory"] < 0.01

@@ -1,0 +1,65 @@
+"""The metrics in a trainer's result: numbers by dotted key, read the same way everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+
+class MissingMetricError(ValueError):
+    """A result lacks a number; the message names it and what there is.
+
+    Attributes:
+        key: of the number.
+    """
+
+    def __init__(self, key: str, result: Mapping[str, Any], wanted: str) -> None:
+        of = "" if key == wanted else f", from which {wanted!r} follows"
+        there = ", ".join(sorted(result)) or "nothing"
+        super().__init__(f"the result has no number {key!r}{of}; it has {there}")
+        self.key = key
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of a result is a metric; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def metric(result: Mapping[str, Any], key: str) -> float | None:
+    """The number at a dotted key, ``step_time_s.median`` say; None where there is none."""
+    value: Any = result
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value if is_number(value) else None
+
+
+def required(result: Mapping[str, Any], key: str, wanted: str = "") -> float:
+    """The number at a dotted key.
+
+    Args:
+        result: of a trial.
+        key: of the number.
+        wanted: what follows from it, for the message; default itself.
+
+    Raises:
+        MissingMetricError: if there is none.
+    """
+    value = metric(result, key)
+    if value is None:
+        raise MissingMetricError(key, result, wanted or key)
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond any float
+        return math.inf
+
+
+def metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Every number of a result by its dotted key."""
+    flat: dict[str, float] = {}
+    for key, value in result.items():
+        if isinstance(value, Mapping):
+            flat.update(metrics(value, f"{prefix}{key}."))
+        elif is_number(value):
+            flat[f"{prefix}{key}"] = value
+    return flat
