@@ -30,7 +30,6 @@ NOT_FOR_PRODUCT = ("benchmarks", "tests", "meshtune.testing")
 
 # Imports that break a rule and are still to be removed, each as importer and imported.
 KNOWN = {
-    ("trainer.parallel.collectives", "trainer.zero.layout"),
     ("slurm.trial", "slurm.outcome.kinds"),
     ("search_spaces.points.candidates", "search_spaces"),
     ("search_spaces.points.counting", "search_spaces.space"),

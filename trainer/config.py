@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Preset, Topology, Wishes, place
+from trainer.sizes import layer_matrices, layer_weights, table_weights
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -74,17 +75,19 @@ class ModelConfig(_Record):
         return self.ffn_hidden_size or 4 * self.hidden_size
 
     @property
+    def gated(self) -> bool:
+        """SwiGLU: two projections up instead of one."""
+        return self.activation == "swiglu"
+
+    @property
     def num_parameters(self) -> int:
         """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
-        h, f, kv = self.hidden_size, self.ffn_size, self.kv_heads * self.head_dim
-        bias = int(self.linear_bias)
-        attention = h * h + 2 * h * kv + h * h + bias * (h + 2 * kv + h)
-        up = 2 if self.activation == "swiglu" else 1
-        mlp = up * h * f + f * h + bias * (up * f + h)
-        norm = 2 * h if self.norm == "layernorm" else h
-        embeddings = self.vocab_size * h * (1 if self.tied_embeddings else 2)
-        positions = self.seq_length * h if self.positions == "learned" else 0
-        return self.num_layers * (attention + mlp + 2 * norm) + norm + embeddings + positions
+        tables = 1 if self.tied_embeddings else 2
+        biases = sum(m.outputs for m in layer_matrices(self)) if self.linear_bias else 0
+        norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
+        positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
+        layer = layer_weights(self) + biases + 2 * norm
+        return int(self.num_layers * layer + norm + tables * table_weights(self) + positions)
 
 
 class OptimizerConfig(_Record):

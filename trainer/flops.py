@@ -11,32 +11,31 @@ Two extensions, which vanish for the plain GPT of the paper:
 * grouped-query attention: keys and values are projected to ``num_kv_heads * head_dim`` channels
   instead of ``h``; scores and their product with the values keep all ``num_heads`` heads;
 * SwiGLU: two projections up instead of one; the feed-forward size is ``f`` instead of ``4 h``.
+
+Written once for a model, exactly and in whole numbers, and for columns of them.
 """
 
 from __future__ import annotations
 
-from trainer.config import ModelConfig, Recompute
+from trainer.sizes import Dimensions, Size, layer_weights, table_weights
 
 
-def _attention_core(model: ModelConfig) -> int:
+def _attention_core(model: Dimensions) -> Size:
     """Forward FLOPs of Q K^T and of the scores times V: one layer, one sequence (4 s^2 h)."""
     return 4 * model.seq_length**2 * model.hidden_size
 
 
-def _layer(model: ModelConfig) -> int:
+def _layer(model: Dimensions) -> Size:
     """Forward FLOPs of one transformer layer on one sequence (plain GPT: 24 s h^2 + 4 s^2 h)."""
-    s, h, f = model.seq_length, model.hidden_size, model.ffn_size
-    projections = 2 * s * h * (2 * h + 2 * model.kv_heads * model.head_dim)
-    ffn_matrices = 3 if model.activation == "swiglu" else 2
-    return projections + ffn_matrices * 2 * s * h * f + _attention_core(model)
+    return 2 * model.seq_length * layer_weights(model) + _attention_core(model)
 
 
-def _logits(model: ModelConfig) -> int:
+def _logits(model: Dimensions) -> Size:
     """Forward FLOPs of the output layer on one sequence (2 s h V)."""
-    return 2 * model.seq_length * model.hidden_size * model.vocab_size
+    return 2 * model.seq_length * table_weights(model)
 
 
-def model_flops(model: ModelConfig, global_batch: int) -> int:
+def model_flops(model: Dimensions, global_batch: Size) -> Size:
     """FLOPs that one step needs, whatever is recomputed.
 
     Plain GPT: ``72 B s l h^2 (1 + s/(6h) + V/(12 l h))``, equation 3 of Narayanan et al. 2021
@@ -47,12 +46,12 @@ def model_flops(model: ModelConfig, global_batch: int) -> int:
         global_batch: B, sequences per step over all replicas.
 
     Returns:
-        FLOPs of forward and backward pass, exactly (an integer).
+        FLOPs of forward and backward pass, of one model exactly (an integer).
     """
     return 3 * global_batch * (model.num_layers * _layer(model) + _logits(model))
 
 
-def hardware_flops(model: ModelConfig, global_batch: int, recompute: Recompute) -> int:
+def hardware_flops(model: Dimensions, global_batch: Size, recompute: Size) -> Size:
     """FLOPs that one step executes.
 
     ``full`` repeats every layer's forward pass, for a plain GPT
@@ -63,7 +62,9 @@ def hardware_flops(model: ModelConfig, global_batch: int, recompute: Recompute) 
     Args:
         model: shape.
         global_batch: B, sequences per step over all replicas.
-        recompute: what the backward pass computes again.
+        recompute: what the backward pass computes again: ``none``, ``selective`` or ``full``; or
+            a column of these words.
     """
-    repeated = {"none": 0, "selective": _attention_core(model), "full": _layer(model)}[recompute]
+    full, selective = recompute == "full", recompute == "selective"
+    repeated = full * _layer(model) + selective * _attention_core(model)
     return model_flops(model, global_batch) + global_batch * model.num_layers * repeated

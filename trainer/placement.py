@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Literal, get_args
 
 from trainer.formats import Format
+from trainer.states import state_bytes
 
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
@@ -174,6 +175,23 @@ class Placement:
                 )
 
     @property
+    def weight_shard(self) -> int:
+        return self.weights.degree
+
+    @property
+    def secondary_shard(self) -> int:
+        """0: no secondary copy."""
+        return self.secondary.degree if self.secondary else 0
+
+    @property
+    def gradient_shard(self) -> int:
+        return self.gradients.degree
+
+    @property
+    def optimizer_shard(self) -> int:
+        return self.optimizer.degree
+
+    @property
     def fully_sharded(self) -> bool:
         """Whether any state but the optimizer's is split: then FSDP2 holds the weights."""
         return self.gradients.degree > 1
@@ -193,30 +211,20 @@ class Placement:
         return self.weights.degree == 1
 
     def bytes_per_rank(self, parameters: int) -> dict[str, float]:
-        """Bytes of each state on one rank in steady state, without the layers in use.
-
-        Xu et al. 2025, tables V and VI, and section III-B for the optimizer: with K = 12 bytes,
-        master weights and two moments in float32.
+        """Bytes of each state on one rank in steady state; see ``trainer.states.state_bytes``.
 
         Args:
             parameters: of the model, or of the part that a rank's tp and pp leave it.
         """
-
-        def split(share: Share, tensors: int = 1) -> float:
-            return tensors * share.format.bits / 8 * parameters / share.degree
-
-        master = Share(
-            self.weights.degree if self.weights_are_master else self.optimizer.degree, Format.FP32
+        found = state_bytes(
+            parameters,
+            self,
+            weight_bytes=self.weights.format.bits / 8,
+            secondary_bytes=self.secondary.format.bits / 8 if self.secondary else 0.0,
+            gradient_bytes=self.gradients.format.bits / 8,
+            one_copy=self.weights_are_master,
         )
-        weights = 0.0 if self.weights_are_master else split(self.weights)
-        if self.keeps_whole and 1 < self.gradients.degree < self.optimizer.degree:
-            weights += split(Share(self.gradients.degree, self.weights.format))
-        return {
-            "weights": weights,
-            "secondary": split(self.secondary) if self.secondary else 0.0,
-            "gradients": split(self.gradients),
-            "optimizer": split(master) + split(self.optimizer, tensors=2),
-        }
+        return {name: float(value) for name, value in found.items()}
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from analysis.cost.groups import (
     path_of,
 )
 from search_spaces.cluster import Cluster, Collective
+from trainer.parallel.ring import share_sent
 
 __all__ = [
     "LinkConstants",
@@ -98,12 +99,13 @@ def all_reduce_s(
     path = path_of(cluster, constants, group)
     size, num_bytes = group.size, np.asarray(num_bytes, np.float64)
     ring_latency_s = constants.call_s + 2 * path.ring_latency_s
-    ring_s = ring_latency_s + 2 * _sent(size) * num_bytes / path.ring_bytes_per_s
+    ring_s = ring_latency_s + 2 * share_sent(size) * num_bytes / path.ring_bytes_per_s
     tree_latency_s = constants.call_s + 2 * (
         (path.members - 1) * path.hop_s + np.ceil(np.log2(path.nodes)) * path.inter_node_hop_s
     )
     per_byte_s = np.maximum(
-        _sent(path.nodes) / path.nic_bytes_per_s, _sent(path.members) / path.node_bytes_per_s
+        share_sent(path.nodes) / path.nic_bytes_per_s,
+        share_sent(path.members) / path.node_bytes_per_s,
     )
     tree_s = tree_latency_s + 2 * per_byte_s * num_bytes
     latency_s = np.minimum(ring_latency_s, tree_latency_s)
@@ -217,13 +219,8 @@ def _once_around(
     path = path_of(cluster, constants, group)
     num_bytes = np.asarray(num_bytes, np.float64)
     latency_s = constants.call_s + path.ring_latency_s
-    formula_s = latency_s + _sent(group.size) * num_bytes / path.ring_bytes_per_s
+    formula_s = latency_s + share_sent(group.size) * num_bytes / path.ring_bytes_per_s
     return _or_measured(cluster, operation, path, num_bytes, latency_s, formula_s)
-
-
-def _sent(ranks: Array) -> Array:
-    """Share of the bytes that one rank of a ring sends on."""
-    return (ranks - 1) / ranks
 
 
 def _or_measured(
@@ -270,7 +267,7 @@ def _interpolated_s(
     bus = np.array([entry.bus_gb_per_s for entry in entries]) * GB
     volume = (
         (2 if operation == "all_reduce" else 1)
-        * (1.0 if operation == "send" else _sent(np.array(entries[0].gpus, np.float64)))
+        * (1.0 if operation == "send" else share_sent(np.array(entries[0].gpus, np.float64)))
         * sizes
     )
     measured_s = volume / bus

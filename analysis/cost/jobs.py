@@ -101,26 +101,15 @@ class Jobs:
         return self.mbs * self.gas * self.dp
 
     @property
-    def layer_parameters(self) -> Array:
-        """Weights of the matrices of one transformer layer, before tp; norms and biases left out.
-
-        They are a share of 1 / h of it.
-        """
-        h, f = self.hidden_size, self.ffn_size
-        head = h / self.num_heads
-        up = np.where(self.gated, 2.0, 1.0)
-        return 2 * h * h + 2 * h * self.kv_heads * head + (up + 1) * h * f
+    def head_dim(self) -> Array:
+        """Channels of one attention head."""
+        return self.hidden_size / self.num_heads
 
     @property
-    def embedding_parameters(self) -> Array:
-        """Weights of one vocabulary table, before tp."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def parameters(self) -> Array:
-        """Weights of the whole model."""
-        tables = np.where(self.tied_embeddings, 1.0, 2.0)
-        return self.num_layers * self.layer_parameters + tables * self.embedding_parameters
+    def recompute_words(self) -> NDArray[np.str_]:
+        """What is recomputed, as ``TrainConfig`` says it."""
+        words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.recompute.astype(int)]
+        return words
 
 
 _MASKS = {"gated", "tied_embeddings", "sequence_parallel"}

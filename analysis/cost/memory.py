@@ -22,6 +22,9 @@ from analysis.cost.activations import (
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
 from search_spaces.frameworks import Framework
+from trainer import states
+from trainer.sizes import layer_weights, stage_weights, table_weights
+from trainer.states import masters_are_weights
 
 GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
@@ -105,30 +108,24 @@ class MemoryParts:
 def state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-    As ``trainer.placement.Placement.bytes_per_rank`` for the trainer; other frameworks differ by
-    the facts of their profiles.
+    ``trainer.states`` with the framework's habits.
     """
-    e, gradient_shard = jobs.element_bytes, jobs.gradient_shard
-    split = jobs.weight_shard > 1
+    e = jobs.element_bytes
     if framework.sharded_masters:
-        stored = np.where(split, jobs.weight_shard, gradient_shard)
-        one_copy = np.where(gradient_shard == 1, e == 4, split & (stored == jobs.optimizer_shard))
-        regather = ~split & (gradient_shard > 1) & (gradient_shard < jobs.optimizer_shard)
-        whole = 1 / jobs.weight_shard + np.where(regather, 1 / gradient_shard, 0.0)
+        one_copy = masters_are_weights(jobs, e == 4)
     else:
         one_copy = np.asarray(e == 4)
-        whole = 1 / jobs.weight_shard
-    secondary = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, e)
-    held = np.where(jobs.secondary_shard > 0, jobs.secondary_shard, np.inf)
-    master_shard = np.where(one_copy, jobs.weight_shard, jobs.optimizer_shard)
-    gradients = framework.gradient_bytes / gradient_shard + framework.extra_gradient_bytes
-    return {
-        "weights": np.where(one_copy, 0.0, e * whole) * parameters,
-        "secondary": secondary / held * parameters,
-        "gradients": gradients * parameters,
-        "optimizer": (4 / master_shard + (framework.master_bytes - 4) / jobs.optimizer_shard)
-        * parameters,
-    }
+    return states.state_bytes(
+        parameters,
+        jobs,
+        weight_bytes=e,
+        secondary_bytes=np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, e),
+        gradient_bytes=framework.gradient_bytes,
+        one_copy=one_copy,
+        regathers=framework.sharded_masters,
+        master_bytes=framework.master_bytes,
+        extra_gradient_bytes=framework.extra_gradient_bytes,
+    )
 
 
 def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
@@ -231,8 +228,7 @@ def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
     """
-    layers = stage.layers * jobs.layer_parameters
-    return np.asarray((layers + _tables(stage, jobs) * jobs.embedding_parameters) / jobs.tp)
+    return np.asarray(stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.tp))
 
 
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
@@ -251,9 +247,9 @@ def _working_bytes(
     al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
-    one = some * jobs.layer_parameters / jobs.tp
-    tables = _tables(stage, jobs) * jobs.embedding_parameters / jobs.tp
-    table = np.minimum(tables, jobs.embedding_parameters / jobs.tp)
+    one = some * layer_weights(jobs) / jobs.tp
+    tables = _tables(stage, jobs) * table_weights(jobs) / jobs.tp
+    table = np.minimum(tables, table_weights(jobs) / jobs.tp)
     matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)
     most = np.maximum(framework.live_parameters, matrix)
     unit = np.where(jobs.pp == 1, 2 * one + tables, one + np.maximum(one, table))

@@ -9,11 +9,12 @@ import numpy as np
 
 from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, fit, log_sd
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
 from analysis.cost.step import StepParts, TimeConstants, step
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
+from trainer.flops import model_flops
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
@@ -86,7 +87,8 @@ class Prediction:
     @property
     def tflops_per_gpu(self) -> Array:
         """Model TFLOP/s: repeated operations do not count (see ``trainer.flops``)."""
-        return model_flops(self.jobs) / self.step_time_s / self.jobs.world_size / 1e12
+        needed = model_flops(self.jobs, self.jobs.global_batch)
+        return np.asarray(needed / self.step_time_s / self.jobs.world_size / 1e12)
 
     @property
     def num_nodes(self) -> Array:
@@ -195,23 +197,3 @@ def between_machines() -> Array:
     links = {f.name for f in fields(LinkConstants)}
     factors = [NETWORKS if f.name in links else 1.0 for f in fields(TimeConstants)]
     return np.diag((TimeConstants.spreads() * factors) ** 2)
-
-
-def model_flops(jobs: Jobs) -> Array:
-    """FLOPs that one step needs; ``trainer.flops.model_flops`` for many jobs."""
-    s, h, f = jobs.seq_length, jobs.hidden_size, jobs.ffn_size
-    head = h / jobs.num_heads
-    projections = 2 * s * h * (2 * h + 2 * jobs.kv_heads * head)
-    ffn = np.where(jobs.gated, 3, 2) * 2 * s * h * f
-    layer = projections + ffn + 4 * s**2 * h
-    return 3 * jobs.global_batch * (jobs.num_layers * layer + 2 * s * h * jobs.vocab_size)
-
-
-def hardware_flops(jobs: Jobs) -> Array:
-    """FLOPs that one step executes, recomputed ones included."""
-    s, h = jobs.seq_length, jobs.hidden_size
-    core = jobs.global_batch * jobs.num_layers * 4 * s**2 * h
-    needed = model_flops(jobs)
-    logits = 3 * jobs.global_batch * 2 * s * h * jobs.vocab_size
-    again = np.where(jobs.recompute == FULL, (needed - logits) / 3, 0.0)
-    return needed + again + np.where(jobs.recompute == SELECTIVE, core, 0.0)

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
 from search_spaces.frameworks import Framework
+from trainer.sizes import layer_weights, table_weights
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 
@@ -36,7 +37,7 @@ def stage_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     layers, pp = jobs.num_layers, jobs.pp
     if not framework.stages_by_weight:
         return StageLayers(np.ceil(layers / pp), np.floor(layers / pp))
-    head = jobs.embedding_parameters / jobs.layer_parameters  # in layers
+    head = table_weights(jobs) / layer_weights(jobs)  # in layers
     share = (layers + head) / pp
     whole = np.floor(share + _TINY)
     before = np.minimum(np.floor((pp - 1) * share + _TINY), layers)  # the last stage
@@ -51,7 +52,7 @@ def weighed(jobs: Jobs) -> tuple[Array, Array]:
     A walk over the blocks begins the next stage once the blocks so far hold a stage's share
     (nanotron, ``build_model``); a share below one layer still gives each stage a layer.
     """
-    head = jobs.embedding_parameters / jobs.layer_parameters
+    head = table_weights(jobs) / layer_weights(jobs)
     share = np.round((jobs.num_layers + head) / jobs.pp, 9)
     at = np.where(share >= 1, np.ceil(jobs.num_layers / share) - 1, jobs.num_layers)
     return np.maximum(share, 1.0), np.clip(at, 0, jobs.pp - 1)

@@ -20,6 +20,7 @@ from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
+from trainer.sizes import stage_weights
 
 
 @dataclass(frozen=True)
@@ -220,12 +221,9 @@ def _reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
 def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     """Weights on a rank of the fullest stage."""
     dealt = stage_layers(jobs, framework)
-    table = jobs.embedding_parameters
-    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0) * table
-    inner = dealt.most * jobs.layer_parameters
     # With a pipeline the first stage has the embedding, and the last one the output layer.
-    ends = np.maximum(inner, dealt.last * jobs.layer_parameters) + tables
-    return np.where(jobs.pp > 1, np.maximum(inner + table, ends), ends) / jobs.tp
+    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
+    return np.asarray(stage_weights(jobs, np.maximum(dealt.most, dealt.last), tables, jobs.tp))
 
 
 def _data(

@@ -13,10 +13,11 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
-from analysis.cost.model import CostModel, Measurements, hardware_flops
+from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
+from trainer.flops import hardware_flops
 
 from .folds import Questions
 from .transfer import parts_of, transferred
@@ -154,7 +155,8 @@ class FlopsAndBubble:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             rate = 0.45 * cluster.peak_tflops("bf16") * 1e12
             bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
-            time_s = hardware_flops(jobs) / (rate * jobs.world_size) * (1 + bubble)
+            flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
+            time_s = flops / (rate * jobs.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
             return Predicted(time_s, nothing, nothing, nothing)
 

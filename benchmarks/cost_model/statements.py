@@ -17,11 +17,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.jobs import FULL, Jobs, jobs
-from analysis.cost.model import hardware_flops
 from analysis.sweeps.gpus import cluster_of, shipped, with_network
 from analysis.sweeps.record import frame_of, numbers
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
+from trainer.flops import hardware_flops
 from trainer.formats import BLOCK, Format
 from trainer.placement import Placement, Preset, Topology, Wishes, place
 
@@ -44,7 +44,9 @@ class Setup:
     def best_tflops(self, fitted: Fitted) -> float:
         """Hardware TFLOP/s of a GPU: the most among the candidates that are thought to fit."""
         found = fitted(self.jobs, self.cluster, self.framework)
-        rate = hardware_flops(self.jobs) / (found.step_time_s * self.jobs.world_size) / 1e12
+        jobs = self.jobs
+        flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
+        rate = flops / (found.step_time_s * self.jobs.world_size) / 1e12
         return float(np.max(np.where(found.fits < 0.5, np.nan, rate), initial=-np.inf,
                             where=~(found.fits < 0.5)))  # fmt: skip
 

@@ -19,6 +19,7 @@ from trainer.model.shapes import Parameter, in_order, stage_parameters
 from trainer.model.transformer import Stage
 from trainer.parallel.tensor import split
 from trainer.placement import Placement, Share
+from trainer.sizes import stage_weights
 from trainer.zero.layout import ROW, UnitLayout, fill, padded
 
 SMALL = {"num_layers": 4, "hidden_size": 24, "num_heads": 4, "vocab_size": 22, "seq_length": 6}
@@ -79,6 +80,22 @@ def test_stages_hold_the_models_parameters_between_them(model: str) -> None:
     assert whole == config.num_parameters
     parts = [p for i in range(4) for p in in_order(stage_parameters(config, i, 4))]
     assert sum(p.numel for p in parts if not p.traits.copy) == whole
+
+
+@pytest.mark.parametrize(
+    ("index", "num_stages", "tp"), [(0, 1, 1), (0, 1, 2), (1, 2, 1), (3, 4, 2)]
+)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_stages_matrices_have_the_elements_that_the_cost_model_counts(
+    model: str, index: int, num_stages: int, tp: int
+) -> None:
+    """All but norms, biases and learned positions."""
+    config = MODELS[model]
+    parameters = [*in_order(stage_parameters(config, index, num_stages, tp))]
+    tables = [p for p in parameters if p.name in ("embedding.weight", "head.weight")]
+    layers = [p for p in parameters if p.name.startswith("blocks.") and len(p.shape) > 1]
+    counted = stage_weights(config, config.num_layers // num_stages, len(tables), tp)
+    assert sum(p.numel for p in (*layers, *tables)) == counted
 
 
 def test_a_pipelines_embedding_is_a_unit_by_itself_and_a_whole_models_is_not() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trainer.config import ModelConfig
+from trainer.sizes import Matrix, layer_matrices
 
 Shape = tuple[int, ...]
 
@@ -94,30 +95,20 @@ def _norm(model: ModelConfig, name: str) -> list[Parameter]:
 
 
 def _block(model: ModelConfig, name: str, tp: int) -> list[Parameter]:
-    hidden, ffn = model.hidden_size, model.ffn_size
-    qkv = hidden + 2 * model.kv_heads * model.head_dim
-    up = ffn * (2 if model.activation == "swiglu" else 1)
-    return [
-        *_norm(model, f"{name}.attention_norm"),
-        *_columns(model, f"{name}.attention.qkv", hidden, qkv, tp),
-        *_rows(model, f"{name}.attention.out", hidden, hidden, tp),
-        *_norm(model, f"{name}.mlp_norm"),
-        *_columns(model, f"{name}.mlp.up", hidden, up, tp),
-        *_rows(model, f"{name}.mlp.down", ffn, hidden, tp),
-    ]
+    qkv, out, up, down = (_linear(model, name, matrix, tp) for matrix in layer_matrices(model))
+    attention = [*_norm(model, f"{name}.attention_norm"), *qkv, *out]
+    return [*attention, *_norm(model, f"{name}.mlp_norm"), *up, *down]
 
 
-def _columns(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
-    weight = Parameter(
-        f"{name}.weight", (outputs // tp, inputs), Traits(tp > 1, True, False, False)
-    )
-    bias = Parameter(f"{name}.bias", (outputs // tp,), Traits(tp > 1, False, False, False))
-    return [weight, bias] if model.linear_bias else [weight]
-
-
-def _rows(model: ModelConfig, name: str, inputs: int, outputs: int, tp: int) -> list[Parameter]:
-    weight = Parameter(
-        f"{name}.weight", (outputs, inputs // tp), Traits(tp > 1, True, False, False)
-    )
-    bias = Parameter(f"{name}.bias", (outputs,), Traits(False, False, False, False))
-    return [weight, bias] if model.linear_bias else [weight]
+def _linear(model: ModelConfig, block: str, matrix: Matrix, tp: int) -> list[Parameter]:
+    """Weight and bias of a layer's matrix; a bias is split where the outputs are."""
+    name, split = f"{block}.{matrix.name}", tp > 1
+    if matrix.splits_outputs:
+        shape, bias = (matrix.outputs // tp, matrix.inputs), (matrix.outputs // tp,)
+    else:
+        shape, bias = (matrix.outputs, matrix.inputs // tp), (matrix.outputs,)
+    weight = Parameter(f"{name}.weight", shape, Traits(split, True, False, False))
+    if not model.linear_bias:
+        return [weight]
+    traits = Traits(split and matrix.splits_outputs, False, False, False)
+    return [weight, Parameter(f"{name}.bias", bias, traits)]

@@ -13,9 +13,8 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.parallel import gloo
+from trainer.parallel import gloo, ring
 from trainer.placement import Level
-from trainer.zero.layout import ring_all_reduce_bytes
 
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards
@@ -140,7 +139,7 @@ class Group:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce in place; every rank gets the whole."""
-        sent = ring_all_reduce_bytes(_bytes(tensor), self.size)
+        sent = ring.all_reduce_bytes(_bytes(tensor), self.size)
         return self._do(
             purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
         )

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from trainer.formats import BLOCK, Format
 from trainer.model.shapes import Shape, Traits
+from trainer.parallel import ring
 from trainer.placement import Level, Placement
 
 BUCKET_ELEMENTS = 16 * 2**20
@@ -190,7 +191,7 @@ class UnitLayout:
 
     def copies_bytes(self) -> int:
         """Sent to sum the step's gradients over ranks that update the same slice."""
-        return ring_all_reduce_bytes(sum_format(self.placement).num_bytes(self.slice), self.copies)
+        return ring.all_reduce_bytes(sum_format(self.placement).num_bytes(self.slice), self.copies)
 
 
 def secondary_wire(placement: Placement) -> Format:
@@ -204,11 +205,6 @@ def sum_format(placement: Placement) -> Format:
     """Format of gradients in an all-reduce, which cannot be quantized."""
     wire = placement.reduce_format
     return Format.FP32 if wire.quantized else wire
-
-
-def ring_all_reduce_bytes(num_bytes: int, ranks: int) -> int:
-    """Bytes that each of so many ranks sends in a ring all-reduce (Patarasuk and Yuan 2009)."""
-    return 2 * (ranks - 1) * num_bytes // ranks
 
 
 class _Sized(Protocol):

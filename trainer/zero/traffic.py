@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from trainer.config import TrainConfig
 from trainer.formats import Format
 from trainer.model.shapes import Parameter, in_order, stage_parameters
+from trainer.parallel import ring
 from trainer.placement import Level, Placement, Topology
-from trainer.zero.layout import UnitLayout, fill, padded, ring_all_reduce_bytes, step_traffic
+from trainer.zero.layout import UnitLayout, fill, padded, step_traffic
 
 Report = dict[str, dict[str, dict[str, int]]]
 _FLOAT32_BYTES = 4
@@ -106,7 +107,7 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
         if config.pp > 1:
             yield from _pipeline(config, seat, index, num_stages)
     if seat.world > 1:
-        size = ring_all_reduce_bytes(2 * 8, seat.world)  # two numbers in float64
+        size = ring.all_reduce_bytes(2 * 8, seat.world)  # two numbers in float64
         yield _Calls("totals", seat.topology.level(range(seat.world)), size)
 
 
@@ -162,7 +163,7 @@ def _whole(
             yield _Calls("gradients", level, (shares - 1) * wire.num_bytes(share))
             yield _Calls("publish", level, (shares - 1) * stored.num_bytes(share))
         if copies > 1:
-            size = ring_all_reduce_bytes(wire.num_bytes(share), copies)
+            size = ring.all_reduce_bytes(wire.num_bytes(share), copies)
             purpose = "gradients" if shares == 1 else "gradient_sync"
             yield _Calls(purpose, seat.of_replicas(copies, shares), size)
         if bucket[0].traits.shared:
@@ -173,13 +174,13 @@ def _whole(
 
 def _embedding(numel: int, seat: _Seat) -> _Calls:
     """Of the tied embedding's gradients, between the first and the last stage."""
-    size = ring_all_reduce_bytes(numel * _FLOAT32_BYTES, 2)
+    size = ring.all_reduce_bytes(numel * _FLOAT32_BYTES, 2)
     return _Calls("embedding", seat.of_stage(-1 if seat.pp == 0 else 0), size)
 
 
 def _sum(purpose: str, num_bytes: int, seat: _Seat, times: int = 1) -> _Calls:
     """An all-reduce over the tensor-parallel ranks."""
-    size = ring_all_reduce_bytes(num_bytes, seat.tp)
+    size = ring.all_reduce_bytes(num_bytes, seat.tp)
     return _Calls(purpose, seat.of_tensor(), size, times)
 
 

@@ -17,6 +17,7 @@ from analysis.sweeps.read import read
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
 from trainer.placement import PRESETS, Placement, Topology, Wishes, place
+from trainer.sizes import stage_weights
 
 GIB = 2.0**30
 PARAMETERS = 1_000_003
@@ -197,7 +198,7 @@ def test_a_step_copies_gradients_where_activations_were() -> None:
     job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
     added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
     more = added[1].total - added[0].total
-    copies = 6 / 2 * (4 * job.layer_parameters + job.embedding_parameters) / job.tp
+    copies = 6 / 2 * stage_weights(job, 4, 1, job.tp)
     freed = added[0].activations + added[0].working + added[0].logits
     assert more[0] == pytest.approx(copies[0] - freed[0])
     assert more[1] == 0, "activations need more than the copies"

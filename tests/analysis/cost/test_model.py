@@ -12,7 +12,7 @@ import yaml
 
 from analysis.cost.constants import log_sd
 from analysis.cost.jobs import FULL, Jobs, jobs
-from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements, hardware_flops, model_flops
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements
 from analysis.cost.step import TimeConstants, step
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
@@ -44,16 +44,18 @@ def frontier(name: str, **columns: Any) -> np.ndarray:
     given = {"recompute": FULL, "zero_stage": 1, "vpp": 1, **columns}
     of = jobs(given, shape(name))
     seconds = step(of, cluster("frontier"), MEGATRON_DEEPSPEED).total
-    return np.asarray(hardware_flops(of) / seconds / of.world_size / 1e12)
+    needed = flops.hardware_flops(of, of.global_batch, of.recompute_words)
+    return np.asarray(needed / seconds / of.world_size / 1e12)
 
 
-def test_flops_are_the_trainers() -> None:
+def test_flops_of_columns_are_those_of_each_model() -> None:
     model = shape("22b").model_copy(
         update={"activation": "swiglu", "num_kv_heads": 8, "ffn_hidden_size": 16384}
     )
     of = jobs({"tp": 2, "pp": 2, "dp": 3, "mbs": 2, "gas": 5, "recompute": FULL}, model)
-    assert model_flops(of)[0] == flops.model_flops(model, 30)
-    assert hardware_flops(of)[0] == flops.hardware_flops(model, 30, "full")
+    assert flops.model_flops(of, of.global_batch)[0] == flops.model_flops(model, 30)
+    executed = flops.hardware_flops(of, of.global_batch, of.recompute_words)
+    assert executed[0] == flops.hardware_flops(model, 30, "full")
 
 
 def test_parts_add_up_and_none_is_negative() -> None:

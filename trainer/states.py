@@ -1,0 +1,90 @@
+"""Bytes of a rank's training states: weights, their nearer copy, gradients, optimizer states.
+
+Written once, for one placement or for columns of configurations; what differs between frameworks
+is an argument. Torch-free.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+Column = Any  # a number, or a numpy column that broadcasts against the others
+
+
+class Shards(Protocol):
+    """Data-parallel ranks that each state is split over; 1: not split, or 0: no secondary copy."""
+
+    @property
+    def weight_shard(self) -> Column: ...
+    @property
+    def secondary_shard(self) -> Column: ...
+    @property
+    def gradient_shard(self) -> Column: ...
+    @property
+    def optimizer_shard(self) -> Column: ...
+
+
+def masters_are_weights(shards: Shards, in_float32: Column) -> Column:
+    """Whether weights and float32 master weights can be one copy, cast as it is gathered.
+
+    Where gradients are whole, that is training in float32; else the weights must be split, and as
+    their optimizer states are.
+
+    Args:
+        shards: of the states.
+        in_float32: whether the computation is.
+    """
+    split = shards.weight_shard > 1
+    stored = np.where(split, shards.weight_shard, shards.gradient_shard)
+    alike = split & (stored == shards.optimizer_shard)
+    return np.where(shards.gradient_shard == 1, in_float32, alike)
+
+
+def state_bytes(
+    parameters: Column,
+    shards: Shards,
+    *,
+    weight_bytes: Column,
+    secondary_bytes: Column,
+    gradient_bytes: float,
+    one_copy: Column,
+    regathers: bool = True,
+    master_bytes: float = 12,
+    extra_gradient_bytes: float = 0,
+) -> dict[str, Column]:
+    """Bytes of each state on one rank in steady state, without the layers in use.
+
+    Xu et al. 2025, tables V and VI, and section III-B for the optimizer: with K = 12 bytes, master
+    weights and two moments in float32.
+
+    Args:
+        parameters: of the model, or of the part that a rank's tp and pp leave it.
+        shards: of the states.
+        weight_bytes: of a weight that is computed with.
+        secondary_bytes: of a weight in the secondary copy.
+        gradient_bytes: of an accumulated gradient.
+        one_copy: weights are the master weights, split as weights are; the optimizer's bytes.
+        regathers: whole weights whose gradients are split less than the optimizer states are
+            gathered from a copy that is split as the gradients are.
+        master_bytes: of master weights and moments together.
+        extra_gradient_bytes: of a second copy of the gradients, which is never split.
+    """
+    weights, gradients, optimizer = (
+        shards.weight_shard,
+        shards.gradient_shard,
+        shards.optimizer_shard,
+    )
+    held = 1 / weights
+    if regathers:
+        between = (weights == 1) & (gradients > 1) & (gradients < optimizer)
+        held = held + np.where(between, 1 / gradients, 0.0)
+    copies = np.where(shards.secondary_shard > 0, shards.secondary_shard, np.inf)
+    masters: Column = np.where(one_copy, weights, optimizer)
+    return {
+        "weights": np.where(one_copy, 0.0, weight_bytes * held) * parameters,
+        "secondary": secondary_bytes / copies * parameters,
+        "gradients": (gradient_bytes / gradients + extra_gradient_bytes) * parameters,
+        "optimizer": (4 / masters + (master_bytes - 4) / optimizer) * parameters,
+    }
