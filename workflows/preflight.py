@@ -23,6 +23,7 @@ from analysis.units import counted
 from slurm.launcher import Launcher, LauncherError
 from slurm.outcome.evidence import clear
 from slurm.outcome.kinds import Kind
+from slurm.python import module_argv
 from slurm.trial import Lease, TrialSpec
 
 TIMEOUT_S = 3600.0
@@ -38,11 +39,11 @@ def preflight_spec(
 ) -> TrialSpec:
     """What to start: a rank for each GPU."""
     result = folder.absolute() / RESULT_NAME
-    argv = [sys.executable, "-m", "trainer.preflight", str(result), *(["--quick"] * quick)]
+    argv = module_argv("trainer.preflight", str(result), *(["--quick"] * quick))
     return TrialSpec(
         name=f"meshtune-preflight-{os.getpid()}",
         directory=folder.absolute(),
-        argv=tuple(argv),
+        argv=argv,
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         timeout_s=timeout_s,

@@ -14,6 +14,7 @@ from analysis.run.best import TRIAL_DIR, Best
 from analysis.units import counted
 from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
+from slurm.python import module_argv
 from slurm.trial import Lease, TrialSpec
 from trainer.config import ConfigError
 
@@ -35,7 +36,7 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     if best.train is not None:
         config = {**best.train, **({"measured_steps": steps} if steps else {})}
         write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
-        argv = (sys.executable, "-m", "trainer", str(out / "config.json"))
+        argv = module_argv("trainer", str(out / "config.json"))
     spec = TrialSpec(
         name=f"meshtune-train-{out.name}",
         directory=out,

@@ -13,6 +13,7 @@ from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
+from slurm.python import module_argv
 from trainer.config import ConfigError, TrainConfig
 
 TRIAL_DIR = "{trial_dir}"  # in a command: the folder in which it is started
@@ -52,7 +53,7 @@ def write_best(run: Run, path: Path) -> str:
             "num_nodes": spec["num_nodes"],
             "ranks_per_node": spec["ranks_per_node"],
         }
-        if spec["argv"][1:3] == ["-m", "trainer"]:
+        if _is_builtin(spec["argv"]):
             content["train"] = json.loads((folder / "config.json").read_text())
         else:
             # The trial's own folder, wherever the command has it, becomes that of the training.
@@ -131,3 +132,9 @@ def parameters_of(path: Path) -> dict[str, Any] | None:
             "and cluster are known"
         )
     return dict(content["parameters"])
+
+
+def _is_builtin(argv: list[str]) -> bool:
+    """Whether a trial ran the built-in trainer, now or as older versions started it."""
+    now = list(module_argv("trainer")[1:])  # whatever the interpreter
+    return argv[1 : 1 + len(now)] == now or argv[1:3] == ["-m", "trainer"]

@@ -27,6 +27,7 @@ from pathlib import Path
 from slurm.launcher import Launcher
 from slurm.local.launcher import LocalLauncher
 from slurm.minicluster import cluster as minicluster
+from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site
@@ -43,7 +44,7 @@ if __name__ == "__main__":
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 """
-NOTHING = (sys.executable, "-m", MODULE)
+NOTHING = module_argv(MODULE)
 Trial = Callable[[], None]
 
 

@@ -27,6 +27,7 @@ from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
 from search_spaces import load_space
 from slurm.local.launcher import LocalLauncher
 from slurm.outcome.step_log import StopRule
+from slurm.python import module_arguments, module_argv
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.search.budget import Budget
 from workflows.search.session import run_session
@@ -57,7 +58,7 @@ class SlowLinksLauncher(LocalLauncher):
         stop: threading.Event,
         stop_rule: StopRule | None = None,
     ) -> Outcome:
-        argv = (sys.executable, "-m", _RANK_MODULE, *spec.argv[3:])
+        argv = module_argv(_RANK_MODULE, *(module_arguments(spec.argv, "trainer") or ()))
         return super().run(dataclasses.replace(spec, argv=argv), lease, stop, stop_rule)
 
     def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:

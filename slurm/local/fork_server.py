@@ -25,6 +25,7 @@ from pathlib import Path
 
 from slurm.launcher import LauncherError
 from slurm.local.shepherd import Request, Shepherd
+from slurm.python import module_argv
 
 # One thread: numerical libraries start their threads when imported, and forks would lose them.
 _SINGLE_THREADED = dict.fromkeys(
@@ -146,13 +147,7 @@ class ForkServer:
         control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "slurm.local.fork_server",
-                    str(theirs.fileno()),
-                    self.preload,
-                ],
+                module_argv("slurm.local.fork_server", str(theirs.fileno()), self.preload),
                 cwd=Path(__file__).parents[2],
                 env=os.environ | _SINGLE_THREADED,
                 pass_fds=[theirs.fileno()],

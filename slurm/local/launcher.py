@@ -21,6 +21,7 @@ from slurm.outcome.evidence import clear, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, Termination, watch
+from slurm.python import module_arguments
 from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
@@ -39,7 +40,7 @@ class LocalLauncher(Launcher):
     Args:
         num_nodes: how many trials can run at once, at most. GPUs are dealt out evenly to the
             nodes; a node's ranks see its share, CPU cores and memory are shared by all.
-        preload: module whose imports are done once; ``python -m`` of it then starts fast.
+        preload: module whose imports are done once; ``module_argv`` of it then starts fast.
 
     Raises:
         LauncherError: if this is not Linux, or there are no nodes.
@@ -125,18 +126,17 @@ class LocalLauncher(Launcher):
         self._server.close()
 
     def _request(self, spec: TrialSpec, lease: Lease) -> Request:
-        forked = (
-            spec.argv[:3] == (sys.executable, "-m", self._server.preload)
-            and not any(key.startswith(_READ_AT_START) for key in spec.env)
-        )  # fmt: skip
+        arguments = module_arguments(spec.argv, self._server.preload)
+        if any(key.startswith(_READ_AT_START) for key in spec.env):
+            arguments = None
         return Request(
             name=spec.name,
-            argv=list(spec.argv[3:] if forked else spec.argv),
+            argv=list(spec.argv) if arguments is None else arguments,
             directory=str(spec.directory),
             env=self._env(spec),
             rank_env=self._rank_env(spec, lease),
             memory_bytes=spec.memory_bytes_per_rank,
-            module=self._server.preload if forked else None,
+            module=None if arguments is None else self._server.preload,
             failure_grace_s=_FAILURE_GRACE_S,
         )
 

@@ -18,6 +18,7 @@ from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher, visible_gpus
 from slurm.outcome.kinds import Kind
+from slurm.python import module_argv
 from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
@@ -335,7 +336,7 @@ def test_the_preloaded_module_is_imported_once_for_all_trials(
     )
     lines = []
     for _ in range(2):
-        spec = make(sys.executable, "-m", "quick", "config.json")
+        spec = make(*module_argv("quick", "config.json"))
         assert run(quick, spec).kind is Kind.OK
         assert log(spec, "stderr.log") == ""
         lines += log(spec).splitlines()
@@ -357,7 +358,7 @@ def test_a_forked_rank_ends_as_python_would(
     quick: LocalLauncher, make: Any, module: Any, end: str, code: int, text: str
 ) -> None:
     module("", f"import sys\n{end}")
-    outcome = run(quick, make(sys.executable, "-m", "quick", ranks_per_node=1))
+    outcome = run(quick, make(*module_argv("quick"), ranks_per_node=1))
     assert outcome.exit_code == code
     assert text in outcome.stderr_tail
 
@@ -366,7 +367,7 @@ def test_a_module_that_does_not_import_says_so_in_the_log(
     quick: LocalLauncher, make: Any, module: Any
 ) -> None:
     module("import no_such_dependency", "pass")
-    outcome = run(quick, make(sys.executable, "-m", "quick"))
+    outcome = run(quick, make(*module_argv("quick")))
     assert outcome.kind is Kind.CRASH
     assert "No module named 'no_such_dependency'" in outcome.message
 
@@ -375,7 +376,7 @@ def test_settings_that_are_read_at_start_up_are_honoured(
     quick: LocalLauncher, make: Any, module: Any
 ) -> None:
     module("", f"import sys\nprint(sys.flags.optimize)\n{OK}")
-    spec = make(sys.executable, "-m", "quick", env={"PYTHONOPTIMIZE": "2"})
+    spec = make(*module_argv("quick"), env={"PYTHONOPTIMIZE": "2"})
     assert run(quick, spec).kind is Kind.OK
     assert log(spec).split() == ["2", "2"]
 
@@ -389,7 +390,7 @@ def test_settle_finds_forked_ranks(quick: LocalLauncher, make: Any, module: Any)
         os.write(1, f"up {os.getpid()}\\n".encode())  # at once: four processes share the file
         time.sleep(1000)
         """)  # fmt: skip
-    spec = make(sys.executable, "-m", "quick")
+    spec = make(*module_argv("quick"))
     driver = start_driver(spec, "quick")
     wait_for(lambda: log(spec).count("\n") == 4, "both ranks and their children run")
     ranks = {int(line.split()[1]) for line in log(spec).splitlines()}
@@ -420,7 +421,7 @@ def test_torch_is_sound_in_forked_ranks(quick: LocalLauncher, make: Any, module:
         {OK}
         """,
     )
-    outcome = run(quick, make(sys.executable, "-m", "quick", cpus_per_rank=2))
+    outcome = run(quick, make(*module_argv("quick"), cpus_per_rank=2))
     assert outcome.kind is Kind.OK, outcome
 
 

@@ -18,6 +18,7 @@ from search_spaces import load_space
 from search_spaces.cluster import Cluster
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
+from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site
@@ -90,9 +91,8 @@ def test_a_dry_run_prints_the_command_and_leaves_nothing(
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "big.machine")
     assert main(["preflight", "--dry-run", "--quick"]) == 0
     command = capsys.readouterr().out.split()
-    assert command[1:] == [
-        "-m", "trainer.preflight", f"{tmp_path}/big_machine-preflight/result.json", "--quick"
-    ]  # fmt: skip
+    result = f"{tmp_path}/big_machine-preflight/result.json"
+    assert command == [*module_argv("trainer.preflight", result, "--quick")]
     assert not list(tmp_path.iterdir())
 
 

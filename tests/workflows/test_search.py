@@ -47,29 +47,28 @@ finalists: false
 # Kills the driver just before, just after, or in the middle of writing the n-th such event.
 KILLER = """
 import os, signal, sys
-from analysis.run import journal
-from analysis.run.events import to_record
-from workflows.cli import main as cli
+from analysis.run.journal import Journal
+from workflows.cli.main import main
 deadly_event, when, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-write, seen = journal.Journal.write, 0
+write, seen = Journal.write, 0
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 def deadly(self, event):
     global seen
-    this = to_record(event, 0.0)["event"] == deadly_event
-    seen += this
-    hit = this and seen == count
+    hit = type(event).__name__.lower() == deadly_event
+    seen += hit
+    hit = hit and seen == count
     if hit and when == "before":
         die()
     if hit and when == "torn":
-        self._file.write(b'{"v": 1, "t": 17')
-        self._file.flush()
+        with open(self.run.directory / "journal.jsonl", "ab") as file:
+            file.write(b'{"v": 1, "t": 17')
         die()
     write(self, event)
     if hit:
         die()
-journal.Journal.write = deadly
-sys.exit(cli.main(sys.argv[4:]))
+Journal.write = deadly
+sys.exit(main(sys.argv[4:]))
 """
 
 
@@ -276,16 +275,16 @@ def with_steps(place: Path) -> None:
 # Kills the driver when it has decided to stop a trial early, before it ends it.
 DECIDER = """
 import os, signal, sys
-from workflows.cli import main as cli
-from workflows.search import early_stopping as early
-judge = early.EarlyStopping.judge
+from workflows.cli.main import main
+from workflows.search.early_stopping import EarlyStopping
+judge = EarlyStopping.judge
 def deadly(self, config, steps):
     found = judge(self, config, steps)
     if found:
         os.kill(os.getpid(), signal.SIGKILL)
     return found
-early.EarlyStopping.judge = deadly
-sys.exit(cli.main(sys.argv[1:]))
+EarlyStopping.judge = deadly
+sys.exit(main(sys.argv[1:]))
 """
 
 

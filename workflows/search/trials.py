@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from analysis.run.folder import RunFolder
 from search_spaces import SearchSpace
 from slurm.outcome.evidence import clear
 from slurm.outcome.kinds import Kind
+from slurm.python import module_argv
 from slurm.trial import Outcome, ResultSource, TrialSpec
 from trainer.config import ConfigError
 from workflows.search.objectives import figures
@@ -67,7 +67,7 @@ class TrialFactory:
         """What to start for ``config``; writes nothing."""
         directory = self.folder.trial(number)
         trainer, trial = self.space.trainer, self.space.trial
-        argv: tuple[str, ...] = (sys.executable, "-m", "trainer", str(directory / "config.json"))
+        argv = module_argv("trainer", str(directory / "config.json"))
         if trainer.command:
             argv = self.space.command(config, directory)
         return TrialSpec(

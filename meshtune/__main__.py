@@ -1,0 +1,24 @@
+"""``meshtune`` and ``python -m meshtune``: the command line."""
+
+from __future__ import annotations
+
+import sys
+
+from meshtune.own_packages import HiddenPackageError, check_installed, install
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    try:
+        install()
+        check_installed()
+    except HiddenPackageError as error:
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 2
+    from workflows.cli.main import main as command
+
+    return command()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

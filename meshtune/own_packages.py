@@ -1,0 +1,88 @@
+"""meshtune's packages, whatever else has their names.
+
+``trainer``, ``analysis``, ``workflows`` and ``slurm`` are common names: a user's ``trainer.py`` on
+PYTHONPATH or in the working directory comes before an installed package on ``sys.path``. The path
+is the user's and stays as it is; a finder ahead of it knows where these five names belong.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("analysis", "search_spaces", "slurm", "trainer", "workflows")
+_REMEDY = "give meshtune an environment of its own: `pipx install meshtune`"
+
+
+class HiddenPackageError(ImportError):
+    """Something else has the name of one of meshtune's packages; the message names its file."""
+
+
+class _OwnPackages:
+    """Finds the packages beside this one, and nothing else."""
+
+    @staticmethod
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in PACKAGES else None
+
+
+def install() -> None:
+    """From now on these names mean meshtune's packages in this process.
+
+    Raises:
+        HiddenPackageError: if another module of such a name has been imported already.
+    """
+    for name in PACKAGES:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        where = next(iter(getattr(module, "__path__", [])), None) or module.__file__ or ""
+        if Path(where).resolve() != ROOT / name:
+            raise HiddenPackageError(
+                f"{where} was imported as {name!r} and hides meshtune's package of that name: "
+                f"import meshtune before it, rename it, or {_REMEDY}"
+            )
+    if _OwnPackages not in sys.meta_path:
+        sys.meta_path.insert(0, _OwnPackages)
+
+
+def check_installed() -> None:
+    """Check that no other distribution has overwritten a package of an installed meshtune.
+
+    Raises:
+        HiddenPackageError: if one has.
+    """
+    for record in ROOT.glob("meshtune-*.dist-info/RECORD"):
+        with record.open(newline="") as file:
+            digests = {row[0]: row[1] for row in csv.reader(file)}
+        for name in PACKAGES:
+            path = f"{name}/__init__.py"
+            if path in digests and digests[path] != _digest(ROOT / path):
+                raise HiddenPackageError(
+                    f"{ROOT / path} is not meshtune's{_installed_by(name)}: {_REMEDY}"
+                )
+
+
+def _digest(path: Path) -> str:
+    """As in RECORD."""
+    try:
+        digest = hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return ""
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def _installed_by(name: str) -> str:
+    from importlib.metadata import packages_distributions  # slow: it reads all of them
+
+    others = sorted({*packages_distributions().get(name, ())} - {"meshtune"})
+    return f", but that of the distribution {', '.join(others)}" if others else " any more"

@@ -1,0 +1,19 @@
+"""Starting meshtune's modules in interpreters of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+_RUN_MODULE = "meshtune.run_module"  # named, not imported: it is above this package
+
+
+def module_argv(module: str, *arguments: str) -> tuple[str, ...]:
+    """``python -m MODULE ARGUMENTS``, in which meshtune's packages hide others of their names."""
+    return (sys.executable, "-m", _RUN_MODULE, module, *arguments)
+
+
+def module_arguments(argv: Sequence[str], module: str) -> list[str] | None:
+    """The arguments, if ``argv`` is :func:`module_argv` of that module; else None."""
+    head = module_argv(module)
+    return list(argv[len(head) :]) if tuple(argv[: len(head)]) == head else None
