@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import OptimizerConfig
-from trainer.model.parameters import Piece, Traits
+from trainer.model.parameters import Piece
 from trainer.model.precision import LossScaler
+from trainer.model.shapes import Traits
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
 

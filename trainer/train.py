@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,15 +20,33 @@ from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.loss import cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
-from trainer.parallel.pipeline import Pipeline, SingleStage
+from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
 
-if TYPE_CHECKING:
-    from trainer.deepspeed.engine import DeepSpeedTrainer
+
+class Engine(Protocol):
+    """What trains a model on this rank: ``Trainer``, or DeepSpeed's counterpart."""
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What this rank sent; None if the engine's collectives are its own."""
+        ...
+
+    def resume(self) -> int:
+        """Load a checkpoint, if one is asked for; returns the steps that are finished."""
+        ...
+
+    def step(self, number: int, dataset: Dataset) -> StepReport:
+        """One optimizer step on the global batch of that number."""
+        ...
+
+    def save_if_due(self, step: int, last: int) -> Path | None:
+        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
+        ...
 
 
 def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
@@ -74,20 +93,29 @@ class Trainer:
         self.stages = stages = build_stages(config, self.mesh)
         self.weights = build_weights(config, self.mesh, stages, device.torch)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
-        self.run: Pipeline | SingleStage
+        self.checkpoints = Checkpoints(config)
+        self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
             dtype = COMPUTE_DTYPE[config.precision]
             self.run = Pipeline(config, self.mesh, stages, self._loss, dtype, device.torch)
         else:
-            self.run = SingleStage(stages[0], self._loss)
+            self.run = GradientAccumulation(stages[0], self._loss)
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """A micro-batch's part of the step's mean loss, times the loss scale."""
         loss = cross_entropy(logits, targets, self.mesh.tp.group)
         return loss * (self.scaler.scale / self.config.gas)
 
+    def resume(self) -> int:
+        """See ``Checkpoints.load``."""
+        return self.checkpoints.load(self)
+
+    def save_if_due(self, step: int, last: int) -> Path | None:
+        """See ``Checkpoints``."""
+        return self.checkpoints.save(self, step) if self.checkpoints.due(step, last) else None
+
     def step(self, number: int, dataset: Dataset) -> StepReport:
-        """One optimizer step on the global batch of that number; returns its ``StepReport``."""
+        """One optimizer step on the global batch of that number."""
         scale = self.scaler.scale
         tokens, targets = self._read(number, dataset)
         self.weights.start_step()
@@ -104,6 +132,15 @@ class Trainer:
         tokens, targets = zip(*batches, strict=True)
         device = self.device.torch
         return [t.to(device) for t in tokens], [t.to(device) for t in targets]
+
+
+def build_engine(config: TrainConfig, device: Device) -> Engine:
+    """The engine that the configuration names."""
+    if config.engine == "deepspeed":
+        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
+
+        return DeepSpeedTrainer(config, device)
+    return Trainer(config, device)
 
 
 def train(
@@ -133,39 +170,36 @@ def train(
         ConfigError: if the configuration cannot run on so many ranks.
     """
     device = Device.of_this_rank(config.device)
-    trainer: Trainer | DeepSpeedTrainer
-    if config.engine == "deepspeed":
-        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
-
-        trainer, checkpoints, first = DeepSpeedTrainer(config, device), None, 0
-    else:
-        trainer, checkpoints = Trainer(config, device), Checkpoints(config)
-        first = checkpoints.load(trainer)
+    engine = build_engine(config, device)
+    first = engine.resume()
     last = first + config.steps
-    times, losses, norms, skipped = [], [], [], 0
+    times_s: list[float] = []
+    reports: list[StepReport] = []
     dist.barrier()
     for number in range(first, last):
-        if number == first + config.warmup_steps and trainer.traffic is not None:
-            trainer.traffic.clear()
-        begin = time.perf_counter()
-        report = trainer.step(number, dataset)
-        times.append(device.clock() - begin)
-        losses.append(report.loss)
-        norms.append(report.grad_norm)
-        skipped += not report.done
-        progress(
-            f"step {number + 1}/{last} loss {report.loss:.4f} "
-            f"norm {report.grad_norm:.3f} time {times[-1]:.3f} s"
-        )
-        step_done(number + 1 - first, times[-1])
-        if checkpoints is not None and checkpoints.due(number + 1, last):
-            progress(f"saved {checkpoints.save(trainer, number + 1)}")
-    sent = trainer.traffic.report(config.measured_steps) if trainer.traffic is not None else {}
+        if number == first + config.warmup_steps and engine.traffic is not None:
+            engine.traffic.clear()
+        begin_s = time.perf_counter()
+        report = engine.step(number, dataset)
+        times_s.append(device.clock() - begin_s)
+        reports.append(report)
+        progress(_progress_line(number + 1, last, report, times_s[-1]))
+        step_done(number + 1 - first, times_s[-1])
+        saved = engine.save_if_due(number + 1, last)
+        if saved is not None:
+            progress(f"saved {saved}")
+    sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
     return {
-        "step_times_s": times,
-        "losses": losses,
-        "grad_norms": norms,
-        "skipped_steps": skipped,
+        "step_times_s": times_s,
+        "losses": [report.loss for report in reports],
+        "grad_norms": [report.grad_norm for report in reports],
+        "skipped_steps": sum(not report.done for report in reports),
         "peak_memory_bytes": device.peak_memory_bytes(),
         "communication": sent,
     }
+
+
+def _progress_line(step: int, last: int, report: StepReport, time_s: float) -> str:
+    return (
+        f"step {step}/{last} loss {report.loss:.4f} norm {report.grad_norm:.3f} time {time_s:.3f} s"
+    )

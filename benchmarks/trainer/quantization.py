@@ -110,7 +110,7 @@ def row(times_s: dict[str, list[float]], what: str, num_bytes: int) -> str:
 
 def machine(device: torch.device) -> str:
     """Machine and versions, one line."""
-    kernels = quantization._kernels(device.type).__name__
+    kernels = quantization.kernels_for(device.type).__name__
     versions = f"Linux {platform.release()}, Python {platform.python_version()}"
     if device.type == "cuda":
         import triton

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trainer.preflight.network import network_adapters
-from trainer.preflight.probe import OPERATIONS, Shape, group_shapes
+from trainer.preflight.probe import OPERATIONS, GroupShape, group_shapes
 
 DEADLINE_S = 120.0
 
@@ -89,8 +89,10 @@ def test_the_groups_of_every_layout_are_measured(nodes: int, per_node: int) -> N
             assert shapes.issuperset([*inside, *across]), (tp, dp, pp)
 
 
-@pytest.mark.parametrize("shape", [Shape(2, 1, 1), Shape(2, 1, 4), Shape(4, 2, 4), Shape(4, 4, 8)])
-def test_groups_of_a_shape_share_out_the_ranks(shape: Shape) -> None:
+@pytest.mark.parametrize(
+    "shape", [GroupShape(2, 1, 1), GroupShape(2, 1, 4), GroupShape(4, 2, 4), GroupShape(4, 4, 8)]
+)
+def test_groups_of_a_shape_share_out_the_ranks(shape: GroupShape) -> None:
     groups = [tuple(shape.members(rank, 32)) for rank in range(32)]
     assert all(rank in group for rank, group in enumerate(groups))
     assert len(set(groups)) == 32 // shape.gpus
@@ -98,15 +100,15 @@ def test_groups_of_a_shape_share_out_the_ranks(shape: Shape) -> None:
 
 
 def test_ranks_of_a_block_that_is_not_full_only_wait() -> None:
-    assert [bool(Shape(4, 2, 2).members(rank, 12)) for rank in range(12)] == [True] * 8 + [
+    assert [bool(GroupShape(4, 2, 2).members(rank, 12)) for rank in range(12)] == [True] * 8 + [
         False
     ] * 4
 
 
 def test_quick_measures_the_extremes_only() -> None:
     assert group_shapes(4, 8, quick=True) == [
-        Shape(2, 1, 1), Shape(8, 1, 1), Shape(2, 1, 2), Shape(2, 1, 4),
-        Shape(32, 4, 1), Shape(4, 4, 8),
+        GroupShape(2, 1, 1), GroupShape(8, 1, 1), GroupShape(2, 1, 2), GroupShape(2, 1, 4),
+        GroupShape(32, 4, 1), GroupShape(4, 4, 8),
     ]  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     """For tests that hold on the compiled kernel and on plain torch."""
     if request.param is quantization_cpu and not quantization_cpu.available():
         pytest.skip("no C compiler")
-    monkeypatch.setattr(quantization, "_kernels", lambda device: request.param)
+    monkeypatch.setattr(quantization, "kernels_for", lambda device: request.param)
     return request.param
 
 

@@ -130,7 +130,7 @@ def test_the_number_of_threads_changes_nothing(numbers, fmt: Format, monkeypatch
 def first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """As in a process that has not quantized yet, for a user without a cache; gives its folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    caches = (quantization._kernels, quantization_cpu._library)
+    caches = (quantization.kernels_for, quantization_cpu.compiled_library)
     for cache in caches:
         cache.cache_clear()
     yield tmp_path / "meshtune"
@@ -177,7 +177,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert quantize(torch.ones(1, 4), Format.INT8).shape == (1, 8)
-    assert quantization._kernels("cpu") is quantization_cpu
+    assert quantization.kernels_for("cpu") is quantization_cpu
 
 
 # ---- the GPUs' kernels ----
@@ -223,7 +223,7 @@ def test_the_gpu_kernels_compile_for_nvidia_and_amd_and_round_every_product(tmp_
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_the_bytes_are_those_of_the_cpu(numbers, run_case) -> None:
     settings = [(2, *rest) for rest in product(SIZES, FORMATS, KINDS)]
-    kernels = quantization._kernels("cuda")
+    kernels = quantization.kernels_for("cuda")
     assert kernels is not quantization_torch
     cases = new_cases(numbers, settings, "cuda")
     for case in cases:

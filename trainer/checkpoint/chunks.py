@@ -1,7 +1,8 @@
 """A rank's training state as chunks of whole parameters, which torch's DCP saves and loads.
 
-Distributed checkpoints (``torch.distributed.checkpoint``) keep boxes of whole tensors, so that any
-layout can read what any other wrote. The two planners here tell it which boxes are on this rank.
+Distributed checkpoints (``torch.distributed.checkpoint``) keep slices of whole tensors, so that
+any layout can read what any other wrote. The two planners here tell it which slices are on this
+rank.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer.model.parameters import Piece, Slot
-from trainer.model.slices import Box, Cut, Shape
+from trainer.model.slices import Shape, Slice, TensorShard
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
@@ -38,18 +39,18 @@ CHUNK_ELEMENTS = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """A box of one tensor of the checkpoint, and this rank's memory of it."""
+    """A slice of one tensor of the checkpoint, and this rank's memory of it."""
 
     name: str
     whole: Shape
-    box: Box
+    slice: Slice
     data: Tensor
     writes: bool
     """Of the ranks that hold the chunk, this one saves it."""
 
     @property
     def extent(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.box.offsets), torch.Size(self.box.sizes))
+        return ChunkStorageMetadata(torch.Size(self.slice.offsets), torch.Size(self.slice.sizes))
 
 
 def chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> list[Chunk]:
@@ -71,25 +72,25 @@ def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[C
         name = f"{paths[slot.module]}.{slot.name}"
         if name == "head.weight" and tied:
             name = "embedding.weight"
-        cut = _cut(slot, mesh)
+        shard = _shard(slot, mesh)
         # Copies are told apart by a number, and take turns in saving.
         copies, copy = mesh.dp.size // degree, mesh.dp.rank // degree
         if not slot.traits.split:
             copies, copy = copies * mesh.tp.size, copy * mesh.tp.size + mesh.tp.rank
-        for box in cut.boxes(piece.start, piece.length, CHUNK_ELEMENTS):
+        for piece_slice in shard.slices(piece.start, piece.length, CHUNK_ELEMENTS):
             for state, tensor in _states(optimizer, piece).items():
-                begin = piece.begin + box.begin - piece.start
-                count = torch.Size(box.sizes).numel()
-                data = tensor.detach().view(-1)[begin : begin + count].view(box.sizes)
+                begin = piece.begin + piece_slice.begin - piece.start
+                count = torch.Size(piece_slice.sizes).numel()
+                data = tensor.detach().view(-1)[begin : begin + count].view(piece_slice.sizes)
                 writes = number % copies == copy and not slot.traits.copy
-                yield Chunk(f"{state}.{name}", cut.whole, box, data, writes)
+                yield Chunk(f"{state}.{name}", shard.whole, piece_slice, data, writes)
                 number += 1
 
 
-def _cut(slot: Slot, mesh: Mesh) -> Cut:
+def _shard(slot: Slot, mesh: Mesh) -> TensorShard:
     dim = getattr(slot.module, "tp_split", {}).get(slot.name) if slot.traits.split else None
     parts = getattr(slot.module, "parts", None)
-    return Cut(tuple(slot.parameter.shape), dim, parts, mesh.tp.rank, mesh.tp.size)
+    return TensorShard(tuple(slot.parameter.shape), dim, parts, mesh.tp.rank, mesh.tp.size)
 
 
 def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:
@@ -108,7 +109,7 @@ class SaveChunks(DefaultSavePlanner):
 
     def __init__(self, chunks: list[Chunk]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.chunks = {(c.name, torch.Size(c.box.offsets)): c for c in chunks if c.writes}
+        self.chunks = {(c.name, torch.Size(c.slice.offsets)): c for c in chunks if c.writes}
 
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan([_write(chunk) for chunk in self.chunks.values()])
@@ -136,7 +137,7 @@ class LoadChunks(DefaultLoadPlanner):
 
     def __init__(self, chunks: list[Chunk]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.chunks = {(c.name, torch.Size(c.box.offsets)): c for c in chunks}
+        self.chunks = {(c.name, torch.Size(c.slice.offsets)): c for c in chunks}
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None

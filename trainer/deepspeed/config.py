@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import TrainConfig
+from trainer.config import OptimizerConfig, TrainConfig
 from trainer.deepspeed.rules import zero_stage
 from trainer.formats import Format
 from trainer.placement import Placement
@@ -16,13 +16,47 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
     """What ``deepspeed.initialize`` is given.
 
     Args:
-        config: one that ``deepspeed_rules.unsupported`` has nothing against.
+        config: one that ``deepspeed.rules.unsupported`` has nothing against.
         placement: what ``config.place`` makes of it.
     """
     stage = zero_stage(placement)
-    model, o = config.model, config.optimizer
+    values: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": config.mbs,
+        "gradient_accumulation_steps": config.gas,
+        "steps_per_print": config.steps + 1,
+        # Infinite: it then counts the norm, which it does not without clipping.
+        "gradient_clipping": config.optimizer.grad_clip or float("inf"),
+        "optimizer": {"type": "AdamW", "params": _adamw(config.optimizer)},
+        "zero_optimization": _zero(config, placement, stage),
+        "communication_data_type": config.reduce_precision,
+        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": False},
+        "fp16": {
+            "enabled": config.precision == "fp16",
+            "initial_scale_power": 16,
+            "loss_scale_window": 2000,
+            "hysteresis": 1,
+        },
+    }
+    # Its 16-bit ZeRO-0 cannot, and its fp16 pipeline would not sum a tied embedding's gradients.
+    if stage != 0 and not (config.pp > 1 and config.precision == "fp16"):
+        values["data_types"] = {"grad_accum_dtype": "fp32"}
+    return values
+
+
+def _adamw(optimizer: OptimizerConfig) -> dict[str, Any]:
+    return {
+        "torch_adam": True,
+        "fused": True,
+        "lr": optimizer.lr,
+        "betas": [optimizer.beta1, optimizer.beta2],
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
+
+
+def _zero(config: TrainConfig, placement: Placement, stage: int | None) -> dict[str, Any]:
+    model, secondary = config.model, placement.secondary
     layer = 12 * model.hidden_size**2  # elements of a layer, about
-    secondary = placement.secondary
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": config.pp == 1,
@@ -40,34 +74,4 @@ def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any
             "zero_quantized_weights": placement.gather_format == Format.INT8,
             "zero_quantized_gradients": placement.reduce_format == Format.INT4,
         }
-    values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": config.mbs,
-        "gradient_accumulation_steps": config.gas,
-        "steps_per_print": config.steps + 1,
-        # Infinite: it then counts the norm, which it does not without clipping.
-        "gradient_clipping": o.grad_clip or float("inf"),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "torch_adam": True,
-                "fused": True,
-                "lr": o.lr,
-                "betas": [o.beta1, o.beta2],
-                "eps": o.eps,
-                "weight_decay": o.weight_decay,
-            },
-        },
-        "zero_optimization": zero,
-        "communication_data_type": config.reduce_precision,
-        "bf16": {"enabled": config.precision == "bf16", "check_grad_overflow": False},
-        "fp16": {
-            "enabled": config.precision == "fp16",
-            "initial_scale_power": 16,
-            "loss_scale_window": 2000,
-            "hysteresis": 1,
-        },
-    }
-    # Its 16-bit ZeRO-0 cannot, and its fp16 pipeline would not sum a tied embedding's gradients.
-    if stage != 0 and not (config.pp > 1 and config.precision == "fp16"):
-        values["data_types"] = {"grad_accum_dtype": "fp32"}
-    return values
+    return zero

@@ -1,7 +1,7 @@
 """Training by DeepSpeed: the same model, configuration and data, by the engine many users run.
 
 A second opinion on every figure. The differences that DeepSpeed imposes are in
-``docs/guide/deepspeed.md``; what it cannot do is in ``deepspeed_rules``.
+``docs/guide/deepspeed.md``; what it cannot do is in ``deepspeed.rules``.
 """
 
 from __future__ import annotations
@@ -184,6 +184,13 @@ class DeepSpeedTrainer:
         with torch.no_grad():
             for group in optimizer.param_groups:
                 torch._foreach_div_(group["params"], 1 - o.lr * group["weight_decay"])
+
+    def resume(self) -> int:
+        """A run always begins at the first step: this engine has no checkpoints here."""
+        return 0
+
+    def save_if_due(self, step: int, last: int) -> None:
+        """Nothing is saved, see ``TrainConfig``."""
 
     def step(self, number: int, dataset: Dataset) -> StepReport:
         """One optimizer step on the global batch of that number."""

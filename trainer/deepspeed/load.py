@@ -39,7 +39,7 @@ def load_deepspeed(config: TrainConfig, device: Device) -> ModuleType:
         os.environ["LOCAL_RANK"] = str(device.torch.index)
     with talk_to_stderr():
         try:
-            import deepspeed
+            deepspeed = importlib.import_module("deepspeed")
         except ModuleNotFoundError as error:
             if error.name != "deepspeed":
                 raise

@@ -1,6 +1,6 @@
-"""The model as layers of DeepSpeed's pipeline, the same numbers as ``model.Stage``.
+"""The model as layers of DeepSpeed's pipeline, the same numbers as ``model.transformer.Stage``.
 
-DeepSpeed is imported by this module: only ``deepspeed_engine`` imports it, and late.
+DeepSpeed is imported by this module: only ``deepspeed.engine`` imports it, and late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PipedBlock(Block):
         self.model = model
         self.table: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
         if self.model.positions == "rotary" and self.table is None:
             self.table = rotary_table(self.model, x)
         return super().forward(x, self.table)
@@ -51,7 +51,7 @@ class PipedNorm(nn.Module):
 class PipedHead(Head):
     """A head with a weight of its own."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
         return super().forward(x, None)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of parameters, by how their gradients are summed, counted and decayed."""
+"""The parameters of a stage, by how their gradients are summed, counted and decayed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Slot(NamedTuple):
 
     @property
     def numel(self) -> int:
-        return self.parameter.numel()
+        count: int = self.parameter.numel()
+        return count
 
 
 class Piece(NamedTuple):

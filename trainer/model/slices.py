@@ -1,7 +1,7 @@
 """Where a flat part of a tensor-parallel rank's parameter lies in the whole parameter.
 
 Data parallelism splits parameters without regard to their rows; tensor parallelism splits rows or
-columns, of several stacked matrices each by itself. Checkpoints speak of boxes of the whole.
+columns, of several stacked matrices each by itself. Checkpoints speak of slices of the whole.
 Torch-free.
 """
 
@@ -15,25 +15,25 @@ from typing import NamedTuple
 Shape = tuple[int, ...]
 
 
-class Box(NamedTuple):
-    """A box of the whole parameter whose elements are consecutive in the rank's part, flat."""
+class Slice(NamedTuple):
+    """A slice of the whole parameter whose elements are consecutive in the rank's shard, flat."""
 
     begin: int
-    """Where they begin in the rank's part."""
+    """Where they begin in the rank's shard."""
     offsets: Shape
     sizes: Shape
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a rank's part is cut out of a whole vector or matrix.
+class TensorShard:
+    """A rank's shard of a whole vector or matrix.
 
     Attributes:
-        shape: of the part.
-        dim: along which it is cut; None if the rank holds the whole.
+        shape: of the shard.
+        dim: along which the whole is split; None if the rank holds the whole.
         parts: rows of each of the stacked matrices in the whole; None if there is one.
-        rank: which part it is.
-        ranks: number of parts.
+        rank: which shard it is.
+        ranks: number of shards.
     """
 
     shape: Shape
@@ -50,27 +50,27 @@ class Cut:
         )
 
     def row_ranges(self) -> Iterator[tuple[int, int]]:
-        """Rows of the whole that the part holds, in its own order."""
+        """Rows of the whole that the shard holds, in its own order."""
         if self.dim == 0:
             yield from rows_held(self.parts or self.whole[:1], self.rank, self.ranks)
         else:
             yield 0, self.shape[0]
 
-    def boxes(self, start: int, length: int, limit: int) -> Iterator[Box]:
-        """Cover elements ``[start, start + length)`` of the part, flat.
+    def slices(self, start: int, length: int, limit: int) -> Iterator[Slice]:
+        """Cover elements ``[start, start + length)`` of the shard, flat.
 
-        Up to three boxes where rows are consecutive in the whole: the rest of a row, whole rows,
+        Up to three slices where rows are consecutive in the whole: the rest of a row, whole rows,
         the beginning of a row.
 
         Args:
             start: first element.
             length: number of elements.
-            limit: elements of a box of several rows.
+            limit: elements of a slice of several rows.
         """
         columns = math.prod(self.shape[1:])
         first_column = self.rank * columns if self.dim == 1 else 0
         end = start + length
-        row = 0  # of the part, where the range of rows begins
+        row = 0  # of the shard, where the range of rows begins
         for low, high in self.row_ranges():
             stop = min(end, (row + high - low) * columns)
             while start < stop:
@@ -81,7 +81,7 @@ class Cut:
                     rows, width = min((stop - start) // columns, max(1, limit // columns)), columns
                 offsets = (low + there - row, first_column + column)
                 dims = len(self.shape)
-                yield Box(start, offsets[:dims], (rows, width)[:dims])
+                yield Slice(start, offsets[:dims], (rows, width)[:dims])
                 start += rows * width
             row += high - low
 

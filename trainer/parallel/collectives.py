@@ -6,8 +6,8 @@ of the old names; here they have one name.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -46,7 +46,7 @@ class Traffic:
         self.clock = clock
         self.calls: Counter[tuple[Purpose, Level]] = Counter()
         self.bytes: Counter[tuple[Purpose, Level]] = Counter()
-        self.seconds: Counter[tuple[Purpose, Level]] = Counter()
+        self.seconds: defaultdict[tuple[Purpose, Level], float] = defaultdict(float)
 
     def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
         """Note one call."""
@@ -55,12 +55,16 @@ class Traffic:
 
     def clear(self) -> None:
         """Forget everything, e.g. what warm-up steps sent."""
-        for counter in (self.calls, self.bytes, self.seconds):
-            counter.clear()
+        self.calls.clear()
+        self.bytes.clear()
+        self.seconds.clear()
 
     def report(self, steps: int) -> dict[str, dict[str, dict[str, float]]]:
         """Per step: ``{"bytes": {purpose: {level: ...}}, "calls": ..., "seconds": ...}``."""
-        counters: dict[str, Counter[Any]] = {"bytes": self.bytes, "calls": self.calls}
+        counters: dict[str, Mapping[tuple[Purpose, Level], float]] = {
+            "bytes": self.bytes,
+            "calls": self.calls,
+        }
         if self.clock is not None:
             counters["seconds"] = self.seconds
         report: dict[str, dict[str, dict[str, float]]] = {}
@@ -179,4 +183,5 @@ class _Done(dist.Work):
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    num_bytes: int = tensor.numel() * tensor.element_size()
+    return num_bytes

@@ -107,18 +107,18 @@ def build_mesh(
         handle, _ = dist.new_subgroups_by_enumeration(ends)
         if mesh.get_local_rank("pp") in (0, grid.pp - 1):
             embedding = group(handle)
-    axes = {
-        name: Axis(
-            size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None
-        )
+    pp, dp, tp = (
+        Axis(size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None)
         for name, size in zip(("pp", "dp", "tp"), shape, strict=True)
-    }
+    )
     return Mesh(
         device=mesh,
         grid=grid,
         topology=topology,
         placement=config.place(world_size, local_world_size),
-        **axes,
+        pp=pp,
+        dp=dp,
+        tp=tp,
         world=group(dist.group.WORLD),
         traffic=traffic,
         embedding=embedding,

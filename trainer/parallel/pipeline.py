@@ -196,7 +196,7 @@ class Pipeline:
         return [loss.detach() for loss in losses]
 
 
-class SingleStage:
+class GradientAccumulation:
     """The same without a pipeline: micro-batches one after another."""
 
     def __init__(self, stage: Stage, loss_fn: LossFn) -> None:

@@ -27,12 +27,10 @@ def gather_rows(
         purpose: for the counters.
         out: where to, contiguous; default new memory.
     """
-    if out is None and group is None:
-        return rows
+    if group is None:
+        return rows if out is None else out.copy_(rows)
     if out is None:
         out = rows.new_empty(group.size * rows.size(0), *rows.shape[1:])
-    if group is None:
-        return out.copy_(rows)
     group.all_gather(out.view(-1), rows.view(-1), purpose)
     return out
 

@@ -50,7 +50,7 @@ class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        gathering = None
+        gathering: Any = None
         if ctx.sequence:
             x, gathering = gather_sequence(x, ctx.group, async_op=True)
         grad_x = grad @ weight

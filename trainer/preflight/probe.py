@@ -1,6 +1,6 @@
 """Measures what one rank's device and the ranks' links do; all ranks call everything together.
 
-All groups of a kind work at once, as in training, and a figure is that of the slowest of them.
+All groups of a shape work at once, as in training, and a figure is that of the slowest of them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A kind of group; ranks of a node are consecutive.
+class GroupShape:
+    """What groups of one sort have in common; ranks of a node are consecutive.
 
     Attributes:
         gpus: ranks in it.
@@ -48,7 +48,7 @@ class Shape:
         return list(range(start + rank % self.stride, start + block, self.stride))
 
 
-def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[Shape]:
+def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> list[GroupShape]:
     """Groups as tensor, data and pipeline parallelism make them: inside a node, then across.
 
     Args:
@@ -58,7 +58,7 @@ def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> li
     """
     divisors = [d for d in range(1, ranks_per_node + 1) if ranks_per_node % d == 0]
     inside = [
-        Shape(gpus, 1, stride)
+        GroupShape(gpus, 1, stride)
         for stride in divisors
         for gpus in divisors
         if gpus > 1 and ranks_per_node % (gpus * stride) == 0
@@ -70,7 +70,7 @@ def group_shapes(num_nodes: int, ranks_per_node: int, quick: bool = False) -> li
         inside = [s for s in inside if s.stride == 1 or s.gpus == 2]
         counts, divisors = counts[-1:], sorted({1, ranks_per_node})
     across = [
-        Shape(nodes * ranks_per_node // stride, nodes, stride)
+        GroupShape(nodes * ranks_per_node // stride, nodes, stride)
         for nodes in counts
         for stride in divisors
     ]
@@ -147,7 +147,7 @@ class Links:
         shape: theirs.
     """
 
-    def __init__(self, probe: Probe, shape: Shape) -> None:
+    def __init__(self, probe: Probe, shape: GroupShape) -> None:
         self.probe, self.shape = probe, shape
         place = probe.place
         ranks = shape.members(place.rank, place.world_size)

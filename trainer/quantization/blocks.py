@@ -18,7 +18,7 @@ et al. 2023). With L = 127 (INT8) or 7 (INT4):
 * A block whose scale is below the normal float32 numbers decodes to zeros.
 * An INT4 block of m numbers keeps in byte i the codes i (low half) and ceil(m/2) + i (high half).
 
-The same bytes come out on every device: from ``quantization.c`` on CPUs, from Triton kernels on
+The same bytes come out on every device: from ``cpu.c`` on CPUs, from Triton kernels on
 NVIDIA's and AMD's GPUs, and where neither can be had, with a warning, from plain torch.
 """
 
@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from trainer.formats import Format
-from trainer.quantization import cpu as quantization_cpu
-from trainer.quantization import reference as quantization_torch
+from trainer.quantization import cpu, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -60,7 +59,7 @@ def quantize(rows: Tensor, fmt: Format, out: Tensor | None = None) -> Tensor:
     _check_packed(out, fmt, *rows.shape)
     _check(out.device == rows.device, f"rows are on {rows.device}, but out is on", out.device)
     if rows.numel():
-        _kernels(rows.device.type).quantize(rows.detach(), fmt, out)
+        kernels_for(rows.device.type).quantize(rows.detach(), fmt, out)
     return out
 
 
@@ -84,7 +83,7 @@ def dequantize(packed: Tensor, fmt: Format, out: Tensor) -> Tensor:
     _check_packed(packed, fmt, *out.shape)
     _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
     if out.numel():
-        _kernels(out.device.type).dequantize(packed, fmt, out.detach())
+        kernels_for(out.device.type).dequantize(packed, fmt, out.detach())
     return out
 
 
@@ -110,18 +109,18 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool = 
     _check_packed(packed, fmt, rows, out.numel())
     _check(out.device == packed.device, f"packed is on {packed.device}, but out on", out.device)
     if out.numel():
-        _kernels(out.device.type).dequantize_sum(packed, fmt, out.detach(), accumulate)
+        kernels_for(out.device.type).dequantize_sum(packed, fmt, out.detach(), accumulate)
     return out
 
 
 @functools.cache
-def _kernels(device_type: str) -> ModuleType:
+def kernels_for(device_type: str) -> ModuleType:
     """The module that does the work on such devices."""
-    if device_type == "cpu" and quantization_cpu.available():
-        return quantization_cpu
+    if device_type == "cpu" and cpu.available():
+        return cpu
     if device_type == "cuda":
         try:
-            from trainer.quantization import gpu as quantization_triton
+            from trainer.quantization import gpu
         except ImportError as error:
             warnings.warn(
                 f"no compiled quantization on this GPU, which makes it several times slower: "
@@ -130,8 +129,8 @@ def _kernels(device_type: str) -> ModuleType:
                 stacklevel=3,
             )
         else:
-            return quantization_triton
-    return quantization_torch
+            return gpu
+    return reference
 
 
 def _check(good: bool, complaint: str, found: object) -> None:

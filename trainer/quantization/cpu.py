@@ -1,4 +1,4 @@
-"""Compiles and loads ``quantization.c``: block quantization on the CPU at the memory's speed.
+"""Compiles and loads ``cpu.c``: block quantization on the CPU at the memory's speed.
 
 The library is compiled once for a machine type and user, when it is first needed, and kept in
 ``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``).
@@ -50,31 +50,35 @@ def dequantize_sum(packed: Tensor, fmt: Format, out: Tensor, accumulate: bool) -
     """See ``trainer.quantization.blocks``."""
     count, n = packed.shape[0], out.numel()
     threads = _threads(count * n)
-    _library().dequantize_sum(
+    library = compiled_library()
+    assert library is not None
+    library.dequantize_sum(
         out.data_ptr(), packed.data_ptr(), fmt.bits, count, n, accumulate, threads
     )
 
 
 def available() -> bool:
     """Whether the library is there, compiled now if need be; warns once if it cannot be."""
-    return _library() is not None
+    return compiled_library() is not None
 
 
 def _call(function: str, numbers: Tensor, packed: Tensor, fmt: Format) -> None:
     count, n = numbers.shape
     threads = _threads(count * n)
-    getattr(_library(), function)(
+    getattr(compiled_library(), function)(
         numbers.data_ptr(), packed.data_ptr(), DTYPES[numbers.dtype], fmt.bits,
         count, n, numbers.stride(0), threads,
     )  # fmt: skip
 
 
 def _threads(numbers: int) -> int:
-    return max(1, min(torch.get_num_threads(), numbers // NUMBERS_PER_THREAD))
+    most: int = torch.get_num_threads()
+    return max(1, min(most, numbers // NUMBERS_PER_THREAD))
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def compiled_library() -> ctypes.CDLL | None:
+    """The library, compiled now if need be; None, with one warning, if it cannot be."""
     try:
         library = ctypes.CDLL(str(build()))
     except OSError as error:

@@ -109,7 +109,8 @@ class Device:
         from ``memory.limit_memory``.
         """
         if self.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.torch)
+            peak: int = torch.cuda.max_memory_allocated(self.torch)
+            return peak
         return memory.peak_memory_bytes()
 
 
