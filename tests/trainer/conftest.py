@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.formats import BLOCK
 
-WORKER = Path(__file__).with_name("rank_worker.py")
+WORKER = Path(__file__).parents[1] / "support/rank_worker.py"
 Jobs = list[dict[str, Any]]
 RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
 Numbers = Callable[[int, int, torch.dtype, str, int], Tensor]

@@ -1,4 +1,4 @@
-"""Two ranks, of which rank 1 runs out of memory on a lane's thread; a program, started by a test.
+"""Two ranks, of which rank 1 runs out of memory in a hook's thread; a program, started by a test.
 
 Arguments: the configuration, a folder for logs, and the method of ``trainer.zero.hooks`` that
 fails in its third call, such as ``GatherWeights._gather``. Prints the exit codes as JSON.

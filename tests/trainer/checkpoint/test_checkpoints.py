@@ -1,58 +1,32 @@
-"""Checkpoints: written under one layout, read under another, and whole whatever happens."""
+"""Checkpoints: written under one layout, read under another."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.distributed import checkpoint as dcp
 
+from support.checkpoint_cases import (
+    MODELS,
+    STEPS,
+    RunPhases,
+    assert_same,
+    config,
+    contents,
+    job,
+)
 from trainer.checkpoint.checkpoints import complete
 from trainer.config import ConfigError, TrainConfig
 
-WORKER = Path(__file__).with_name("checkpoint_worker.py")
-Job = dict[str, Any]
-RunPhases = Callable[..., dict[str, dict[str, Any]]]
-
-STEPS = 3
-"""Before the checkpoint, and again after it."""
-GLOBAL_BATCH = 24
-MODELS: dict[str, dict[str, Any]] = {
-    # Sizes that no number of ranks but 2 and 4 divides.
-    "gpt": {
-        "num_layers": 4,
-        "hidden_size": 36,
-        "num_heads": 4,
-        "vocab_size": 100,
-        "seq_length": 12,
-    },
-    "llama": {
-        "num_layers": 4,
-        "hidden_size": 40,
-        "num_heads": 4,
-        "num_kv_heads": 2,
-        "ffn_hidden_size": 56,
-        "vocab_size": 84,
-        "seq_length": 12,
-        "norm": "rmsnorm",
-        "positions": "rotary",
-        "activation": "swiglu",
-        "linear_bias": False,
-        "tied_embeddings": False,
-    },
-}
 _QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
+
+
 _TOPO = {"placement": "zero_topo", **dict.fromkeys(_QUANTIZED, False)}
+
+
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "one": (1, {"gas": 2}),
     "tp2": (2, {"tp": 2, "sequence_parallel": True}),
@@ -67,91 +41,6 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pp2 zero1": (4, {"pp": 2, "gas": 2, "zero_stage": 1}),
     "vpp2 tp2 zero3": (8, {"pp": 2, "vpp": 2, "tp": 2, "gas": 2, "zero_stage": 3}),
 }
-
-
-def config(
-    ranks: int, model: str = "gpt", hidden_size: int | None = None, **values: Any
-) -> dict[str, Any]:
-    dp = ranks // values.get("tp", 1) // values.get("pp", 1)
-    whole = {
-        "model": MODELS[model] | ({"hidden_size": hidden_size} if hidden_size else {}),
-        "data": "unused",
-        "precision": "fp32",
-        "warmup_steps": 0,
-        "measured_steps": STEPS,
-        "device": "cpu",
-        "seed": 7,
-        "ranks_per_node": 4 if ranks % 4 == 0 else ranks,
-        "ranks_per_pair": 2 if ranks % 2 == 0 else 1,
-        "optimizer": {"lr": 1e-2, "grad_clip": 0.5},
-        "mbs": GLOBAL_BATCH // dp // values.get("gas", 1) or 1,
-    }
-    return {**whole, **values}
-
-
-def job(name: str, ranks: int, action: str, options: dict[str, Any], **values: Any) -> Job:
-    return {
-        "id": name,
-        "ranks": ranks,
-        "config": config(ranks, **values),
-        "options": {"action": action, **options},
-    }
-
-
-def job_of(ranks: int, action: str, **values: Any) -> Job:
-    return job(f"{action} {ranks}", ranks, action, {}, **values)
-
-
-def start_worker() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(WORKER)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-def ask(worker: subprocess.Popen[str], phases: Sequence[list[Job]]) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(phases) + "\n")
-    worker.stdin.flush()
-
-
-@pytest.fixture(scope="session")
-def run_phases() -> Iterator[RunPhases]:
-    """Runs phases of jobs (see ``checkpoint_worker``); results by job id."""
-    with start_worker() as worker:
-
-        def run(*phases: list[Job]) -> dict[str, dict[str, Any]]:
-            ask(worker, phases)
-            assert worker.stdout is not None
-            answers = []
-            for line in worker.stdout:
-                answers.append(json.loads(line))
-                if "code" in answers[-1]:
-                    break
-            assert answers and answers.pop().get("code") == 0, answers
-            # A rank whose peer was killed may still say so: an error, which is no result.
-            return {answer["id"]: answer["result"] for answer in answers if "result" in answer}
-
-        yield run
-        assert worker.stdin is not None
-        worker.stdin.close()
-
-
-def contents(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, whole, as DCP itself reads them."""
-    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    state = {name: torch.full(entry.size, torch.nan) for name, entry in saved.items()}
-    dcp.load(state, checkpoint_id=path, no_dist=True)
-    return state
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    wrong = [name for name, value in found.items() if not torch.equal(value, expected[name])]
-    assert not wrong, f"{len(wrong)} of {len(found)} tensors differ, such as {wrong[0]}"
 
 
 def crossings(run_phases: RunPhases, folder: Path, cases: list[tuple[str, str, str]]) -> None:
@@ -308,87 +197,3 @@ def test_settings_of_checkpoints_that_contradict_each_other_are_refused() -> Non
         TrainConfig.parse(config(1, save_interval=2))
     with pytest.raises(ConfigError, match="engine deepspeed has no checkpoints"):
         TrainConfig.parse(config(1, load="x", engine="deepspeed"))
-
-
-@pytest.mark.parametrize(("rank", "limit"), [(1, 50_000), (0, 100)], ids=["data", "record"])
-def test_a_full_disk_is_one_clear_error_and_costs_no_earlier_checkpoint(
-    run_phases: RunPhases, tmp_path: Path, rank: int, limit: int
-) -> None:
-    options = {"rank": rank, "bytes": limit}
-    (answer,) = run_phases([job("x", 2, "full_disk", options, save=str(tmp_path))]).values()
-    assert answer["says"].startswith(f"cannot save {tmp_path}/step-00000002: rank {rank}: ")
-    assert "File too large" in answer["says"]
-    assert "\n" not in answer["says"]
-    assert answer["left"] == ["step-00000001"]
-    assert list(complete(tmp_path)) == [1, 2]
-
-
-EVENTS = {0: 20, 1: 3}
-"""Things that ranks 0 and 1 do in the folder in one save."""
-
-
-def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
-    run_phases: RunPhases, tmp_path: Path
-) -> None:
-    moments = [(rank, event) for rank in EVENTS for event in range(1, EVENTS[rank] + 2)]
-    folders = {(rank, event): tmp_path / f"{rank} {event}" for rank, event in moments}
-    phases = [
-        [job(folder.name, 2, "killed", {"rank": rank, "event": event}, save=str(folder))]
-        for (rank, event), folder in folders.items()
-    ]
-    whole = {step: tmp_path / f"whole {step}" for step in (1, 2, 3)}
-    undisturbed = [
-        job(f"whole {step}", 2, "train", {}, save=str(folder), measured_steps=step)
-        for step, folder in whole.items()
-    ]
-    answers = run_phases(undisturbed, *phases)
-    expected = {
-        step: (contents(path), (path / "training.json").read_text())
-        for step, path in ((step, complete(folder)[step]) for step, folder in whole.items())
-    }
-    for (rank, event), folder in folders.items():
-        survived = event > EVENTS[rank]
-        assert (folder.name in answers) == survived, "EVENTS is not what a save does"
-        found = complete(folder)
-        latest = max(found)
-        assert latest == 3 if survived else latest in (2, 3)
-        assert latest - 1 in found, "the one before the last went too early"
-        for step, path in found.items():
-            assert (path / "training.json").read_text() == expected[step][1]
-            assert_same(contents(path), expected[step][0])
-    again = [
-        job(folder.name, 1, "train", {}, measured_steps=1, save=str(folder), load=str(folder))
-        for folder in list(folders.values())[2::6]
-    ]
-    run_phases(again)
-    for name in (case["id"] for case in again):
-        left = list((tmp_path / name).iterdir())
-        assert len(left) == len(complete(tmp_path / name)) == 2
-
-
-def test_all_ranks_killed_at_once_while_saving_leave_what_the_next_run_goes_on_from(
-    run_phases: RunPhases, tmp_path: Path
-) -> None:
-    values = {"zero_stage": 3, "hidden_size": 256, "optimizer": {"lr": 1e-3}}
-    endless = {"save": str(tmp_path / "a"), "save_interval": 1, "measured_steps": 10_000}
-    with start_worker() as worker:
-        ask(worker, [[job_of(2, "train", **values, **endless)]])
-        deadline = time.monotonic() + 200
-        while not list((tmp_path / "a").glob("step-00000003.*.partial/*.distcp")):
-            assert worker.poll() is None and time.monotonic() < deadline
-            time.sleep(0.001)
-        worker.kill()  # and with it, by PR_SET_PDEATHSIG, its ranks
-        assert worker.stdout is not None
-        worker.stdout.read()  # until the last rank is gone
-    latest = max(complete(tmp_path / "a"))
-    assert latest in (2, 3)
-    go_on = {"load": str(tmp_path / "a"), "measured_steps": 2}
-    answers = run_phases(
-        [
-            job_of(1, "train", **values, measured_steps=latest + 2),
-            job_of(2, "go_on", tp=2, **go_on, **values | {"zero_stage": 0}),
-        ],
-    )
-    assert answers["go_on 2"]["first"] == latest
-    whole = answers["train 1"]["losses"]
-    assert answers["go_on 2"]["losses"] == pytest.approx(whole[latest:], rel=1e-6)

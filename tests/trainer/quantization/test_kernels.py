@@ -28,7 +28,7 @@ from trainer.quantization.blocks import DTYPES, dequantize, dequantize_sum, quan
 FORMATS = (Format.INT8, Format.INT4)
 KINDS = ("normal", "scaled", "any bits")
 SIZES = (1, 2, 3, 5, 127, 128, 129, 254, 255, 256, 257, 258, 385, 511, 513, 2048, 2049, 5000)
-WORKER = Path(__file__).with_name("triton_worker.py")
+WORKER = Path(__file__).parents[2] / "support/triton_worker.py"
 Cases = list[dict[str, Any]]
 
 needs_compiler = pytest.mark.skipif(not quantization_cpu.available(), reason="no C compiler")

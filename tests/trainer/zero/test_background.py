@@ -133,7 +133,7 @@ def test_memory_that_runs_out_on_another_thread_is_the_runs_result(
         "device": "cpu",
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    script = Path(__file__).with_name("failing_lane.py")
+    script = Path(__file__).parents[2] / "support/failing_hooks.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "config.json"), str(tmp_path), where],
         capture_output=True,

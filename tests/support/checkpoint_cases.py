@@ -1,0 +1,115 @@
+"""Jobs for ``checkpoint_worker``, and what is in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+
+WORKER = Path(__file__).with_name("checkpoint_worker.py")
+
+
+Job = dict[str, Any]
+
+
+RunPhases = Callable[..., dict[str, dict[str, Any]]]
+
+
+STEPS = 3
+"""Before the checkpoint, and again after it."""
+
+
+GLOBAL_BATCH = 24
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    # Sizes that no number of ranks but 2 and 4 divides.
+    "gpt": {
+        "num_layers": 4,
+        "hidden_size": 36,
+        "num_heads": 4,
+        "vocab_size": 100,
+        "seq_length": 12,
+    },
+    "llama": {
+        "num_layers": 4,
+        "hidden_size": 40,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "ffn_hidden_size": 56,
+        "vocab_size": 84,
+        "seq_length": 12,
+        "norm": "rmsnorm",
+        "positions": "rotary",
+        "activation": "swiglu",
+        "linear_bias": False,
+        "tied_embeddings": False,
+    },
+}
+
+
+def config(
+    ranks: int, model: str = "gpt", hidden_size: int | None = None, **values: Any
+) -> dict[str, Any]:
+    dp = ranks // values.get("tp", 1) // values.get("pp", 1)
+    whole = {
+        "model": MODELS[model] | ({"hidden_size": hidden_size} if hidden_size else {}),
+        "data": "unused",
+        "precision": "fp32",
+        "warmup_steps": 0,
+        "measured_steps": STEPS,
+        "device": "cpu",
+        "seed": 7,
+        "ranks_per_node": 4 if ranks % 4 == 0 else ranks,
+        "ranks_per_pair": 2 if ranks % 2 == 0 else 1,
+        "optimizer": {"lr": 1e-2, "grad_clip": 0.5},
+        "mbs": GLOBAL_BATCH // dp // values.get("gas", 1) or 1,
+    }
+    return {**whole, **values}
+
+
+def job(name: str, ranks: int, action: str, options: dict[str, Any], **values: Any) -> Job:
+    return {
+        "id": name,
+        "ranks": ranks,
+        "config": config(ranks, **values),
+        "options": {"action": action, **options},
+    }
+
+
+def start_worker() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def ask(worker: subprocess.Popen[str], phases: Sequence[list[Job]]) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(json.dumps(phases) + "\n")
+    worker.stdin.flush()
+
+
+def contents(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint, whole, as DCP itself reads them."""
+    saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    state = {name: torch.full(entry.size, torch.nan) for name, entry in saved.items()}
+    dcp.load(state, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    wrong = [name for name, value in found.items() if not torch.equal(value, expected[name])]
+    assert not wrong, f"{len(wrong)} of {len(found)} tensors differ, such as {wrong[0]}"

@@ -1,0 +1,38 @@
+"""Small models, whole, with their first weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.config import ModelConfig
+from trainer.model.initialize import initialize
+from trainer.model.transformer import Stage
+
+GPT = ModelConfig(num_layers=4, hidden_size=24, num_heads=6, vocab_size=40, seq_length=12)
+
+
+LLAMA = ModelConfig(
+    num_layers=4,
+    hidden_size=48,
+    num_heads=6,
+    num_kv_heads=2,
+    ffn_hidden_size=64,
+    vocab_size=40,
+    seq_length=12,
+    norm="rmsnorm",
+    positions="rotary",
+    activation="swiglu",
+    linear_bias=False,
+    tied_embeddings=False,
+)
+
+
+MODELS = [pytest.param(GPT, id="gpt"), pytest.param(LLAMA, id="llama")]
+
+
+def whole(model: ModelConfig, **options: Any) -> Stage:
+    stage = Stage(model, **options)
+    initialize(stage, "", model, seed=3)
+    return stage

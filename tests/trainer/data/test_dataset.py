@@ -1,0 +1,104 @@
+"""Samples: which tokens a replica reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.megatron_files import MEGATRON_CODES, write_megatron
+from trainer.config import ConfigError
+from trainer.data.dataset import TokenDataset, shuffled
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> TokenDataset:
+    """Tokens 0, 1, 2, ... 4000, so that a token says where in the stream it stands."""
+    write_megatron(tmp_path / "n", [list(range(1500)), list(range(1500, 4001))], "int32")
+    return TokenDataset(tmp_path / "n", vocab_size=4001)
+
+
+def global_batch(
+    data: TokenDataset, step: int, mbs: int, gas: int, dp: int, seed: int = 1, seq_length: int = 10
+) -> torch.Tensor:
+    parts = [
+        data.batch(step, micro, replica, mbs=mbs, gas=gas, dp=dp, seq_length=seq_length, seed=seed)[
+            0
+        ]
+        for replica in range(dp)
+        for micro in range(gas)
+    ]
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("dtype", MEGATRON_CODES)
+def test_every_number_type_of_megatron_is_read(tmp_path: Path, dtype: str) -> None:
+    write_megatron(tmp_path / "x", [[1, 2, 3], [4, 5, 6, 7, 8, 9]], dtype)
+    data = TokenDataset(tmp_path / "x", vocab_size=10)
+    tokens, targets = data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=8, seed=0)
+    assert tokens.dtype == targets.dtype == torch.int64
+    assert tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
+    assert targets.tolist() == [[2, 3, 4, 5, 6, 7, 8, 9]]
+
+
+def test_targets_are_the_tokens_one_later(counting: TokenDataset) -> None:
+    tokens, targets = counting.batch(3, 1, 1, mbs=4, gas=2, dp=2, seq_length=10, seed=7)
+    assert tokens.shape == targets.shape == (4, 10)
+    assert torch.equal(targets, tokens + 1)
+
+
+@pytest.mark.parametrize(
+    ("mbs", "gas", "dp"),
+    [(24, 1, 1), (1, 24, 1), (1, 1, 24), (2, 3, 4), (4, 2, 3), (3, 8, 1), (6, 1, 4)],
+)
+def test_the_global_batch_does_not_depend_on_its_split(
+    counting: TokenDataset, mbs: int, gas: int, dp: int
+) -> None:
+    for step in (0, 5, 40):
+        expected = global_batch(counting, step, mbs=12, gas=2, dp=1)
+        assert torch.equal(global_batch(counting, step, mbs, gas, dp), expected)
+
+
+def test_an_epoch_visits_every_sample_once_in_an_order_of_its_own(counting: TokenDataset) -> None:
+    epochs = [global_batch(counting, epoch, 400, 1, 1)[:, 0].tolist() for epoch in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(0, 4000, 10))
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_seed_decides_the_order(counting: TokenDataset) -> None:
+    first = global_batch(counting, 0, 8, 1, 1, seed=1)
+    assert torch.equal(first, global_batch(counting, 0, 8, 1, 1, seed=1))
+    assert not torch.equal(first, global_batch(counting, 0, 8, 1, 1, seed=2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 2**63), st.integers(0, 1000))
+def test_a_shuffle_is_a_permutation(size: int, seed: int, epoch: int) -> None:
+    assert sorted(shuffled(i, size, seed, epoch) for i in range(size)) == list(range(size))
+
+
+def test_a_shuffle_leaves_no_visible_order() -> None:
+    """Rank correlation of 4000 positions with their images; its deviation is 1/63 by chance."""
+    images = np.array([shuffled(i, 4000, 5, 0) for i in range(4000)])
+    assert abs(np.corrcoef(np.arange(4000), images)[0, 1]) < 0.08
+    steps = np.abs(np.diff(images))
+    assert abs(steps.mean() / (4000 / 3) - 1) < 0.08
+
+
+def test_a_token_outside_the_vocabulary_is_an_input_error(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "x", [[1, 2, 300, 4]], "int32")
+    data = TokenDataset(tmp_path / "x", vocab_size=257)
+    with pytest.raises(ConfigError, match=r"x\.bin: token 300 .* vocabulary of 257"):
+        data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=3, seed=0)
+
+
+def test_data_shorter_than_one_sample_is_an_input_error(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "x", [[1, 2, 3, 4]], "int32")
+    data = TokenDataset(tmp_path / "x", vocab_size=10)
+    with pytest.raises(ConfigError, match="fewer than one sample of seq_length 4"):
+        data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=4, seed=0)

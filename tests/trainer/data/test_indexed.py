@@ -1,0 +1,79 @@
+"""What is said of a bad token file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.megatron_files import write_megatron
+from trainer.config import ConfigError
+from trainer.data.indexed import read_index
+
+
+def _remove_bin(prefix: Path) -> None:
+    Path(f"{prefix}.bin").unlink()
+
+
+def _remove_idx(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+
+
+def _truncate_bin(prefix: Path) -> None:
+    path = Path(f"{prefix}.bin")
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _truncate_idx(prefix: Path) -> None:
+    path = Path(f"{prefix}.idx")
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _empty_idx(prefix: Path) -> None:
+    Path(f"{prefix}.idx").write_bytes(b"")
+
+
+def _foreign_idx(prefix: Path) -> None:
+    Path(f"{prefix}.idx").write_bytes(b"TNTIDX\x00\x00" + bytes(200))
+
+
+def _future_idx(prefix: Path) -> None:
+    path = Path(f"{prefix}.idx")
+    content = bytearray(path.read_bytes())
+    content[9] = 2
+    path.write_bytes(content)
+
+
+def _unknown_type(prefix: Path) -> None:
+    path = Path(f"{prefix}.idx")
+    content = bytearray(path.read_bytes())
+    content[17] = 99
+    path.write_bytes(content)
+
+
+def _folder(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+    Path(f"{prefix}.idx").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_remove_bin, r"x\.bin: No such file"),
+        (_remove_idx, r"x\.idx: No such file"),
+        (_truncate_bin, r"x\.bin: 5 bytes, but x\.idx describes 6"),
+        (_truncate_idx, r"x\.idx: truncated"),
+        (_empty_idx, r"x\.idx: not the index"),
+        (_foreign_idx, r"x\.idx: not the index"),
+        (_future_idx, r"x\.idx: version 2"),
+        (_unknown_type, r"x\.idx: .*type 99"),
+        (_folder, r"x\.idx: Is a directory"),
+    ],
+)
+def test_a_bad_file_is_one_error_with_its_name_and_the_remedy(
+    tmp_path: Path, damage: object, says: str
+) -> None:
+    write_megatron(tmp_path / "x", [[1, 2, 3]], "uint16")
+    damage(tmp_path / "x")
+    with pytest.raises(ConfigError, match=says + r".*meshtune prepare-data FILES --out .*x"):
+        read_index(tmp_path / "x")

@@ -1,0 +1,85 @@
+"""Text files to token files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.megatron_files import write_megatron
+from trainer.config import ConfigError
+from trainer.data.dataset import TokenDataset
+from trainer.data.indexed import read_index
+from trainer.data.prepare import BYTE_VOCAB_SIZE, END_OF_DOCUMENT, prepare_data, python_source_files
+
+
+def test_prepared_text_reads_back_byte_for_byte(tmp_path: Path) -> None:
+    (tmp_path / "text" / "sub").mkdir(parents=True)
+    (tmp_path / "text" / "b.txt").write_bytes(bytes(range(256)))
+    (tmp_path / "text" / "a.txt").write_text("héllo")
+    (tmp_path / "text" / "empty.txt").touch()
+    (tmp_path / "text" / ".hidden").write_text("no")
+    (tmp_path / "text" / "sub" / "c.txt").write_text("c")
+    written = prepare_data([tmp_path / "text"], tmp_path / "out" / "x.v1")
+    expected = [
+        *"héllo".encode(),
+        END_OF_DOCUMENT,
+        *range(256),
+        END_OF_DOCUMENT,
+        *b"c",
+        END_OF_DOCUMENT,
+    ]
+    index = read_index(tmp_path / "out" / "x.v1")
+    assert np.fromfile(tmp_path / "out" / "x.v1.bin", "<u2").tolist() == expected
+    assert (index.num_tokens, index.num_documents, index.num_sequences) == (written, 3, 3)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["x.v1.bin", "x.v1.idx"]
+
+
+def test_the_prepared_index_is_what_megatron_would_write(tmp_path: Path) -> None:
+    for name, text in (("a", "one"), ("b", "three")):
+        (tmp_path / name).write_text(text)
+    prepare_data([tmp_path / "a", tmp_path / "b"], tmp_path / "ours")
+    write_megatron(tmp_path / "theirs", [[*b"one", 256], [*b"three", 256]], "uint16")
+    for kind in ("bin", "idx"):
+        ours, theirs = (tmp_path / f"{who}.{kind}" for who in ("ours", "theirs"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.parametrize("files", [["missing"], ["empty"], []])
+def test_preparing_nothing_is_an_input_error_and_leaves_no_file(
+    tmp_path: Path, files: list[str]
+) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError):
+        prepare_data([tmp_path / name for name in files], tmp_path / "out" / "x")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_failed_preparation_keeps_the_earlier_data(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("text")
+    prepare_data([tmp_path / "a"], tmp_path / "x")
+    with pytest.raises(ConfigError, match="missing"):
+        prepare_data([tmp_path / "a", tmp_path / "missing"], tmp_path / "x")
+    assert read_index(tmp_path / "x").num_tokens == 5
+
+
+def test_an_output_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("text")
+    with pytest.raises(ConfigError, match=r"a/x\.bin: cannot be written"):
+        prepare_data([tmp_path / "a"], tmp_path / "a" / "x")
+
+
+def test_an_unknown_tokenizer_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'gpt2' is not known"):
+        prepare_data([], tmp_path / "x", tokenizer="gpt2")
+
+
+def test_the_standard_library_makes_a_data_set(tmp_path: Path) -> None:
+    files = python_source_files(max_bytes=300_000)
+    assert files == sorted(files)
+    written = prepare_data(files, tmp_path / "x")
+    assert 200_000 < written <= 300_000 + len(files)
+    data = TokenDataset(tmp_path / "x", BYTE_VOCAB_SIZE)
+    tokens, _ = data.batch(0, 0, 0, mbs=4, gas=1, dp=1, seq_length=128, seed=0)
+    assert tokens.max() < BYTE_VOCAB_SIZE
