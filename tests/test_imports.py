@@ -36,8 +36,6 @@ KNOWN = {
     ("search_spaces.points.enumeration", "search_spaces.space"),
     ("search_spaces.rules.facts", "search_spaces.points.parameters"),
     ("search_spaces.rules.placements", "search_spaces.points.parameters"),
-    ("analysis.sweeps.read", "benchmarks.published.megatron"),
-    ("analysis.sweeps.read", "benchmarks.published.single"),
     ("workflows.simulation.workload", "workflows.cli.errors"),
 }
 

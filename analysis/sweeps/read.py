@@ -1,22 +1,17 @@
-"""Reads tables of measured training runs, recognised by their columns and never by their names.
-
-The general form of a sweep is read here; the forms of single publications are in ``published`` and
-``megatron``.
-"""
+"""Reads tables of measured training runs, recognised by their columns and never by their names."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import RECOMPUTE, Array, jobs
+from analysis.cost.jobs import RECOMPUTE, Array, Jobs, Mask, jobs
 from analysis.sweeps.record import (
-    GIB,
     Keys,
     Table,
     TableError,
@@ -29,11 +24,8 @@ from analysis.sweeps.record import (
     numbers,
     shape_keys,
 )
-from benchmarks.published import megatron
-from benchmarks.published import single as published
+from analysis.units import GIB
 from search_spaces.frameworks import FRAMEWORKS
-
-__all__ = ["Table", "TableError", "read", "read_by"]
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
@@ -42,121 +34,131 @@ SWEEP = {
 }
 
 
-def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
-    """The general form of a sweep; without a ``framework`` column nanotron's habits."""
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of a sweep, checked as they are read."""
 
-    def n(name: str) -> Array:
-        return numbers(frame, name, path)
+    path: Path
+    frame: pd.DataFrame
 
-    def flag(name: str) -> Array:
-        return _choices(path, frame, name, _FLAGS, 0.0)
+    def number(self, name: str) -> Array:
+        return numbers(self.frame, name, self.path)
 
-    def whole(name: str) -> Array:
-        values = n(name)
+    def count(self, name: str) -> Array:
+        values = self.number(name)
         right = (values >= 1) & (values == np.floor(values))
-        check(frame, name, right, "a whole number from 1 on", path)
+        check(self.frame, name, right, "a whole number from 1 on", self.path)
         return values
 
-    sequence_parallel = (
-        _choices(path, frame, "sequence_parallel", _FLAGS, 1.0)
-        if "sequence_parallel" in frame
-        else np.ones(len(frame))
-    )
-    stages = {str(stage): float(stage) for stage in range(4)}
-    j = jobs(
+    def flag(self, name: str, default: bool = False) -> Mask:
+        return np.asarray(self.choice(name, _FLAGS, float(default)) == 1)
+
+    def choice(self, name: str, accepted: Mapping[str, float], default: float = 0.0) -> Array:
+        """The number of each word; the default for a blank."""
+        plain = self.frame[name].str.strip().str.lower().str.removesuffix(".0")
+        right = plain.isin([*accepted, "", "nan", "n/a"])
+        check(self.frame, name, right, ", ".join(accepted), self.path)
+        return np.array([accepted.get(value, default) for value in plain])
+
+    def framework(self) -> Keys:
+        """Names of framework records; nanotron where nothing is said."""
+        if "framework" not in self.frame:
+            return np.full(len(self.frame), "nanotron")
+        words = self.frame["framework"].str.strip().str.lower()
+        names = [re.sub(r"[\s_]+", "-", word) or "nanotron" for word in words]
+        known = [name in FRAMEWORKS for name in names]
+        check(self.frame, "framework", known, ", ".join(FRAMEWORKS), self.path)
+        return np.array(names, dtype=str)
+
+
+def _jobs(columns: _Columns) -> Jobs:
+    """What was run; sequence parallelism with tensor parallelism unless the table says no."""
+    frame = columns.frame
+    sequence_parallel: Mask = np.ones(len(frame), dtype=bool)
+    if "sequence_parallel" in frame:
+        sequence_parallel = columns.flag("sequence_parallel", default=True)
+    recompute = columns.choice("recompute", _RECOMPUTE) if "recompute" in frame else 0.0
+    return jobs(
         {
-            "num_layers": whole("layers"),
-            "hidden_size": whole("hidden"),
-            "num_heads": whole("heads"),
-            "kv_heads": whole("kv_heads"),
-            "ffn_size": whole("ffn"),
-            "gated": flag("gated") == 1,
-            "vocab_size": whole("vocab"),
-            "seq_length": whole("seq"),
-            "tied_embeddings": flag("tied_emb") == 1,
-            "tp": whole("tp"),
-            "pp": whole("pp"),
-            "dp": whole("dp"),
-            "mbs": whole("mbs"),
-            "gas": whole("gas"),
-            "zero_stage": _choices(path, frame, "zero_stage", stages, 0.0),
-            "sequence_parallel": (sequence_parallel == 1) & (n("tp") > 1),
-            "recompute": _choices(path, frame, "recompute", _RECOMPUTE, 0.0)
-            if "recompute" in frame
-            else 0.0,
+            "num_layers": columns.count("layers"),
+            "hidden_size": columns.count("hidden"),
+            "num_heads": columns.count("heads"),
+            "kv_heads": columns.count("kv_heads"),
+            "ffn_size": columns.count("ffn"),
+            "gated": columns.flag("gated"),
+            "vocab_size": columns.count("vocab"),
+            "seq_length": columns.count("seq"),
+            "tied_embeddings": columns.flag("tied_emb"),
+            "tp": columns.count("tp"),
+            "pp": columns.count("pp"),
+            "dp": columns.count("dp"),
+            "mbs": columns.count("mbs"),
+            "gas": columns.count("gas"),
+            "zero_stage": columns.choice("zero_stage", _ZERO_STAGES),
+            "sequence_parallel": sequence_parallel & (columns.number("tp") > 1),
+            "recompute": recompute,
         }
     )
-    clusters, cluster = clusters_of(path, frame["gpu"], whole("n_gpu"), whole("n_nodes"))
-    failed = flag("crashed_or_oom") == 1
-    tokens_per_second = np.where(failed, np.nan, n("tok_s"))
+
+
+def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
+    """The general form of a sweep; without a ``framework`` column nanotron's habits."""
+    columns = _Columns(path, frame)
+    what = _jobs(columns)
+    num_gpus, nodes = columns.count("n_gpu"), columns.count("n_nodes")
+    clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, nodes)
+    failed = columns.flag("crashed_or_oom")
+    tokens_per_second = np.where(failed, np.nan, columns.number("tok_s"))
     check(frame, "tok_s", ~(tokens_per_second <= 0), "a number above 0 in a row that ran", path)
-    framework = _profiles(path, frame)
-    landscape = keys(frame["model"], frame["gpu"], n("n_nodes"), n("seq"), framework)
+    framework = columns.framework()
+    batch, seq_length = columns.number("gbs"), columns.number("seq")
+    landscape = keys(frame["model"], frame["gpu"], nodes, seq_length, framework)
     table = Table(
         name=path.stem,
-        jobs=j,
+        jobs=what,
         clusters=clusters,
         cluster=cluster,
         framework=framework,
-        step_time_s=n("gbs") * n("seq") / tokens_per_second,
-        peak_bytes=np.where(failed, np.nan, n("peak_mem_GB") * GIB),
+        step_time_s=batch * seq_length / tokens_per_second,
+        peak_bytes=np.where(failed, np.nan, columns.number("peak_mem_GB") * GIB),
         failed=failed,
-        model=shape_keys(j),
+        model=shape_keys(what),
         landscape=landscape,
         campaign=landscape,
-        nodes=n("n_nodes"),
+        nodes=nodes,
         memory_measure="torch",
     )
-    reasons = contradictory(table, n("gbs"), n("n_gpu"))
+    reasons = contradictory(table, batch, num_gpus)
     if "consistent" in frame:
-        reasons["the source says that its columns contradict"] = n("consistent") == 0
+        reasons["the source says that its columns contradict"] = columns.number("consistent") == 0
     return drop(table, reasons)
 
 
 _FLAGS = {"1": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "false": 0.0, "no": 0.0}
+_ZERO_STAGES = {str(stage): float(stage) for stage in range(4)}
 _RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0.0}
 
 
-def _choices(
-    path: Path, frame: pd.DataFrame, name: str, accepted: Mapping[str, float], default: float
-) -> Array:
-    plain = frame[name].str.strip().str.lower().str.removesuffix(".0")
-    check(frame, name, plain.isin([*accepted, "", "nan", "n/a"]), ", ".join(accepted), path)
-    return np.array([accepted.get(value, default) for value in plain])
+Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
+"""The columns by which a table's form is known, and what reads it."""
+FORMATS: Mapping[str, Format] = {"sweep": (SWEEP, read_sweep)}
+"""Forms of tables by name; of several that a table has, the first."""
 
 
-def _profiles(path: Path, frame: pd.DataFrame) -> Keys:
-    if "framework" not in frame:
-        return np.full(len(frame), "nanotron")
-    names = [re.sub(r"[\s_]+", "-", v.strip().lower()) or "nanotron" for v in frame["framework"]]
-    check(frame, "framework", [name in FRAMEWORKS for name in names], ", ".join(FRAMEWORKS), path)
-    return np.array(names, dtype=str)
-
-
-FORMATS: dict[str, tuple[set[str], Callable[[Path, pd.DataFrame], Table]]] = {
-    "sweep": (SWEEP, read_sweep),
-    "vtrain": ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, published.vtrain),
-    "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, published.bloom),
-    "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, published.v100),
-    "mosaic": ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, published.mosaic),
-    "weak_scaling": ({"iter_s_derived", "schedule"}, megatron.weak_scaling),
-    "zero3": ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
-    "korthikanti": ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
-    "torchtitan": ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
-    "bridge": ({"container", "tokens_per_s_gpu", "cp", "fsdp", "layers"}, megatron.bridge),
-}
-
-
-def read(path: Path) -> Table | None:
+def read(path: Path, formats: Mapping[str, Format] = FORMATS) -> Table | None:
     """The table in a file, or None where its columns are of no known form.
+
+    Args:
+        path: of a CSV file.
+        formats: that are known.
 
     Raises:
         TableError: if the form is known and a value is not.
     """
     frame = frame_of(path)
-    for kind, (needed, reader) in FORMATS.items():
+    for form, (needed, reader) in formats.items():
         if needed <= set(frame.columns):
-            return replace(_read(reader, path, frame), kind=kind)
+            return replace(_read(reader, path, frame), form=form)
     return None
 
 
@@ -174,15 +176,17 @@ def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.D
         raise TableError(f"{path}: {error}") from error
 
 
-def read_by(path: Path, columns: Sequence[str]) -> list[Table]:
+def read_by(
+    path: Path, columns: Sequence[str], formats: Mapping[str, Format] = FORMATS
+) -> list[Table]:
     """Like :func:`read`, with the rows of equal values in ``columns`` as a table and landscape."""
     frame = frame_of(path)
     tables = []
-    for kind, (needed, reader) in FORMATS.items():
+    for form, (needed, reader) in formats.items():
         if needed <= set(frame.columns):
             for values, part in frame.groupby([frame[name] for name in columns], sort=True):
                 table = _read(reader, path, part)
                 key = " ".join(map(str, values))
-                tables.append(replace(table, kind=kind, landscape=np.full(len(table), key)))
+                tables.append(replace(table, form=form, landscape=np.full(len(table), key)))
             break
     return tables

@@ -17,7 +17,6 @@ from analysis.sweeps.gpus import UnknownGpuError, cluster_of
 from search_spaces.cluster import Cluster
 
 Keys = NDArray[np.str_]
-GIB = 2**30
 
 
 class TableError(ValueError):
@@ -30,11 +29,11 @@ class Table:
 
     Attributes:
         name: of the file, without its ending.
-        kind: which form its columns have.
+        form: which one its columns have.
         jobs: what was run.
-        machines: facts of the clusters, by key.
-        machine: key of each row's cluster.
-        profile: name of each row's framework habits.
+        clusters: their facts, by key.
+        cluster: key of each row's cluster.
+        framework: name of each row's framework.
         step_time_s: nan where the run failed or its time is not known.
         peak_bytes: of the fullest GPU; nan where not known.
         failed: the run did not train, for whatever reason.
@@ -62,7 +61,7 @@ class Table:
     campaign: Keys
     nodes: Array
     memory_measure: str = ""
-    kind: str = ""
+    form: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.read import TableError, missing, read
-from analysis.sweeps.record import Table, frame_of
+from analysis.sweeps.read import missing
+from analysis.sweeps.record import Table, TableError, frame_of
+from benchmarks.published.read import read
 
 from . import goals, report
 from .evaluate import (

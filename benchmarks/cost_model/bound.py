@@ -17,8 +17,8 @@ import numpy as np
 
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
-from analysis.sweeps.read import read
 from analysis.sweeps.record import Table
+from benchmarks.published.read import read
 from search_spaces.frameworks import framework_named
 
 from .fit import measurements_of

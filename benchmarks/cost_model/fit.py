@@ -21,8 +21,8 @@ import yaml
 from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import Jobs
 from analysis.cost.model import CostModel, Measurements
-from analysis.sweeps.read import read
 from analysis.sweeps.record import Table
+from benchmarks.published.read import read
 from search_spaces.frameworks import FRAMEWORKS, Framework
 
 from .transfer import of_framework, of_gpus, parts_of

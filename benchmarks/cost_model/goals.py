@@ -69,12 +69,12 @@ class Goal:
 
 
 def _kind(kind: str) -> Callable[[Table], bool]:
-    return lambda table: table.kind == kind
+    return lambda table: table.form == kind
 
 
 def _vtrain(several_nodes: bool) -> Callable[[Table], bool]:
     return lambda table: (
-        table.kind == "vtrain" and len(table) > 0 and (table.nodes.max() > 1) == several_nodes
+        table.form == "vtrain" and len(table) > 0 and (table.nodes.max() > 1) == several_nodes
     )
 
 

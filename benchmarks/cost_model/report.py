@@ -160,7 +160,7 @@ def as_json(table: Table, results: Sequence[Result]) -> dict[str, Any]:
     """Of one table, all figures; what does not exist is null."""
     return {
         "table": table.name,
-        "kind": table.kind,
+        "kind": table.form,
         "rows": len(table),
         "left_out": dict(table.left_out),
         "results": [_plain(asdict(result)) for result in results],

@@ -10,7 +10,8 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.gpus import shipped
-from analysis.sweeps.record import GIB, Table, clusters_of, contradictory, drop, keys, numbers
+from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, numbers
+from analysis.units import GIB
 from benchmarks.published.single import gpt, gpt_flops, table
 
 

@@ -11,7 +11,6 @@ import pandas as pd
 from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask, jobs
 from analysis.sweeps.gpus import cluster_of, shipped, with_network
 from analysis.sweeps.record import (
-    GIB,
     Keys,
     Table,
     clusters_of,
@@ -21,6 +20,7 @@ from analysis.sweeps.record import (
     numbers,
     shape_keys,
 )
+from analysis.units import GIB
 from search_spaces.cluster import Cluster
 
 

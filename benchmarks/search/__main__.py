@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.sweeps.read import read
 from benchmarks.cost_model.report import machine
+from benchmarks.published.read import read
 from benchmarks.search.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
 from benchmarks.search.unrecorded import TOLD, at_scale, simulated
 from benchmarks.search.wrong_models import inverted, shuffled
@@ -140,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
     for table in tables:
-        if table.kind not in REPLAYED:
+        if table.form not in REPLAYED:
             continue
         recorded, models = list(landscapes(table)), LeftOut(table)
         if arguments.quick:

@@ -22,11 +22,12 @@ from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.sweeps.read import read, read_by
+from analysis.sweeps.read import read_by
 from benchmarks.cost_model.report import machine
+from benchmarks.published.read import FORMATS, read
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
-from workflows.optimizer.scalarization import points
+from workflows.optimizer.scalarization import merits
 from workflows.replay.landscapes import Answer, Landscape, landscapes
 from workflows.replay.play import policy_for
 
@@ -65,20 +66,20 @@ class Sought:
     def reached(self, configs: Sequence[Mapping[str, Any]]) -> Array:
         """Points of those that ran, shape (n, 2); more is better."""
         rows = [[*f.values()] for config in configs if (f := self.figures(config))]
-        return points(self.landscape.space.objectives, np.array(rows).reshape(-1, 2))
+        return merits(self.landscape.space.objectives, np.array(rows).reshape(-1, 2))
 
 
 def sought(truth: Path) -> Iterator[Sought]:
     """Landscapes of all sweeps with memory and several numbers of nodes."""
     for path in sorted(truth.glob("*.csv")):
         table = read(path)
-        if table is None or table.kind not in REPLAYED or not np.isfinite(table.peak_bytes).any():
+        if table is None or table.form not in REPLAYED or not np.isfinite(table.peak_bytes).any():
             continue
         models = LeftOut(table)
         for landscape in [*landscapes(table)][::EVERY]:
             yield _of_two(landscape, MEMORY, models)
         if len(np.unique(table.nodes)) > 1:
-            for whole in read_by(path, ("model",)):
+            for whole in read_by(path, ("model",), FORMATS):
                 yield from (_of_two(landscape, NODES, models) for landscape in landscapes(whole))
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from analysis.run.fold import Run
-from analysis.sweeps.read import read
 from benchmarks.cost_model.report import machine
+from benchmarks.published.read import read
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import SearchSpace
 from workflows.replay.landscapes import Landscape, landscapes
@@ -194,7 +194,7 @@ def sweeps(truth: Path) -> Iterator[Known]:
     """The largest landscape of each model, machine and number of nodes, of all sweeps."""
     for path in sorted(truth.glob("*.csv")):
         table = read(path)
-        if table is None or table.kind not in REPLAYED:
+        if table is None or table.form not in REPLAYED:
             continue
         models, largest = LeftOut(table), dict[tuple[str, str, int], Known]()
         for landscape in landscapes(table):

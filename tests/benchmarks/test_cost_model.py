@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from analysis.cost.jobs import FULL, SELECTIVE, Jobs, jobs
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of
-from analysis.sweeps.read import TableError, read
-from analysis.sweeps.record import Table
+from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
 from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted
 from benchmarks.cost_model.statements import read_statements
+from benchmarks.published.read import read
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 
@@ -73,7 +73,7 @@ def read_sweep(path: Path, rows: Sequence[str]) -> Table:
 
 def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
     table = read_sweep(tmp_path, [row(), failed_row(mbs=2, gas=2)])
-    assert table.kind == "sweep" and list(table.framework) == ["nanotron"] * 2
+    assert table.form == "sweep" and list(table.framework) == ["nanotron"] * 2
     assert table.step_time_s[0] == pytest.approx(32 * 4096 / 1000)
     assert table.peak_bytes[0] == 10 * 2**30
     assert np.isnan(table.step_time_s[1]) and list(table.failed) == [False, True]
@@ -330,7 +330,7 @@ def test_the_command_prints_every_fold_and_writes_all_figures(
 def test_published_tables_have_the_rows_that_their_sources_have() -> None:
     tables = {path.stem: read(path) for path in sorted(TRUTH.glob("*.csv"))}
     counts = {
-        name: (t.kind, len(t), len(t) + sum(t.left_out.values()), int(t.failed.sum()))
+        name: (t.form, len(t), len(t) + sum(t.left_out.values()), int(t.failed.sum()))
         for name, t in tables.items()
         if t is not None
     }
@@ -373,7 +373,7 @@ def ten_of_ten() -> dict[str, dict[str, float]]:
     tables = [t for t in map(read, sorted(TRUTH.glob("*.csv"))) if t is not None]
     found = {}
     for table in tables:
-        if table.kind in ("vtrain", "sweep"):
+        if table.form in ("vtrain", "sweep"):
             result = evaluate(table, tables, Meshtune(), LEFT_OUT)
             assert result is not None
             ranked = result.pooled.rankings

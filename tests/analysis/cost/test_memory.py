@@ -13,7 +13,7 @@ import pytest
 from analysis.cost.activations import end_stages, layer_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported, state_bytes
-from analysis.sweeps.read import read
+from benchmarks.published.read import read
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
 from trainer.placement import PRESETS, Placement, Topology, Wishes, place

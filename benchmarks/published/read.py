@@ -1,0 +1,28 @@
+"""Measured tables of every known form: sweeps, and those of single publications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from analysis.sweeps import read as sweeps
+from analysis.sweeps.record import Table
+from benchmarks.published import megatron, single
+
+FORMATS: Mapping[str, sweeps.Format] = {
+    **sweeps.FORMATS,
+    "vtrain": ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, single.vtrain),
+    "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, single.bloom),
+    "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, single.v100),
+    "mosaic": ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, single.mosaic),
+    "weak_scaling": ({"iter_s_derived", "schedule"}, megatron.weak_scaling),
+    "zero3": ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
+    "korthikanti": ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
+    "torchtitan": ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
+    "bridge": ({"container", "tokens_per_s_gpu", "cp", "fsdp", "layers"}, megatron.bridge),
+}
+
+
+def read(path: Path) -> Table | None:
+    """The table in a file; see :func:`analysis.sweeps.read.read`."""
+    return sweeps.read(path, FORMATS)
