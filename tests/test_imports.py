@@ -181,6 +181,18 @@ def test_importing_a_ground_package_loads_neither_torch_nor_deephyper(package: s
     assert done.stdout.split() == []
 
 
+def test_modules_that_call_themselves_torch_free_load_no_torch() -> None:
+    free = [
+        name
+        for name, file in modules().items()
+        if "orch-free" in (ast.get_docstring(ast.parse(file.read_text())) or "")
+    ]
+    assert {"trainer.config", "trainer.placement", "trainer.zero.traffic"} <= set(free)
+    code = f"import sys, {', '.join(free)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 @pytest.mark.parametrize(
     ("edges", "expected"),
     [

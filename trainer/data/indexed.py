@@ -42,8 +42,6 @@ class Index:
     """What ``PREFIX.idx`` says about ``PREFIX.bin``."""
 
     dtype: np.dtype
-    num_sequences: int
-    num_documents: int
     num_tokens: int
 
 
@@ -77,9 +75,7 @@ def read_index(prefix: str | Path) -> Index:
             f"{data}: {bin_bytes} bytes, but {idx.name} describes {expected_bytes}: truncated, or "
             f"of another dataset; {remedy}"
         )
-    return Index(
-        DTYPES[code], num_sequences, max(0, num_boundaries - 1), bin_bytes // DTYPES[code].itemsize
-    )
+    return Index(DTYPES[code], bin_bytes // DTYPES[code].itemsize)
 
 
 def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:

@@ -18,10 +18,9 @@ import numpy as np
 from trainer.config import ConfigError
 from trainer.data.indexed import HEADER, MAGIC, UINT16, VERSION
 
-BYTE_VOCAB_SIZE = 257
-"""Ids of the byte-level tokenizer: the 256 bytes, then the end of a document."""
-
 END_OF_DOCUMENT = 256
+"""Of the byte-level tokenizer, whose other ids are the 256 bytes."""
+
 _CHUNK_BYTES = 1 << 20
 _MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bits
 
