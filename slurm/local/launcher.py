@@ -26,7 +26,7 @@ from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
 # out-of-memory by themselves, and write its result; a shorter time would cut them off.
-_FAILURE_GRACE_S = 12.0
+FAILURE_GRACE_S = 12.0
 _GONE_S = 30.0  # SIGKILL works at once, unless a process is stuck in the kernel
 
 # Read by torch or the interpreter when they start: a forked rank would have missed them.
@@ -41,6 +41,7 @@ class LocalLauncher(Launcher):
         num_nodes: how many trials can run at once, at most. GPUs are dealt out evenly to the
             nodes; a node's ranks see its share, CPU cores and memory are shared by all.
         preload: module whose imports are done once; ``module_argv`` of it then starts fast.
+        failure_grace_s: how long the other ranks of a trial may go on after one has failed.
 
     Raises:
         LauncherError: if this is not Linux, or there are no nodes.
@@ -48,7 +49,12 @@ class LocalLauncher(Launcher):
 
     name = "local"
 
-    def __init__(self, num_nodes: int = 1, preload: str = "trainer") -> None:
+    def __init__(
+        self,
+        num_nodes: int = 1,
+        preload: str = "trainer",
+        failure_grace_s: float = FAILURE_GRACE_S,
+    ) -> None:
         if not sys.platform.startswith("linux"):
             raise LauncherError(
                 "the local launcher needs Linux, whose kernel can end all of a trial"
@@ -61,6 +67,7 @@ class LocalLauncher(Launcher):
         share = len(gpus) // num_nodes
         self._gpus = {node: gpus[i * share : (i + 1) * share] for i, node in enumerate(self._nodes)}
         self._server = ForkServer(preload)
+        self._failure_grace_s = failure_grace_s
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> LocalLauncher:
@@ -137,7 +144,7 @@ class LocalLauncher(Launcher):
             rank_env=self._rank_env(spec, lease),
             memory_bytes=spec.memory_bytes_per_rank,
             module=None if arguments is None else self._server.preload,
-            failure_grace_s=_FAILURE_GRACE_S,
+            failure_grace_s=self._failure_grace_s,
         )
 
     def _env(self, spec: TrialSpec) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The srun line. After a change that is meant, refresh the golden files and read the difference:
 
-MESHTUNE_REFRESH_GOLDEN=1 .venv/bin/pytest tests/slurm/test_command.py; git diff tests/slurm/golden
+MESHTUNE_REFRESH_GOLDEN=1 .venv/bin/pytest tests/slurm/srun/test_command.py; git diff tests
 """
 
 from __future__ import annotations

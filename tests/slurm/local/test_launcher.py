@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +153,9 @@ def test_a_rank_that_ignores_the_polite_signal_is_killed(
     assert log(spec, "stderr.log").count("was ended by signal 9") == 2
 
 
-def test_a_crash_of_one_rank_ends_the_others(
-    launcher: LocalLauncher, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("slurm.local.launcher._FAILURE_GRACE_S", 0.3)
-    outcome = run(launcher, make("sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'))
+def test_a_crash_names_the_rank_that_failed_first(make: Any) -> None:
+    with closing(LocalLauncher(failure_grace_s=0.3)) as launcher:
+        outcome = run(launcher, make("sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'))
     assert outcome.kind is Kind.CRASH
     assert outcome.exit_code == 3
     assert "rank 1 on local0 exited with code 3" in outcome.stderr_tail
@@ -253,7 +252,7 @@ local.run(spec, Lease(name, ("local0",)), threading.Event())
 
 def start_driver(spec: TrialSpec, preload: str = "trainer") -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-c", DRIVER, spec.name, str(spec.directory), preload]
-    return subprocess.Popen([*argv, *spec.argv], cwd=Path(__file__).parents[2])
+    return subprocess.Popen([*argv, *spec.argv], cwd=Path(__file__).parents[3])
 
 
 def test_a_killed_driver_leaves_no_process(make: Any) -> None:
@@ -277,7 +276,7 @@ def test_settle_ends_what_was_left_and_nothing_else(launcher: LocalLauncher, mak
         assert marked(spec.name)
         # As if the kernel had killed them: now nobody is left to end the ranks' children.
         helpers = processes.descendants(driver.pid) - marked(spec.name)
-        processes.send(helpers | {driver.pid}, signal.SIGKILL)
+        processes.send([*helpers, driver.pid], signal.SIGKILL)
     finally:
         driver.kill()
         driver.wait()
@@ -394,7 +393,9 @@ def test_settle_finds_forked_ranks(quick: LocalLauncher, make: Any, module: Any)
     driver = start_driver(spec, "quick")
     wait_for(lambda: log(spec).count("\n") == 4, "both ranks and their children run")
     ranks = {int(line.split()[1]) for line in log(spec).splitlines()}
-    processes.send(processes.descendants(driver.pid) - ranks | {driver.pid}, signal.SIGKILL)
+    # The driver last: its shepherd would end all of them when it is gone.
+    helpers = processes.descendants(driver.pid) - ranks
+    processes.send([*helpers, driver.pid], signal.SIGKILL)
     driver.wait()
     wait_for(lambda: sum(map(processes.is_running, ranks)) == 2, "the ranks died")
     quick.settle([spec.name])

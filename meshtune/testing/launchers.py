@@ -1,0 +1,170 @@
+"""What every launcher has to keep to, as tests.
+
+A launcher's author subclasses one of the two suites in a test module and says how to make one::
+
+    from meshtune.testing.process_launchers import ProcessLauncherContract
+
+
+    class TestKube(ProcessLauncherContract):
+        @pytest.fixture
+        def launcher(self):
+            with closing(KubeLauncher(nodes=2)) as launcher:
+                yield launcher
+
+        def code(self, launcher):
+            return "from acme.kube import KubeLauncher; launcher = KubeLauncher(nodes=2)"
+
+:class:`LauncherContract`, here, holds for all, also for one that only simulates its trials;
+:class:`ProcessLauncherContract` for those that start real processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm.launcher import Launcher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import StopRule
+from slurm.trial import Lease, Outcome, TrialSpec
+
+DEADLINE_S = 120.0  # for anything that is waited for; far more than it takes
+TRIAL_TIMEOUT_S = 600.0  # of trials that are ended otherwise
+MakeTrial = Callable[..., TrialSpec]
+
+# Every rank's first words: which process it is, in a file that is whole as soon as it is there.
+_HELLO = """
+import json, os, signal, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+def write(name, text):
+    Path("." + name).write_text(text)
+    Path("." + name).rename(name)
+write("pid" + rank, str(os.getpid()))
+"""
+SLEEP = "\ntime.sleep(600)\n"
+
+
+class Running:
+    """A trial that a launcher is running in a thread of its own, as the driver does it."""
+
+    def __init__(
+        self, launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
+    ) -> None:
+        self.stop = threading.Event()
+        self._launcher = launcher
+        self._inbox: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
+        self._start = (spec, lease, stop_rule)
+
+    def start(self) -> Running:
+        threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def outcome(self) -> Outcome:
+        """How it ended; waits for that, in the launcher's own time."""
+        ended = self._launcher.clock.receive(self._inbox, DEADLINE_S, 1)
+        assert ended is not None, f"run() did not return within {DEADLINE_S:g} s"
+        if isinstance(ended, BaseException):
+            raise ended
+        return ended
+
+    def _run(self) -> None:
+        spec, lease, stop_rule = self._start
+        try:
+            self._inbox.put(self._launcher.run(spec, lease, self.stop, stop_rule))
+        except BaseException as error:
+            self._inbox.put(error)
+
+
+class LauncherContract:
+    """Holds for every launcher."""
+
+    @pytest.fixture
+    def launcher(self) -> Launcher | Iterator[Launcher]:
+        """The launcher, with at least one node that nobody else uses; closed afterwards."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture `launcher`")
+
+    @pytest.fixture
+    def shared_folder(self, tmp_path: Path) -> Path:
+        """A folder that this process and all nodes see under the same name."""
+        return tmp_path
+
+    @pytest.fixture
+    def trial(self, launcher: Launcher, shared_folder: Path) -> Iterator[MakeTrial]:
+        """Makes trials of Python code; what a failed test left of them is ended afterwards."""
+        made: list[str] = []
+        numbers = itertools.count(1)
+
+        def make(*code: str, **changes: Any) -> TrialSpec:
+            number = next(numbers)
+            directory = shared_folder / f"trial{number}"
+            directory.mkdir()
+            fields: dict[str, Any] = {
+                "name": f"{shared_folder.name}-{os.getpid()}-{number}",
+                "directory": directory,
+                "argv": (sys.executable, "-c", "".join([_HELLO, *map(textwrap.dedent, code)])),
+                "num_nodes": 1,
+                "ranks_per_node": 2,
+                "timeout_s": TRIAL_TIMEOUT_S,
+                "grace_s": 2.0,
+            }
+            spec = TrialSpec(**{**fields, **changes})
+            made.append(spec.name)
+            return spec
+
+        yield make
+        launcher.settle(made)
+
+    def start(
+        self,
+        launcher: Launcher,
+        spec: TrialSpec,
+        stop_rule: StopRule | None = None,
+        first_node: int = 0,
+    ) -> Running:
+        """Run a trial in a thread, on nodes from ``first_node`` on."""
+        nodes = tuple(launcher.nodes()[first_node : first_node + spec.num_nodes])
+        return Running(launcher, spec, Lease(spec.name, nodes), stop_rule).start()
+
+    def test_its_nodes_are_a_list_without_repeats_that_stays(self, launcher: Launcher) -> None:
+        nodes = list(launcher.nodes())
+        assert nodes
+        assert len(set(nodes)) == len(nodes)
+        assert list(launcher.nodes()) == nodes
+        assert launcher.down_nodes() <= set(nodes)
+
+    def test_it_has_a_name_and_runs_at_least_one_trial_at_once(self, launcher: Launcher) -> None:
+        assert launcher.name
+        assert launcher.max_concurrent >= 1
+
+    def test_a_command_can_be_asked_for_and_nothing_happens(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial()
+        lease = Lease(spec.name, tuple(launcher.nodes()[:1]))
+        command = launcher.command(spec, lease)
+        assert command
+        assert all(isinstance(word, str) for word in command)
+        assert launcher.command(spec, lease) == command
+        assert not list(spec.directory.iterdir())
+
+    def test_a_trial_that_is_stopped_before_it_starts_is_cancelled(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial(SLEEP, grace_s=0.0)
+        running = Running(launcher, spec, Lease(spec.name, tuple(launcher.nodes()[:1])))
+        running.stop.set()
+        assert running.start().outcome().kind is Kind.CANCELLED
+
+    def test_settling_what_never_ran_returns(self, launcher: Launcher) -> None:
+        launcher.settle([])
+        launcher.settle(["never-started"])

@@ -1,0 +1,286 @@
+"""What every launcher of real processes has to keep to, as tests; see :mod:`.launchers`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from meshtune.testing.launchers import DEADLINE_S, SLEEP, LauncherContract, MakeTrial
+from slurm import processes
+from slurm.launcher import Launcher
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import EarlyStop, StepReport
+from slurm.trial import TrialSpec
+
+_OK = """
+if rank == "0":
+    write("result.json", '{"status": "ok", "speed": 7.0}')
+"""
+_DRIVER = """
+import sys, threading
+from pathlib import Path
+from slurm.trial import Lease, TrialSpec
+{code}
+name, directory, node, *argv = sys.argv[1:]
+spec = TrialSpec(name, Path(directory), tuple(argv), 1, 2, 600.0)
+launcher.run(spec, Lease(name, (node,)), threading.Event())
+"""
+
+
+class ProcessLauncherContract(LauncherContract):
+    """Holds for every launcher that starts real processes."""
+
+    missing_program = Kind.LAUNCH_FAILURE
+    """How a trial ends whose program is found on no node; CRASH where nobody can tell."""
+
+    def code(self, launcher: Launcher) -> str:
+        """Python statements that make an equal ``launcher`` in another process."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method `code`")
+
+    def alive(self, spec: TrialSpec) -> Collection[int]:
+        """Ids of the trial's processes that still run; override it where ranks are elsewhere."""
+        return [pid for pid in self.pids(spec) if processes.is_running(pid)]
+
+    def pids(self, spec: TrialSpec) -> list[int]:
+        """Ids of all processes that the trial's ranks have told of."""
+        return [int(path.read_text()) for path in spec.directory.glob("pid*")]
+
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+            time.sleep(0.05)
+
+    def wait_for_ranks(self, spec: TrialSpec, count: int | None = None) -> None:
+        wanted = count or spec.world_size
+        self.wait_for(lambda: len(self.pids(spec)) >= wanted, f"{wanted} processes run")
+
+    def assert_gone(self, spec: TrialSpec) -> None:
+        assert self.pids(spec), "it had never started"
+        assert not self.alive(spec)
+
+    # ---- a trial that goes well ----
+
+    def test_a_trial_that_ends_well_is_ok_and_has_its_result(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial(_OK)
+        outcome = self.start(launcher, spec).outcome()
+        assert outcome.kind is Kind.OK, outcome
+        assert outcome.result == {"status": "ok", "speed": 7.0}
+        assert (outcome.lost_nodes, outcome.suspect_nodes) == ((), ())
+        assert outcome.elapsed_s > 0
+        self.assert_gone(spec)
+
+    def test_a_result_is_also_found_in_what_a_rank_prints(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial("if rank == '1': print('MESHTUNE_RESULT {\"speed\": 3.5}')")
+        outcome = self.start(launcher, spec).outcome()
+        assert (outcome.kind, outcome.result) == (Kind.OK, {"speed": 3.5}), outcome
+
+    def test_a_result_that_was_there_before_does_not_count(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial()
+        (spec.directory / "result.json").write_text('{"status": "ok"}')
+        assert self.start(launcher, spec).outcome().kind is Kind.CRASH
+
+    def test_every_rank_knows_its_place(self, launcher: Launcher, trial: MakeTrial) -> None:
+        num_nodes = min(2, len(launcher.nodes()))
+        code = """
+            seen = {**os.environ, "directory": os.getcwd(), "arguments": sys.argv[1:]}
+            write("env" + rank, json.dumps(seen))
+            """
+        spec = trial(code, _OK, num_nodes=num_nodes, env={"COLOUR": "dark red"})
+        assert self.start(launcher, spec).outcome().kind is Kind.OK
+        envs = [json.loads((spec.directory / f"env{i}").read_text()) for i in range(2 * num_nodes)]
+        assert [env["LOCAL_RANK"] for env in envs] == ["0", "1"] * num_nodes
+        for name, value in [("WORLD_SIZE", str(2 * num_nodes)), ("LOCAL_WORLD_SIZE", "2")]:
+            assert {env[name] for env in envs} == {value}
+        assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in envs}) == 1
+        assert {env["COLOUR"] for env in envs} == {"dark red"}
+        assert {os.path.realpath(env["directory"]) for env in envs} == {
+            os.path.realpath(spec.directory)
+        }
+
+    def test_its_folder_has_the_logs_and_the_command(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial("print('out', rank); print('err', rank, file=sys.stderr)", _OK)
+        assert self.start(launcher, spec).outcome().kind is Kind.OK
+        out = (spec.directory / "stdout.log").read_text().splitlines()
+        err = (spec.directory / "stderr.log").read_text().splitlines()
+        assert {"out 0", "out 1"} <= set(out)
+        assert {"err 0", "err 1"} <= set(err)
+        assert (spec.directory / "command.txt").read_text().strip()
+
+    def test_two_trials_run_at_once_on_nodes_of_their_own(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        """Each waits for the other, so that one after the other would never end."""
+        if min(len(launcher.nodes()), launcher.max_concurrent) < 2:
+            pytest.skip("it has one node, or runs one trial at once")
+        wait = """
+            while not Path("../trial{other}/pid0").exists():
+                time.sleep(0.05)
+            """
+        specs = [trial(wait.format(other=other), _OK) for other in (2, 1)]
+        running = [self.start(launcher, s, first_node=i) for i, s in enumerate(specs)]
+        assert [r.outcome().kind for r in running] == [Kind.OK, Kind.OK]
+
+    # ---- a trial that fails ----
+
+    def test_a_rank_that_fails_is_a_crash_and_ends_the_others(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = """
+            if rank == "1":
+                while not Path("pid0").exists():
+                    time.sleep(0.05)
+                sys.exit(3)
+            """
+        spec = trial(code, SLEEP)
+        outcome = self.start(launcher, spec).outcome()
+        assert outcome.kind is Kind.CRASH
+        assert "exit code 3" in outcome.message
+        assert outcome.exit_code != 0
+        assert outcome.lost_nodes == ()
+        self.assert_gone(spec)
+
+    def test_an_exception_is_in_the_message_of_the_crash(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        spec = trial("raise RuntimeError('boom')")
+        outcome = self.start(launcher, spec).outcome()
+        assert outcome.kind is Kind.CRASH
+        assert "RuntimeError: boom" in outcome.message
+        assert "RuntimeError: boom" in outcome.stderr_tail
+
+    def test_what_the_trainer_says_of_its_failure_decides(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = """
+            if rank == "0":
+                write("result.json", '{"status": "oom", "where": "forward", "message": "full"}')
+                sys.exit(1)
+            """
+        outcome = self.start(launcher, trial(code)).outcome()
+        assert (outcome.kind, outcome.message) == (Kind.OOM, "forward: full")
+
+    def test_a_device_out_of_memory_is_seen_in_the_log(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = "sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB')"
+        assert self.start(launcher, trial(code)).outcome().kind is Kind.OOM
+
+    def test_a_program_that_is_nowhere_ends_as_documented(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        outcome = self.start(launcher, trial(argv=("/no/such/trainer",))).outcome()
+        assert outcome.kind is self.missing_program, outcome
+        assert "/no/such/trainer" in outcome.message + outcome.stderr_tail
+        assert outcome.suspect_nodes == ()
+
+    # ---- a trial that is ended ----
+
+    def test_a_trial_that_takes_too_long_times_out_and_may_clean_up(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = """
+            def leave(*_):
+                write("bye" + rank, "")
+                os._exit(0)
+            signal.signal(signal.SIGTERM, leave)
+            """
+        spec = trial(code, SLEEP, timeout_s=5.0, grace_s=30.0)
+        outcome = self.start(launcher, spec).outcome()
+        assert outcome.kind is Kind.TIMEOUT
+        assert len(list(spec.directory.glob("bye*"))) == 2
+        self.assert_gone(spec)
+
+    def test_silence_is_a_hang_and_ends_even_ranks_that_ignore_the_polite_signal(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        spec = trial(code, SLEEP, no_progress_timeout_s=5.0, grace_s=0.5)
+        outcome = self.start(launcher, spec).outcome()
+        assert outcome.kind is Kind.TIMEOUT
+        assert "a hang" in outcome.message
+        assert outcome.lost_nodes == ()
+        self.assert_gone(spec)
+
+    def test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        """Neither its ranks, nor a daemon of theirs: in a session of its own and deaf."""
+        code = """
+            if os.fork() == 0:
+                os.setsid()
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                write("pid-daemon" + rank, str(os.getpid()))
+            """
+        spec = trial(code, SLEEP)
+        running = self.start(launcher, spec)
+        self.wait_for_ranks(spec, count=4)
+        running.stop.set()
+        outcome = running.outcome()
+        assert outcome.kind is Kind.CANCELLED
+        assert outcome.lost_nodes == ()
+        self.assert_gone(spec)
+
+    def test_a_stop_rule_is_asked_after_each_step_and_ends_the_trial_early(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        code = """
+            for step in (1, 2, 3):
+                if rank == "0":
+                    print("MESHTUNE_STEP", json.dumps({"step": step, "speed": 2.0}), flush=True)
+            """
+        early = EarlyStop("too slow", {"status": "ok", "speed": 2.0}, saved_s=12.0)
+
+        def slow(steps: Sequence[StepReport]) -> EarlyStop | None:
+            return early if [step["step"] for step in steps] == [1, 2, 3] else None
+
+        spec = trial(code, SLEEP)
+        outcome = self.start(launcher, spec, slow).outcome()
+        assert (outcome.kind, outcome.stopped_early) == (Kind.OK, True), outcome
+        assert (outcome.result, outcome.saved_s) == (early.result, 12.0)
+        assert outcome.message == "too slow"
+        self.assert_gone(spec)
+
+    def test_what_a_killed_driver_left_is_settled_and_nothing_else_is_touched(
+        self, launcher: Launcher, trial: MakeTrial
+    ) -> None:
+        specs = trial(SLEEP), trial(SLEEP)
+        nodes = itertools.cycle(launcher.nodes())
+        drivers = [self._driver(launcher, s, n) for s, n in zip(specs, nodes, strict=False)]
+        try:
+            for spec in specs:
+                self.wait_for_ranks(spec)
+            drivers[0].kill()
+            drivers[0].wait()
+            launcher.settle([specs[0].name, "never-started"])
+            self.assert_gone(specs[0])
+            assert len(self.alive(specs[1])) == 2
+        finally:
+            for driver in drivers:
+                driver.kill()
+                driver.wait()
+        launcher.settle([specs[1].name])
+        self.assert_gone(specs[1])
+
+    def _driver(self, launcher: Launcher, spec: TrialSpec, node: str) -> subprocess.Popen[bytes]:
+        """Another process that runs the trial with an equal launcher."""
+        code = _DRIVER.format(code=self.code(launcher))
+        argv = [sys.executable, "-c", code, spec.name, str(spec.directory), node, *spec.argv]
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        return subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": path})

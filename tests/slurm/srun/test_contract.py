@@ -1,0 +1,30 @@
+"""The srun launcher, on a real Slurm, keeps to what every launcher does."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshtune.testing.process_launchers import ProcessLauncherContract
+from slurm.launcher import Launcher
+from slurm.srun.launcher import SrunLauncher
+from slurm.trial import TrialSpec
+
+
+@pytest.mark.slurm
+class TestSrunLauncher(ProcessLauncherContract):
+    @pytest.fixture
+    def launcher(self, srun: SrunLauncher) -> Launcher:
+        self.allocation = srun.allocation
+        return srun
+
+    def code(self, launcher: Launcher) -> str:
+        return (
+            "from slurm.srun.allocation import Allocation\n"
+            "from slurm.srun.launcher import SrunLauncher\n"
+            "from slurm.srun.site import load_site\n"
+            f"launcher = SrunLauncher(load_site('generic'), Allocation({self.allocation.job!r}))"
+        )
+
+    def assert_gone(self, spec: TrialSpec) -> None:
+        super().assert_gone(spec)
+        assert spec.name not in {step.name for step in self.allocation.steps()}

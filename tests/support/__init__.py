@@ -1,0 +1,1 @@
+"""Fakes and helpers that several test modules share; each exists once."""
