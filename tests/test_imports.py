@@ -36,7 +36,6 @@ KNOWN = {
     ("search_spaces.points.enumeration", "search_spaces.space"),
     ("search_spaces.rules.facts", "search_spaces.points.parameters"),
     ("search_spaces.rules.placements", "search_spaces.points.parameters"),
-    ("workflows.simulation.workload", "workflows.cli.errors"),
 }
 
 

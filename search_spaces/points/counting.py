@@ -67,7 +67,7 @@ class CheckReport:
             ]
         kept = [rule.name for rule in self.rules if not rule.alone]
         if kept:
-            lines.append(f"kept by every configuration: {', '.join(kept)}")
+            lines.append(f"satisfied by all: {', '.join(kept)}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 

@@ -14,11 +14,12 @@ import pytest
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import load_space
+from slurm import registry
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
-from workflows.cli import commands, launchers
-from workflows.cli.arguments import flags_again
-from workflows.cli.main import _parser, main
+from workflows.cli import launchers
+from workflows.cli.main import main, parser
+from workflows.cli.search_arguments import resume_flags
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -185,7 +186,7 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
         made.append(Closing(options.num_nodes))
         return made[-1]
 
-    monkeypatch.setattr(commands, "make_launcher", make)
+    monkeypatch.setattr(registry, "make_launcher", make)
     monkeypatch.setattr(launchers, "make_launcher", make)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(
@@ -220,7 +221,7 @@ def test_a_run_that_another_driver_holds_keeps_its_budget(
         ["--site", "frontier", "--policy", "deephyper", "--warm-start", "runs/a", "runs/b"],
     ],
 )
-def test_the_command_that_goes_on_with_a_run_has_what_it_was_started_with(flags: list[str]) -> None:
-    started = _parser().parse_args(["search", "space", *flags])
-    again = _parser().parse_args(["search", "space", *shlex.split(flags_again(started))])
+def test_the_command_that_resumes_a_run_has_what_it_was_started_with(flags: list[str]) -> None:
+    started = parser().parse_args(["search", "space", *flags])
+    again = parser().parse_args(["search", "space", *shlex.split(resume_flags(started))])
     assert again == started

@@ -184,7 +184,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
     driver.send_signal(signal.SIGINT)
     output, _ = driver.communicate(timeout=60)
     assert driver.returncode == 130, output
-    assert "go on with: meshtune search" in output
+    assert "resume with: meshtune search" in output
     assert not living(place)
     assert read_run(place / "run").closed == "stopped by SIGINT"
     finish(place)

@@ -18,7 +18,6 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace, load_space
 from slurm.simulated.cluster import EPOCH
-from workflows.cli.errors import UsageError
 from workflows.cli.main import main
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
@@ -26,6 +25,7 @@ from workflows.search.driver import Driver
 from workflows.search.session import dry_run, run_session
 from workflows.search.stopping import DONE, Ending
 from workflows.search.trials import TrialFactory
+from workflows.simulation.options import SimulationError
 from workflows.simulation.workload import Answers, SpaceWorkload, simulated_launcher
 
 SPACE = """\
@@ -297,13 +297,13 @@ def test_another_seed_of_constants_is_another_truth_that_keeps_the_models_shape(
     ],
 )
 def test_a_wrong_option_is_named(space: SearchSpace, options: str, complaint: str) -> None:
-    with pytest.raises(UsageError, match=complaint):
+    with pytest.raises(SimulationError, match=complaint):
         simulated_launcher(space, options, answers=flops_and_bubble(space))
 
 
 def test_a_search_in_virtual_time_needs_an_end(space: SearchSpace) -> None:
     endless = replace(space, budget=space.budget.model_copy(update={"trials": None}))
-    with pytest.raises(UsageError, match="virtual time has no end"):
+    with pytest.raises(SimulationError, match="virtual time has no end"):
         simulated_launcher(endless, "", answers=flops_and_bubble(space))
     assert simulated_launcher(endless, "time=1h", answers=flops_and_bubble(space)).nodes()
 
@@ -312,7 +312,7 @@ def test_an_objective_that_is_not_simulated_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "loss.yaml"
     path.write_text(SPACE.replace("maximize: tflops_per_gpu", "minimize: loss"))
     space = load_space(path)
-    with pytest.raises(UsageError, match="does not measure 'loss', only tflops_per_gpu"):
+    with pytest.raises(SimulationError, match="does not measure 'loss', only tflops_per_gpu"):
         simulated_launcher(space, "", answers=flops_and_bubble(space))
 
 
@@ -361,11 +361,11 @@ def test_what_the_framework_refuses_is_an_invalid_trial(tmp_path: Path) -> None:
 def test_a_space_that_the_cost_model_cannot_price_is_refused(
     make_space: Callable[..., SearchSpace], tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="cannot be simulated: the space has no model"):
+    with pytest.raises(SimulationError, match="cannot be simulated: the space has no model"):
         simulated_launcher(make_space(), "")
     path = tmp_path / "linkless.yaml"
     path.write_text(SPACE.replace("  links: [{level: node, gpus: 4, gb_per_s: 100}]\n", ""))
-    with pytest.raises(UsageError, match="cannot be simulated: cluster paper states no links"):
+    with pytest.raises(SimulationError, match="cannot be simulated: cluster paper states no links"):
         simulated_launcher(load_space(path), "")
 
 

@@ -1,97 +1,89 @@
-"""What the arguments of a search come to: its space, its folder, what it starts from."""
+"""Options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Sequence
-from dataclasses import replace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
-from typing import TYPE_CHECKING
+from typing import Any
 
-from analysis.run.fold import read_run
-from analysis.run.folder import RunFolder
-from search_spaces import SearchSpace, load_space
-from workflows.cli.errors import UsageError
-
-if TYPE_CHECKING:
-    from analysis.prediction.pricing import Pricing  # scipy: half a second
+Commands = Any  # argparse's subparsers, whose class has no public name
+Handler = Callable[[Namespace], int]
 
 
-def searchable(reference: str) -> SearchSpace:
-    space = load_space(reference)
-    unknown = space.unsupported()
-    if unknown:
-        raise UsageError(
-            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
-            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
-        )
-    return space
+def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
+    """A command's parser; ``handler`` returns the process's exit code."""
+    parser: ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(handler=handler)
+    return parser
 
 
-def asked_space(arguments: Namespace) -> SearchSpace:
-    """The space with the budget that was asked for: it is frozen with the run."""
-    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
-    if arguments.trials:  # so that status and a continuation know of it
-        budget = space.budget.model_copy(update={"trials": arguments.trials})
-        space = replace(space, budget=budget)
-    return space
+def add_space(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "space", metavar="SPACE", help="a space file, or the name of a shipped one (tiny_cpu)"
+    )
 
 
-def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
-    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
-
-    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
-    """
-    if arguments.run_dir:
-        return Path(arguments.run_dir)
-    here = Path(arguments.space).parent
-    if Path(arguments.space).is_file() and RunFolder(here).started:
-        return here
-    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
-    return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+def add_run_dir(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="default: runs/NAME, NAME being the space's"
+    )
 
 
-def is_simulated(arguments: Namespace) -> bool:
-    if not hasattr(arguments, "simulate"):  # `submit` has none
-        return False
-    if arguments.simulate and arguments.launcher != "simulate":
-        raise UsageError("--simulate goes with --launcher simulate")
-    return bool(arguments.launcher == "simulate")
+def add_launcher(parser: ArgumentParser, known: str = "local, srun") -> None:
+    # Not ``choices``: installed distributions add launchers, and --help need not look for them.
+    parser.add_argument(
+        "--launcher",
+        metavar="NAME",
+        help=f"{known}, or an installed one; default: srun inside a Slurm allocation, else local",
+    )
+    parser.add_argument(
+        "--hostfile", type=Path, metavar="FILE", help="hosts, for a launcher that needs a list"
+    )
+    add_site(parser)
 
 
-def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
-    """Prices of the space by a model that has learnt from earlier runs; None without any."""
-    if not runs:
-        return None
-    from analysis.cost.groups import MissingFactError
-    from analysis.prediction.pricing import NotPricedError, Pricing
+def add_site(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--site",
+        default="generic",
+        metavar="NAME",
+        help="site profile: generic (default), frontier, perlmutter, or a file",
+    )
 
-    where = str(space.file)
+
+def add_policy(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--policy",
+        default="meshtune",
+        metavar="NAME",
+        help="what chooses the configurations: meshtune (default: the cost model, corrected by "
+        "the measurements and backed by Bayesian optimization), deephyper, optuna, cost-model "
+        "(its ranking alone), sobol, random, or an installed one",
+    )
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    return [positive(item) for item in text.split(",")]
+
+
+def tokens(text: str) -> float:
     try:
-        pricing = Pricing(space)
-        for run in runs:
-            where = str(RunFolder(run).space_file)
-            other = Pricing(load_space(where))
-            pricing.learn(read_run(run), other)
-    except (NotPricedError, MissingFactError) as error:
-        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
-    return pricing
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 <= value < float("inf"):
+        raise ArgumentTypeError(f"{text!r} is not a number of tokens")
+    return value
 
 
-def choice(policy: str, warm_start: Sequence[Path]) -> list[str]:
-    """The options that say how configurations are chosen."""
-    options = [] if policy == "meshtune" else ["--policy", policy]
-    return [*options, "--warm-start", *map(str, warm_start)] if warm_start else options
-
-
-def flags_again(arguments: Namespace) -> str:
-    """What the command that goes on with a run needs beside the space."""
-    flags = "".join(f" {quote(word)}" for word in choice(arguments.policy, arguments.warm_start))
-    if arguments.site != "generic":
-        flags = f" --site {quote(arguments.site)}{flags}"
-    if arguments.hostfile:
-        flags = f" --hostfile {quote(str(arguments.hostfile))}{flags}"
-    if arguments.simulate:
-        flags = f" --simulate {quote(arguments.simulate)}{flags}"
-    return f" --launcher {arguments.launcher}{flags}" if arguments.launcher else flags
+def seed(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)

@@ -12,6 +12,7 @@ from slurm.srun.batch import BatchError
 from slurm.srun.site import SiteError
 from trainer.config import ConfigError
 from workflows.optimizer.registry import PolicyError
+from workflows.simulation.options import SimulationError
 
 
 class UsageError(Exception):
@@ -21,8 +22,9 @@ class UsageError(Exception):
 def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
     return (
-        *(SpaceError, SiteError, BatchError, ConfigError, PolicyError, UsageError),
-        *(FingerprintError, RunError, RunBusyError, RegistryError),
+        *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
+        *(FingerprintError, RunError, RunBusyError),
+        *(RegistryError, PolicyError, SimulationError),
     )
 
 

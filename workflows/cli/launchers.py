@@ -39,7 +39,7 @@ def launcher_for(arguments: Namespace, space: SearchSpace, folder: RunFolder) ->
         )
     if run and not simulated and run.launcher == "simulate":
         raise UsageError(
-            f"{folder.path} holds a simulated run: go on with --launcher simulate, or choose "
+            f"{folder.path} holds a simulated run: resume it with --launcher simulate, or choose "
             "another --run-dir"
         )
 

@@ -59,7 +59,7 @@ def front_rows(run: Run) -> list[tuple[str, str]]:
     if not trials:
         return []
     successes = counted(len(run.comparable()), "success")
-    rows = [("front", f"{len(trials)} of {successes}, beaten by none in all")]
+    rows = [("front", f"{len(trials)} of {successes}, Pareto-optimal")]
     rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
         rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))

@@ -50,11 +50,11 @@ def run_session(
 
     Args:
         space: what is searched.
-        folder: where; a run that is there already goes on.
+        folder: where; a run that is there already is resumed.
         launcher: gives trials their processes.
         seed: None: the run's own, or 0.
         budget: of the whole run.
-        flags: what the command that goes on with the run needs beside the space.
+        flags: what the command that resumes the run needs beside the space.
         policy: the name of what chooses; see ``workflows.optimizer.registry``.
         pricing: in place of the space's own prices.
     """
@@ -141,7 +141,7 @@ def _in_slurm() -> bool:
 
 @contextmanager
 def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
-    """Ctrl-C or TERM: stop cleanly, a second one: at once. USR1 (the allocation ends): drain."""
+    """Ctrl-C or TERM: stop cleanly; a second one: quit now. USR1 (the allocation ends): drain."""
     asked = False  # the driver may be stopping for a reason of its own
 
     def say(text: str) -> None:
@@ -155,7 +155,7 @@ def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
         asked = True
         code = INTERRUPTED if number == signal.SIGINT else CONTINUE
         driver.stop(Ending(f"stopped by {signal.Signals(number).name}", code))
-        say("stopping: ending the running trials (once more: at once)")
+        say("stopping: ending the running trials (press Ctrl-C again to quit now)")
 
     def drain(_: int, __: FrameType | None) -> None:
         driver.drain(Ending("the allocation ends", CONTINUE))
@@ -185,7 +185,7 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
         words += f"\n{label}: {text}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))
-        words += f"\ngo on with: meshtune search {space_file}{flags}"
+        words += f"\nresume with: meshtune search {space_file}{flags}"
     return words
 
 

@@ -1,4 +1,4 @@
-"""``--launcher simulate``: a space's own cluster on paper, whose trials the cost model answers."""
+"""``--launcher simulate``: a space's cluster, simulated; the cost model answers its trials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
@@ -15,18 +14,15 @@ import numpy as np
 from analysis.cost.activations import refused
 from analysis.cost.constants import Constants
 from analysis.metrics import MissingMetricError
-from analysis.prediction.time_limits import start_up_s
 from search_spaces import SearchSpace
-from search_spaces.language.document import nearest
-from search_spaces.language.schema import seconds
 from search_spaces.points.enumeration import ValidConfigs
-from slurm.simulated.cluster import EPOCH, SimulatedCluster
+from slurm.simulated.cluster import EPOCH
 from slurm.simulated.launcher import SimulatedLauncher
 from slurm.simulated.trial import Price
 from trainer.config import Recompute
 from trainer.flops import hardware_flops, model_flops
-from workflows.cli.errors import UsageError
 from workflows.search.objectives import figures
+from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
     from analysis.prediction.pricing import Pricing
@@ -37,7 +33,6 @@ C = TypeVar("C", bound=Constants)
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
 TRIED = 500  # configurations drawn to see whether the model can price the space
-DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
 
 
 class SpaceWorkload:
@@ -54,14 +49,14 @@ class SpaceWorkload:
         seed: of the misfit.
 
     Raises:
-        UsageError: if the space has no model, mbs or gas.
+        SimulationError: if the space has no model, mbs or gas.
     """
 
     def __init__(
         self, space: SearchSpace, answers: Answers, misfit: float = 0.0, seed: int = 0
     ) -> None:
         if space.model is None or not {"mbs", "gas"} <= space.facts(_any_config(space)).keys():
-            raise UsageError(f"{space.file}: simulation needs a model, mbs and gas")
+            raise SimulationError(f"{space.file}: simulation needs a model, mbs and gas")
         self._space = space
         self._model = space.model
         self._answers = answers
@@ -149,13 +144,16 @@ def simulated_launcher(
         answers: default: the cost model.
 
     Raises:
-        UsageError: for an unknown key or a value that does not fit it; if the cost model cannot
-            price the space, or does not say what it seeks; if nothing would ever end the search.
+        SimulationError: for an unknown key or a value that does not fit it; if the cost model
+            cannot price the space, or does not say what it seeks; if nothing would ever end the
+            search.
     """
-    cluster, truth = _parse(space, text)
+    cluster, truth = parse_options(space, text)
     budget = space.budget
     if not (budget.trials or budget.wall_time_s or budget.node_hours or cluster.time_s):
-        raise UsageError("virtual time has no end: give --trials, a budget, or --simulate time=6h")
+        raise SimulationError(
+            "virtual time has no end: give --trials, a budget, or --simulate time=6h"
+        )
     answers = answers or _cost_model(space, truth["model_error"], cluster.seed)
     workload = SpaceWorkload(space, answers, truth["misfit"], cluster.seed)
     _try_prices(space, answers)
@@ -164,7 +162,7 @@ def simulated_launcher(
         figures(space, _any_config(space), measured)
     except MissingMetricError as missing:
         energy = missing.key == "energy_joules"
-        raise UsageError(
+        raise SimulationError(
             f"{space.file}: objective: a simulated trial does not measure {missing.key!r}, only "
             f"{', '.join(name for name in measured if name != 'status')}"
             f"{'; it does where the cluster states power_watts' if energy else ''}"
@@ -181,7 +179,7 @@ def _try_prices(space: SearchSpace, answers: Answers) -> None:
             [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         )
     except ValueError as problem:
-        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+        raise SimulationError(f"{space.file}: cannot be simulated: {problem}") from problem
 
 
 def _any_config(space: SearchSpace) -> dict[str, Any]:
@@ -195,7 +193,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
     try:
         pricing = true_pricing(space, error, seed)
     except NotPricedError as problem:
-        raise UsageError(f"{space.file}: cannot be simulated: {problem}") from problem
+        raise SimulationError(f"{space.file}: cannot be simulated: {problem}") from problem
 
     def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
         prediction, model = pricing.predict(configs), pricing.model
@@ -232,81 +230,3 @@ def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:
     return type(constants).from_logs(
         constants.logs() + error * spreads * rng.standard_normal(len(spreads))
     )
-
-
-def _share(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) <= 1:
-            return float(text)
-    raise ValueError("accepted a share from 0 to 1")
-
-
-def _rate(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise ValueError("accepted a number of 0 or more")
-
-
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise ValueError("accepted a whole number above 0")
-    return value
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("accepted a whole number of 0 or more")
-    return int(text)
-
-
-def _duration(text: str) -> float:
-    return seconds(float(text) if text.isdecimal() else text)
-
-
-# Key: the record's field, and how its value is read.
-_CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "nodes": ("nodes", _count),
-    "seed": ("seed", _seed),
-    "start_up": ("start_up_s", _duration),
-    "noise": ("noise", _rate),
-    "node_noise": ("node_noise", _rate),
-    "crash": ("crash", _share),
-    "hang": ("hang", _share),
-    "launch_failure": ("launch_failure", _share),
-    "node_failures_per_day": ("node_failures_per_day", _rate),
-    "repair": ("repair_s", _duration),
-    "time": ("time_s", _duration),
-    "max_concurrent": ("max_concurrent", _count),
-}
-_TRUTH = ("model_error", "misfit")  # how far it is from the cost model
-
-
-def _parse(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    widest = max((int(v) for v in _values(space, "num_nodes")), default=1)
-    nodes = space.cluster.num_nodes or DEFAULT_TRIALS * widest
-    fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
-    truth = dict.fromkeys(_TRUTH, 0.0)
-    for item in filter(None, text.split(",")):
-        key, _, value = item.partition("=")
-        if key not in (*_CLUSTER, *_TRUTH):
-            keys = [*_CLUSTER, *_TRUTH]
-            raise UsageError(
-                f"--simulate {item}: accepted KEY=VALUE,... with {', '.join(keys)}"
-                f"{nearest(key, keys)}"
-            )
-        try:
-            if key in _TRUTH:
-                truth[key] = _rate(value)
-            else:
-                field, read = _CLUSTER[key]
-                fields[field] = read(value)
-        except ValueError as mistake:
-            raise UsageError(f"--simulate {item}: {mistake}") from mistake
-    return SimulatedCluster(**fields), truth
-
-
-def _values(space: SearchSpace, name: str) -> tuple[Any, ...]:
-    parameter = space.parameters.get(name)
-    return tuple(parameter.values) if parameter else ()

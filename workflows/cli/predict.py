@@ -1,0 +1,165 @@
+"""``meshtune check``, ``predict`` and ``schema``: what is known of a space before anything runs."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workflows.cli.arguments import Commands, add_space, command, counts, positive, tokens
+
+if TYPE_CHECKING:
+    from analysis.prediction.pricing import Pricing
+    from search_spaces import SearchSpace
+
+DEFAULT_TOKENS = 1e12  # to train on
+
+
+def add_commands(commands: Commands) -> None:
+    """Add this group's commands."""
+    parser = command(
+        commands,
+        "check",
+        check,
+        "Count a space's valid configurations, and what each rule removes.",
+    )
+    add_space(parser)
+
+    parser = command(
+        commands,
+        "predict",
+        predict,
+        "Rank a space's configurations by the cost model, before anything runs.",
+    )
+    parser.add_argument(
+        "space", metavar="SPACE|CONFIG", help="a space (file or shipped), or a run's best.yaml"
+    )
+    parser.add_argument("--top", type=positive, default=20, metavar="N", help="default: 20")
+    parser.add_argument(
+        "--explain", action="store_true", help="where memory and time of the first one go"
+    )
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="RUN", help="fit the model's constants to a run's trials"
+    )
+    parser.add_argument(
+        "--scaling",
+        choices=("weak", "strong"),
+        help="scale the first one to more and more nodes; its batch grows with them (weak) or "
+        "stays (strong)",
+    )
+    parser.add_argument(
+        "--nodes", type=counts, metavar="N,...", help="node counts; default: repeated doubling"
+    )
+    parser.add_argument(
+        "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
+    )
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="plot the scaling")
+
+    command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
+
+
+def check(arguments: Namespace) -> int:
+    """Print how many configurations a space has and what removes the others."""
+    from analysis.prediction.ranking import likely_to_fit
+    from search_spaces import check as count
+    from search_spaces import load_space
+
+    report = count(load_space(arguments.space))
+    print(report.text())
+    print(likely_to_fit(report))
+    return 0
+
+
+def predict(arguments: Namespace) -> int:
+    """Print what the cost model expects of a space, or of one configuration."""
+    from analysis.cost.groups import MissingFactError
+    from analysis.prediction import ranking as prediction
+    from analysis.run.best import parameters_of
+    from analysis.run.folder import RunFolder
+    from search_spaces import load_space
+    from workflows.cli.errors import UsageError
+
+    _check_scaling(arguments)
+    config = parameters_of(Path(arguments.space))
+    of_run = RunFolder.holding(Path(arguments.space)).space_file
+    space = load_space(of_run if config is not None else arguments.space)
+    pricing = _pricing(space, arguments.calibrate)
+    try:
+        ranking = (
+            prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
+        )
+        if arguments.scaling and ranking.configs:
+            return _scale(arguments, pricing, ranking.configs[0])
+    except MissingFactError as error:
+        raise UsageError(
+            f"{space.file}: {error}; state it in the cluster's record, or let "
+            "`meshtune preflight` measure it"
+        ) from error
+    print(prediction.table(ranking))
+    if arguments.explain and ranking.configs:
+        print()
+        print(prediction.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+    return 0
+
+
+def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
+    """Prices of a space; by a model that is calibrated with a run, if there is one."""
+    from analysis.cost.groups import MissingFactError
+    from analysis.prediction.pricing import NotPricedError, Pricing
+    from analysis.prediction.ranking import lesson
+    from analysis.run.fold import read_run
+    from analysis.run.folder import RunFolder
+    from search_spaces import load_space
+    from workflows.cli.errors import UsageError
+
+    where = space.file
+    try:
+        pricing = Pricing(space)
+        if calibrate:
+            where = str(RunFolder(calibrate).space_file)
+            run, other = read_run(calibrate), Pricing(load_space(where))
+            pricing.learn(run, other)
+            print(lesson(other, run))
+    except (NotPricedError, MissingFactError) as error:
+        raise UsageError(f"{where}: {error}: there is nothing to predict from") from error
+    return pricing
+
+
+def _check_scaling(arguments: Namespace) -> None:
+    from workflows.cli.errors import UsageError
+
+    for option in ("nodes", "picture"):
+        if getattr(arguments, option) and not arguments.scaling:
+            raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
+    if arguments.tokens and not (arguments.scaling or arguments.explain):
+        raise UsageError("--tokens goes with --explain or --scaling")
+    out: Path | None = arguments.picture
+    if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
+        raise UsageError(f"--picture {out}: accepted a file *.png in a folder that exists")
+
+
+def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> int:
+    """Print the scaling of a configuration, and draw it."""
+    from analysis.prediction import scaling
+    from workflows.cli.errors import UsageError
+
+    try:
+        scaled = scaling.scale(pricing, config, arguments.scaling, arguments.nodes or ())
+    except ValueError as error:
+        raise UsageError(f"{arguments.space}: {error}") from error
+    print(scaling.text(scaled, arguments.tokens or DEFAULT_TOKENS))
+    if arguments.picture:
+        from analysis.report.plots import png
+        from analysis.report.scaling import scaling_figure
+
+        arguments.picture.write_bytes(png(scaling_figure(scaled)))
+    return 0
+
+
+def schema(_: Namespace) -> int:
+    """Print the JSON Schema of a space file."""
+    from search_spaces import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+    return 0

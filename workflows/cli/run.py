@@ -1,0 +1,77 @@
+"""``meshtune status``, ``report`` and ``train``: what becomes of a run."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from contextlib import closing
+from pathlib import Path
+from shlex import quote
+
+from workflows.cli.arguments import Commands, add_launcher, command, positive
+
+
+def add_commands(commands: Commands) -> None:
+    """Add this group's commands."""
+    parser = command(commands, "status", status, "Show a run's progress.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+
+    parser = command(commands, "report", report, "Write RUN/report/index.html.")
+    parser.add_argument("run", type=Path, metavar="RUN")
+
+    parser = command(commands, "train", train, "Train with the best configuration of a search.")
+    parser.add_argument("best", type=Path, metavar="BEST.yaml", help="of the run's report")
+    add_launcher(parser)
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", help="measured steps; default: the trials' own"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("train"), metavar="DIR", help="default: train"
+    )
+
+
+def status(arguments: Namespace) -> int:
+    """Print a run's progress; works while it runs, and after."""
+    from analysis.run.fold import read_run
+    from analysis.run.folder import RunFolder
+    from analysis.run.journal import driver_of
+    from search_spaces import load_space
+    from slurm.srun.batch import SCRIPT_NAME
+    from workflows.search.budget import Budget
+    from workflows.search.progress import summary
+
+    if (arguments.run / SCRIPT_NAME).exists() and not RunFolder(arguments.run).started:
+        print("submitted, not started yet; squeue shows the job, and its log will be here")
+        return 0
+    run = read_run(arguments.run)
+    space = load_space(RunFolder(arguments.run).space_file)
+    driver = driver_of(arguments.run)
+    killed = f"killed; `meshtune search {quote(str(space.file))}` resumes it"
+    state = f"running ({driver})" if driver else run.closed or killed
+    now = time.time() if driver and run.launcher != "simulate" else run.last_t
+    for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
+        print(f"{label:12s}{text}")
+    return 0
+
+
+def report(arguments: Namespace) -> int:
+    """Write a run's report and print its path."""
+    from analysis.report.page import write_report
+    from analysis.run.fold import read_run
+
+    read_run(arguments.run)  # a clear error before slow imports have any effect
+    print(write_report(arguments.run))
+    return 0
+
+
+def train(arguments: Namespace) -> int:
+    """Train with a report's best.yaml and print the metrics."""
+    from analysis.run.best import load_best
+    from slurm.registry import make_launcher
+    from workflows.cli.launchers import launcher_name, options_of
+    from workflows.train import train_best
+
+    best = load_best(arguments.best)
+    chosen = launcher_name(arguments.launcher)
+    with closing(make_launcher(chosen, options_of(arguments, best.num_nodes))) as launcher:
+        return train_best(best, launcher, arguments.out, arguments.steps)

@@ -1,0 +1,158 @@
+"""``meshtune search`` and ``submit``: start or resume a search, here or as a batch job."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from contextlib import closing
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from workflows.cli.arguments import (
+    Commands,
+    add_launcher,
+    add_policy,
+    add_run_dir,
+    add_site,
+    add_space,
+    command,
+    positive,
+    seed,
+)
+
+if TYPE_CHECKING:
+    from analysis.prediction.pricing import Pricing
+    from search_spaces import SearchSpace
+
+
+def add_commands(commands: Commands) -> None:
+    """Add this group's commands."""
+    parser = command(commands, "search", search, "Start or resume a search.")
+    add_space(parser)
+    add_run_dir(parser)
+    add_launcher(parser, "local, srun, simulate")
+    parser.add_argument(
+        "--simulate",
+        default="",
+        metavar="KEY=VALUE,...",
+        help="settings of the simulated cluster: nodes, seed, noise, time ... "
+        "(docs/guide/simulate.md)",
+    )
+    _add_course(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
+    )
+
+    parser = command(
+        commands, "submit", submit, "Submit a search as a batch job that is requeued until done."
+    )
+    add_space(parser)
+    add_site(parser)
+    parser.add_argument(
+        "--nodes", type=positive, required=True, metavar="N", help="of the allocation"
+    )
+    parser.add_argument("--time", required=True, metavar="T", help="as sbatch takes it: 02:00:00")
+    parser.add_argument("--account", metavar="A")
+    parser.add_argument("--partition", metavar="P")
+    parser.add_argument("--qos", metavar="Q")
+    _add_course(parser)
+    add_run_dir(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print the batch script only")
+
+
+def _add_course(parser: ArgumentParser) -> None:
+    """How a search goes: the same whether it starts now or as a batch job."""
+    parser.add_argument("--trials", type=positive, metavar="N", help="budget: trials in all")
+    parser.add_argument("--seed", type=seed, metavar="N", help="default: 0, or the run's own")
+    add_policy(parser)
+    parser.add_argument(
+        "--warm-start",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="earlier runs, of any model, size or machine, from which the cost model learns",
+    )
+
+
+def search(arguments: Namespace) -> int:
+    """Start or resume a search, then write its report."""
+    from analysis.run.folder import RunFolder
+    from workflows.cli.launchers import launcher_for
+    from workflows.cli.search_arguments import (
+        asked_space,
+        resume_flags,
+        run_directory,
+        warm_prices,
+    )
+    from workflows.search.budget import Budget
+    from workflows.search.session import dry_run, run_session
+
+    space = asked_space(arguments)
+    folder = RunFolder(run_directory(arguments, space))
+    pricing = warm_prices(space, arguments.warm_start)
+    if not folder.started:
+        _warn(space, pricing)
+    with closing(launcher_for(arguments, space, folder)) as launcher:
+        if arguments.dry_run:
+            for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
+                print(line)
+            return 0
+        return run_session(
+            space,
+            folder,
+            launcher,
+            arguments.seed,
+            Budget.of(space),
+            resume_flags(arguments),
+            arguments.policy,
+            pricing,
+        )
+
+
+def submit(arguments: Namespace) -> int:
+    """Write the batch script of a search and hand it to sbatch."""
+    from analysis.run.folder import RunFolder
+    from slurm.srun import batch, site
+    from workflows.cli.search_arguments import (
+        asked_space,
+        policy_options,
+        run_directory,
+        warm_prices,
+    )
+    from workflows.optimizer.registry import POLICIES
+
+    space = asked_space(arguments)
+    folder = RunFolder(run_directory(arguments, space))
+    POLICIES.get(arguments.policy)  # an error now, and not in the job
+    pricing = warm_prices(space, arguments.warm_start)
+    earlier = [run.absolute() for run in arguments.warm_start]
+    seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
+    script = batch.batch_script(
+        space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
+        run_dir=folder.path,
+        site=site.load_site(arguments.site),
+        nodes=arguments.nodes,
+        time=arguments.time,
+        account=arguments.account,
+        partition=arguments.partition,
+        qos=arguments.qos,
+        options=[*seed, *policy_options(arguments.policy, earlier)],
+    )
+    if arguments.dry_run:
+        print(script, end="")
+        return 0
+    _warn(space, pricing)
+    folder.create(space)
+    job = batch.submit(script, folder.path)
+    print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
+    return 0
+
+
+def _warn(space: SearchSpace, pricing: Pricing | None) -> None:
+    """Print what will go wrong with a search, before anything is started for it."""
+    from analysis.prediction.pricing import price
+    from analysis.prediction.ranking import foreseen
+
+    for warning in foreseen(space, pricing or price(space)):
+        print(warning)

@@ -1,0 +1,99 @@
+"""What the arguments of a search come to: its space, its folder, what it starts from."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from analysis.run.fold import read_run
+from analysis.run.folder import RunFolder
+from search_spaces import SearchSpace, load_space
+from workflows.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from analysis.prediction.pricing import Pricing  # scipy: half a second
+
+
+def searchable(reference: str) -> SearchSpace:
+    space = load_space(reference)
+    unknown = space.unsupported()
+    if unknown:
+        raise UsageError(
+            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
+            "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
+        )
+    return space
+
+
+def asked_space(arguments: Namespace) -> SearchSpace:
+    """The space with the budget that was asked for: it is frozen with the run."""
+    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
+    if arguments.trials:  # so that status and a continuation know of it
+        budget = space.budget.model_copy(update={"trials": arguments.trials})
+        space = replace(space, budget=budget)
+    return space
+
+
+def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
+    """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
+
+    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
+    """
+    if arguments.run_dir:
+        return Path(arguments.run_dir)
+    here = Path(arguments.space).parent
+    if Path(arguments.space).is_file() and RunFolder(here).started:
+        return here
+    simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
+    return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+
+
+def is_simulated(arguments: Namespace) -> bool:
+    if not hasattr(arguments, "simulate"):  # `submit` has none
+        return False
+    if arguments.simulate and arguments.launcher != "simulate":
+        raise UsageError("--simulate goes with --launcher simulate")
+    return bool(arguments.launcher == "simulate")
+
+
+def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
+    """Prices of the space by a model that has learnt from earlier runs; None without any."""
+    if not runs:
+        return None
+    from analysis.cost.groups import MissingFactError
+    from analysis.prediction.pricing import NotPricedError, Pricing
+
+    where = str(space.file)
+    try:
+        pricing = Pricing(space)
+        for run in runs:
+            where = str(RunFolder(run).space_file)
+            other = Pricing(load_space(where))
+            pricing.learn(read_run(run), other)
+    except (NotPricedError, MissingFactError) as error:
+        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
+    return pricing
+
+
+def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:
+    """The options that say how configurations are chosen."""
+    options = [] if policy == "meshtune" else ["--policy", policy]
+    return [*options, "--warm-start", *map(str, warm_start)] if warm_start else options
+
+
+def resume_flags(arguments: Namespace) -> str:
+    """What the command that resumes a run needs beside the space."""
+    flags = "".join(
+        f" {quote(word)}" for word in policy_options(arguments.policy, arguments.warm_start)
+    )
+    if arguments.site != "generic":
+        flags = f" --site {quote(arguments.site)}{flags}"
+    if arguments.hostfile:
+        flags = f" --hostfile {quote(str(arguments.hostfile))}{flags}"
+    if arguments.simulate:
+        flags = f" --simulate {quote(arguments.simulate)}{flags}"
+    return f" --launcher {arguments.launcher}{flags}" if arguments.launcher else flags
