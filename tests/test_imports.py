@@ -38,6 +38,9 @@ KNOWN = {
     ("search_spaces.rules.placements", "search_spaces.points.parameters"),
 }
 
+THROUGH_FACADES: tuple[str, ...] = ()
+"""Packages whose modules import from other packages what these export, and nothing else."""
+
 
 class Import(NamedTuple):
     """One import statement's module."""
@@ -137,6 +140,18 @@ def test_packages_import_only_those_below_them() -> None:
         and package not in BELOW[package_of(one.importer)]
     ]
     assert not climbs
+
+
+@pytest.mark.parametrize("package", THROUGH_FACADES)
+def test_other_packages_are_imported_by_what_they_export(package: str) -> None:
+    wrong = [
+        str(one)
+        for one in imports()
+        if package_of(one.importer) == package != package_of(one.imported)
+        and package_of(one.imported) in BELOW
+        and one.imported != package_of(one.imported)
+    ]
+    assert not wrong
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:

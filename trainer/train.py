@@ -157,14 +157,12 @@ def train(
         config: what to train and how.
         dataset: gives each replica's micro-batches.
         progress: called with one line after every step.
-        step_done: called with every step's number, from 1 in this run, and its time; outside of
-            what is timed.
+        step_done: called with every step's number, from 1 in this run, and its time; not timed.
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``, ``peak_memory_bytes`` and ``communication`` (both this
-        rank's; what it sent per measured step, see ``collectives.Traffic.report``; empty with
-        DeepSpeed, whose collectives are its own).
+        (before clipping), ``skipped_steps``; and this rank's ``peak_memory_bytes`` and
+        ``communication`` per measured step (``Traffic.report``; empty with DeepSpeed).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -191,11 +189,17 @@ def train(
     sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
     return {
         "step_times_s": times_s,
+        **_figures(reports),
+        "peak_memory_bytes": device.peak_memory_bytes(),
+        "communication": sent,
+    }
+
+
+def _figures(reports: list[StepReport]) -> dict[str, Any]:
+    return {
         "losses": [report.loss for report in reports],
         "grad_norms": [report.grad_norm for report in reports],
         "skipped_steps": sum(not report.done for report in reports),
-        "peak_memory_bytes": device.peak_memory_bytes(),
-        "communication": sent,
     }
 
 

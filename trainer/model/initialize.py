@@ -16,7 +16,8 @@ from trainer.config import ModelConfig
 from trainer.model.slices import rows_held
 
 STD = 0.02
-_DRAW_ELEMENTS = 1 << 20
+DRAW_ELEMENTS = 1 << 20
+"""Numbers that are drawn at once."""
 
 
 def initialize(
@@ -28,7 +29,7 @@ def initialize(
     residual stream; biases 0, norms 1.
 
     Args:
-        module: on its real device; split by ``tensor_parallel`` or whole.
+        module: on its real device; split by ``parallel.tensor`` or whole.
         prefix: where the module is in the whole model, e.g. ``blocks.3.``; "" for the top.
         model: shape of the whole model.
         seed: of the whole model.
@@ -71,7 +72,7 @@ def _draw(
         ranges = [(0, out.size(0))]
     else:
         ranges = list(rows_held(parts or (out.size(0) * tp,), tp_rank, tp))
-    per_draw = max(1, _DRAW_ELEMENTS // columns)
+    per_draw = max(1, DRAW_ELEMENTS // columns)
     filled = 0
     generator = torch.Generator(out.device)
     for begin, end in ranges:

@@ -42,7 +42,7 @@ class Parameter(NamedTuple):
 def stage_parameters(
     model: ModelConfig, index: int = 0, num_stages: int = 1, tp: int = 1
 ) -> list[list[Parameter]]:
-    """What ``model.Stage`` holds, in the order of its modules.
+    """What ``model.transformer.Stage`` holds, in the order of its modules.
 
     Args:
         model: the whole model.

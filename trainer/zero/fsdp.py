@@ -33,7 +33,7 @@ PENDING_UNITS = 2
 
 
 class ShardedWeights:
-    """The weights of a rank's stages, placed; see ``zero.WholeWeights``.
+    """The weights of a rank's stages, placed; see ``buckets.WholeWeights``.
 
     Args:
         stages: of this rank, without storage yet (meta device).

@@ -38,7 +38,7 @@ def test_pipeline_stages_start_with_the_whole_models_weights(
 def test_tensor_parallel_ranks_start_with_parts_of_the_whole_models_weights(
     model: ModelConfig, draw_elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(initialization, "_DRAW_ELEMENTS", draw_elements)
+    monkeypatch.setattr(initialization, "DRAW_ELEMENTS", draw_elements)
     tp = 2
     split = [
         ("qkv", tensor_parallel.ColumnParallel),

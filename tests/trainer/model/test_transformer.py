@@ -19,61 +19,70 @@ def tokens(model: ModelConfig, batch: int = 2) -> Tensor:
     return torch.randint(model.vocab_size, (batch, model.seq_length), generator=generator)
 
 
-def slow_logits(stage: Stage, batch: Tensor) -> Tensor:
+class SlowModel:
     """The model once more, one sequence and one head at a time, from the papers' formulas."""
-    model = stage.model
-    weights = dict(stage.named_parameters())
-    kv_size, head = model.kv_heads * model.head_dim, model.head_dim
-    mask = torch.full((model.seq_length, model.seq_length), -math.inf).triu(1)
 
-    def norm(x: Tensor, name: str) -> Tensor:
-        if model.norm == "layernorm":
+    def __init__(self, stage: Stage) -> None:
+        self.model = stage.model
+        self.weights = dict(stage.named_parameters())
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        centred = self.model.norm == "layernorm"
+        if centred:
             x = x - x.mean(-1, keepdim=True)
-        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
-        return x + weights[f"{name}.bias"] if model.norm == "layernorm" else x
+        x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * self.weights[f"{name}.weight"]
+        return x + self.weights[f"{name}.bias"] if centred else x
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        y = x @ weights[f"{name}.weight"].T
-        return y + weights[f"{name}.bias"] if model.linear_bias else y
+    def linear(self, x: Tensor, name: str) -> Tensor:
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if self.model.linear_bias else y
 
-    def turn(x: Tensor) -> Tensor:
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotary positions, as products of complex numbers."""
+        model, half = self.model, self.model.head_dim // 2
         if model.positions != "rotary":
             return x
-        exponent = torch.arange(head // 2) * 2 / head
+        exponent = torch.arange(half) * 2 / model.head_dim
         angle = torch.arange(model.seq_length)[:, None] / model.rope_theta**exponent
-        turned = torch.complex(x[:, : head // 2], x[:, head // 2 :]) * torch.polar(
-            torch.ones_like(angle), angle
-        )
+        turn = torch.polar(torch.ones_like(angle), angle)
+        turned = torch.complex(x[:, :half], x[:, half:]) * turn
         return torch.cat((turned.real, turned.imag), -1)
 
-    logits = []
-    for sequence in batch:
-        x = weights["embedding.weight"][sequence]
-        if model.positions == "learned":
-            x = x + weights["positions.weight"]
-        for layer in range(model.num_layers):
-            block = f"blocks.{layer}"
-            qkv = linear(norm(x, f"{block}.attention_norm"), f"{block}.attention.qkv")
-            q, k, v = qkv.split((model.hidden_size, kv_size, kv_size), -1)
-            heads = []
-            for number in range(model.num_heads):
-                group = number // (model.num_heads // model.kv_heads)
-                one = turn(q[:, number * head : (number + 1) * head])
-                other = turn(k[:, group * head : (group + 1) * head])
-                scores = (one @ other.T / math.sqrt(head) + mask).softmax(-1)
-                heads.append(scores @ v[:, group * head : (group + 1) * head])
-            x = x + linear(torch.cat(heads, -1), f"{block}.attention.out")
-            up = linear(norm(x, f"{block}.mlp_norm"), f"{block}.mlp.up")
-            if model.activation == "swiglu":
-                gate, value = up.chunk(2, -1)
-                up = gate * gate.sigmoid() * value
-            else:
-                cubic = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
-                up = 0.5 * up * (1 + cubic.tanh())
-            x = x + linear(up, f"{block}.mlp.down")
-        last = "embedding.weight" if model.tied_embeddings else "head.weight"
-        logits.append(norm(x, "norm") @ weights[last].T)
-    return torch.stack(logits, dim=1)
+    def attention(self, x: Tensor, block: str) -> Tensor:
+        model, head = self.model, self.model.head_dim
+        kv_size = model.kv_heads * head
+        mask = torch.full((model.seq_length, model.seq_length), -math.inf).triu(1)
+        qkv = self.linear(self.norm(x, f"{block}.attention_norm"), f"{block}.attention.qkv")
+        q, k, v = qkv.split((model.hidden_size, kv_size, kv_size), -1)
+        heads = []
+        for number in range(model.num_heads):
+            group = number // (model.num_heads // model.kv_heads)
+            one = self.turn(q[:, number * head : (number + 1) * head])
+            other = self.turn(k[:, group * head : (group + 1) * head])
+            scores = (one @ other.T / math.sqrt(head) + mask).softmax(-1)
+            heads.append(scores @ v[:, group * head : (group + 1) * head])
+        return self.linear(torch.cat(heads, -1), f"{block}.attention.out")
+
+    def mlp(self, x: Tensor, block: str) -> Tensor:
+        up = self.linear(self.norm(x, f"{block}.mlp_norm"), f"{block}.mlp.up")
+        if self.model.activation == "swiglu":
+            gate, value = up.chunk(2, -1)
+            up = gate * gate.sigmoid() * value
+        else:
+            cubic = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+            up = 0.5 * up * (1 + cubic.tanh())
+        return self.linear(up, f"{block}.mlp.down")
+
+    def logits(self, sequence: Tensor) -> Tensor:
+        """(sequence, vocabulary) of one sequence of tokens."""
+        x = self.weights["embedding.weight"][sequence]
+        if self.model.positions == "learned":
+            x = x + self.weights["positions.weight"]
+        for layer in range(self.model.num_layers):
+            x = x + self.attention(x, f"blocks.{layer}")
+            x = x + self.mlp(x, f"blocks.{layer}")
+        last = "embedding.weight" if self.model.tied_embeddings else "head.weight"
+        return self.norm(x, "norm") @ self.weights[last].T
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -82,9 +91,9 @@ def test_the_model_computes_the_papers_formulas(model: ModelConfig) -> None:
     with torch.no_grad():
         for parameter in stage.parameters():  # far from 0 and 1, so that each one matters
             parameter.add_(torch.randn(parameter.shape) * 0.3)
-        torch.testing.assert_close(
-            stage(tokens(model)), slow_logits(stage, tokens(model)), rtol=1e-4, atol=1e-4
-        )
+        slow = SlowModel(stage)
+        expected = torch.stack([slow.logits(sequence) for sequence in tokens(model)], dim=1)
+        torch.testing.assert_close(stage(tokens(model)), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("model", MODELS)

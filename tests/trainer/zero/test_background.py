@@ -112,9 +112,9 @@ def run_out_of_memory() -> None:
     raise MemoryError("of a stream")
 
 
-@pytest.mark.parametrize("where", ["GatherWeights._gather", "ReduceGradients._reduce"])
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
 def test_memory_that_runs_out_on_another_thread_is_the_runs_result(
-    where: str, tmp_path: Path
+    collective: str, tmp_path: Path
 ) -> None:
     text = tmp_path / "text"
     text.write_text("To be, or not to be, that is the question. " * 50)
@@ -135,7 +135,7 @@ def test_memory_that_runs_out_on_another_thread_is_the_runs_result(
     (tmp_path / "config.json").write_text(json.dumps(config))
     script = Path(__file__).parents[2] / "support/failing_hooks.py"
     done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "config.json"), str(tmp_path), where],
+        [sys.executable, str(script), str(tmp_path / "config.json"), str(tmp_path), collective],
         capture_output=True,
         text=True,
         timeout=250,
