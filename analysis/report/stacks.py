@@ -49,16 +49,16 @@ class Stack:
         return {**shown, "other": np.sum(rest, axis=0)} if rest else shown
 
 
-def forecast_figure(forecast: CrossValidation, trials: Sequence[int]) -> Figure:
+def stacks_of(validation: CrossValidation, trials: Sequence[int]) -> Figure:
     """The parts of these trials' predictions, by the model that has learned from the run."""
-    rows = [forecast.trials.index(number) for number in trials]
-    prediction = forecast.prediction
+    rows = [validation.trials.index(number) for number in trials]
+    prediction = validation.prediction
     memory = {name: part[rows] / GIB for name, part in prediction.memory.as_dict().items()}
     time = {name: part[rows] for name, part in prediction.time.as_dict().items()}
     return stacks_figure(
         [f"trial {number}" for number in trials],
-        Stack(memory, forecast.measured_bytes[rows] / GIB),
-        Stack(time, forecast.measured_s[rows]),
+        Stack(memory, validation.measured_bytes[rows] / GIB),
+        Stack(time, validation.measured_s[rows]),
         prediction.model.memory_limit_bytes / GIB,
     )
 

@@ -34,7 +34,7 @@ def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
     return varied, {name: configs[0].get(name) for name in names if name not in varied}
 
 
-def metrics(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
+def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
     """Key figures that the trainer gave, other than the objective itself."""
     return [
         {"key": key, "label": quantities.label(key)}
@@ -43,7 +43,7 @@ def metrics(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
     ]
 
 
-def row(run: Run, trial: Trial) -> dict[str, Any]:
+def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     """One line of a table of trials."""
     folder = run.folder.trial(trial.number)
     running = trial.running

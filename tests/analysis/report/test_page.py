@@ -271,7 +271,7 @@ def priced(journal) -> Path:
 
 
 def test_the_page_shows_predictions_beside_what_was_measured(priced):
-    page = Page(write_report(priced, lambda run: forecast(1.25)))
+    page = Page(write_report(priced, validate=lambda run: forecast(1.25)))
     text = " ".join(page.text.split())
     assert "Median error of the step time 20 % (before this run taught it: 20 %)" in text
     assert "Of 1 trial that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
@@ -283,7 +283,7 @@ def test_the_page_shows_predictions_beside_what_was_measured(priced):
 
 
 def test_a_model_that_is_far_off_is_not_to_be_trusted(priced):
-    assert "far off" in Page(write_report(priced, lambda run: forecast(1.4))).text
+    assert "far off" in Page(write_report(priced, validate=lambda run: forecast(1.4))).text
 
 
 def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
@@ -301,8 +301,8 @@ def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
 
 
 def test_a_run_without_prices_has_no_word_of_the_model(priced):
-    write_report(priced, lambda run: forecast())
-    page = Page(write_report(priced, lambda run: None))
+    write_report(priced, validate=lambda run: forecast())
+    page = Page(write_report(priced, validate=lambda run: None))
     assert "cost model" not in page.text
     assert not (priced / "report" / "forecast.png").exists()
 

@@ -1,0 +1,117 @@
+"""A section of the report's page, and what its drawing is given."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from analysis import units
+from analysis.prediction.held_out import CrossValidation
+from analysis.report import tables
+from analysis.report.plots import png
+from analysis.run.atomic import write_atomically
+from analysis.run.fold import Run
+from analysis.verdict import shares
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {
+    "number": units.number,
+    "duration": units.duration,
+    "value": units.value_text,
+    "percent": units.percent,
+    "counted": units.counted,
+}
+
+
+@dataclass(frozen=True)
+class Content:
+    """A run, as the sections of its report see it.
+
+    Attributes:
+        run: the run.
+        frame: its ended trials, the objective in the unit in which it is shown.
+        folder: of the report.
+        validation: the cost model beside its trials; None where it cannot price them.
+        best_problem: why there is no ``best.yaml``; empty if there is.
+        written: names of the pictures that were drawn.
+    """
+
+    run: Run
+    frame: pd.DataFrame
+    folder: Path
+    validation: CrossValidation | None = None
+    best_problem: str = ""
+    written: set[str] = field(default_factory=set)
+
+    @property
+    def objective(self) -> str:
+        """Name and unit of the first objective."""
+        return units.label(self.run.objective_key)
+
+    def html(self, template: str, **values: Any) -> Markup:
+        """A template of ``templates/``, with ``values`` and what the tables of all have in common.
+
+        Whatever is not markup already is escaped.
+        """
+        return Markup(_TEMPLATES.get_template(template).render({**self._common, **values}))
+
+    def image(self, name: str, figure: Figure) -> str:
+        """Write a figure beside the page; return it as a data URL."""
+        data = png(figure)
+        write_atomically(self.folder / name, data)
+        self.written.add(name)
+        return "data:image/png;base64," + base64.b64encode(data).decode()
+
+    @cached_property
+    def _common(self) -> dict[str, Any]:
+        varied, fixed = tables.parameters(self.run)
+        return {
+            "run": self.run,
+            "objective": self.objective,
+            "more": [units.label(key) for key, _ in self.run.goals[1:]],
+            "parameters": varied,
+            "fixed": fixed,
+            "metrics": tables.metric_columns(self.run, self.frame),
+            "error_shares": shares(self.run),
+        }
+
+
+def _always(_: Content) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        title: its heading, or what gives it.
+        draw: its body, as HTML; see ``Content.html``.
+        condition: whether the page of a run has it.
+        anchor: what a link on the page leads to it by.
+        pictures: files that it may write beside the page; those that it no longer does are removed.
+    """
+
+    title: str | Callable[[Content], str]
+    draw: Callable[[Content], str]
+    condition: Callable[[Content], bool] = _always
+    anchor: str = ""
+    pictures: tuple[str, ...] = ()
+
+    def heading(self, content: Content) -> str:
+        return self.title if isinstance(self.title, str) else self.title(content)

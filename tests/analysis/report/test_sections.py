@@ -1,0 +1,69 @@
+"""The page is a list of sections, to which one more object adds another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from matplotlib.figure import Figure
+
+from analysis.report.page import write_report
+from analysis.report.section import Content, Section
+from analysis.report.sections import SECTIONS
+from analysis.run.fold import read_run
+
+
+def node_hours(content: Content) -> str:
+    """A body made of a run's own figures, with a picture beside the page."""
+    figure = Figure()
+    figure.subplots().plot(content.frame["node_hours"])
+    source = content.image("node_hours.png", figure)
+    return f"<p>{escape('<all>')}: {content.frame['node_hours'].sum():.3f}</p><img src={source!r}>"
+
+
+SPENT = Section(
+    "Node-hours & more",
+    node_hours,
+    condition=lambda content: len(content.frame) > 0,
+    anchor="spent",
+    pictures=("node_hours.png",),
+)
+
+
+def test_one_more_object_is_one_more_section(build: Callable[..., Path]) -> None:
+    folder = build(6)
+    page = write_report(folder, [*SECTIONS, SPENT]).read_text()
+    own = page[page.index('<section id="spent">') :]
+    spent = sum(t.node_seconds for t in read_run(folder).trials.values()) / 3600
+    assert own.split("</section>")[0].startswith(
+        '<section id="spent">\n<h2>Node-hours &amp; more</h2>\n'
+        f"<p>&lt;all&gt;: {spent:.3f}</p><img src='data:image/png;base64,"
+    )
+    assert page.count("<section") == 1 + write_report(folder).read_text().count("<section")
+
+
+def test_a_section_whose_condition_is_false_is_not_drawn_and_its_picture_goes(
+    build: Callable[..., Path],
+) -> None:
+    folder = build(6)
+    write_report(folder, [SPENT])
+    assert (folder / "report" / "node_hours.png").exists()
+    never = Section("Never", node_hours, lambda _: False, pictures=("node_hours.png",))
+    page = write_report(folder, [never]).read_text()
+    assert "<section" not in page
+    assert not (folder / "report" / "node_hours.png").exists()
+
+
+def test_a_title_may_depend_on_the_run(build: Callable[..., Path]) -> None:
+    section = Section(lambda content: f"{len(content.frame)} <trials>", lambda _: "")
+    assert "<h2>6 &lt;trials&gt;</h2>" in write_report(build(6), [section]).read_text()
+
+
+@pytest.mark.parametrize("count", [0, 12])
+def test_every_section_is_drawn_from_a_run_of_any_length(
+    build: Callable[..., Path], count: int
+) -> None:
+    page = write_report(build(count)).read_text()
+    assert page.count("<section") == page.count("</section>") >= 5
