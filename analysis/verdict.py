@@ -7,14 +7,18 @@ import math
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
+from analysis.units import counted
 
 
-def verdict_rows(run: Run, asked: float | None = None) -> list[tuple[str, str]]:
+def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
     """The winner, how sure that is, and the runner-up; nothing before a trial was repeated.
 
     Args:
         run: with its repeats.
-        asked: the confidence at which it counts as settled; None: that is not said.
+        confidence: that was asked for; None: nothing is said of it.
+
+    Returns:
+        A label and a text for each line.
     """
     if not any(a.repeat for t in run.trials.values() for a in t.attempts):
         return []
@@ -28,33 +32,34 @@ def verdict_rows(run: Run, asked: float | None = None) -> list[tuple[str, str]]:
         words += f", failed {_times(failed)}"
     words += (
         f"; the best with probability {first.best:.2f}, "
-        f"at most {EQUAL:.0%} behind it with {now.confidence:.2f}"
+        f"within {EQUAL:.0%} of the best with {now.confidence:.2f}"
     )
-    if asked is not None:
-        words += f" ({'' if now.confidence >= asked else 'not '}settled at {asked:g})"
-    rows = [("winner", words)]
+    if confidence is not None:
+        reached = "reached" if now.confidence >= confidence else "not reached"
+        words += f" (confidence {confidence:g} {reached})"
+    lines = [("winner", words)]
     other = now.runner_up
     if other:
         words = (
             f"trial {other.trial}, {other.behind:.1%} behind, measured {_times(other.measurements)}"
         )
-        rows.append(("runner-up", words))
-    rows.append(("noise", f"{now.noise.log_sd:.1%} between runs of one configuration"))
-    return rows
+        lines.append(("runner-up", words))
+    lines.append(("noise", f"{now.noise.log_sd:.1%} between runs of one configuration"))
+    return lines
 
 
-def saved_rows(run: Run) -> list[tuple[str, str]]:
-    """Trials that were stopped early, and what that saved; nothing where there are none."""
+def early_stop_lines(run: Run) -> list[tuple[str, str]]:
+    """How many trials were stopped early, and what that saved; nothing where none was."""
     early = [t for t in run.trials.values() if t.saved_node_s or t.early]
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
     known = f", {saved_min:.3g} node-minutes saved" if saved_min else ""
-    return [("early", f"{len(early)} stopped for being too slow{known}")]
+    return [("early stop", f"{counted(len(early), 'trial')}{known}")]
 
 
-def shares(run: Run) -> dict[int, float]:
-    """Of each trial that was measured more than once: the standard error of its median, a share."""
+def standard_errors(run: Run) -> dict[int, float]:
+    """Of each trial that was measured more than once: the relative error of its median."""
     noise = noise_of(run).log_sd
     counts = {t.number: len(t.measurements) for t in run.trials.values()}
     return {
@@ -62,13 +67,14 @@ def shares(run: Run) -> dict[int, float]:
     }
 
 
-def ended_words(run: Run, trial: Trial, attempt: Attempt) -> str | None:
+def attempt_text(run: Run, trial: Trial, attempt: Attempt) -> str | None:
     """The line of an end that is no first result: a repeat's, or an early stop's."""
     if attempt.repeat and attempt.kind == "ok":
-        middle = f"{trial.objective:.5g} is its median of {len(trial.measurements)}"
+        middle = f"median of {len(trial.measurements)}: {trial.objective:.5g}"
         return f"repeated {attempt.objective:.5g} {run.objective_key}; {middle}"
     if attempt.early:
-        return f"too slow {attempt.objective:.5g} {run.objective_key}; {attempt.message}"
+        why = attempt.message.removeprefix("stopped early: ")
+        return f"stopped  {attempt.objective:.5g} {run.objective_key}; {why}"
     return None
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
-from analysis import units as quantities
+from analysis import units
 from analysis.report.plots import BLUE, DARK, PALE, plain
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -25,12 +25,12 @@ TICKS = 10  # values of a whole number that are all named on its axis
 
 def shown(run: Run, trial: Trial) -> dict[str, float]:
     """A success's objectives by key, in the units in which they are shown."""
-    return {key: quantities.scaled(key, trial.objectives[key]) for key, _ in run.goals}
+    return {key: units.scaled(key, trial.objectives[key]) for key, _ in run.goals}
 
 
 def sought(run: Run) -> str:
     """``Maximizes throughput (tokens/s), minimizes nodes``."""
-    goals = [f"{'maximizes' if up else 'minimizes'} {quantities.label(k)}" for k, up in run.goals]
+    goals = [f"{'maximizes' if up else 'minimizes'} {units.label(k)}" for k, up in run.goals]
     text = ", ".join(goals)
     return text[0].upper() + text[1:]
 
@@ -47,20 +47,27 @@ def front_figure(run: Run) -> Figure:
     rest = [t for t in every if t.number not in numbers]
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    _points(axes, run, rest, s=22, color=PALE, label=f"beaten by another ({len(rest)})", zorder=2)
+    _points(axes, run, rest, s=22, color=PALE, label=f"dominated ({len(rest)})", zorder=2)
     colour: dict[str, Any] = {"color": BLUE}
     if third:
         colour = {"c": [shown(run, t)[third[0][0]] for t in best], "cmap": "viridis"}
     drawn = _points(
-        axes, run, best, s=58, edgecolor=DARK, label=f"front ({len(best)})", zorder=4, **colour
+        axes,
+        run,
+        best,
+        s=58,
+        edgecolor=DARK,
+        label=f"Pareto-optimal ({len(best)})",
+        zorder=4,
+        **colour,
     )
     if third:
         figure.colorbar(drawn, ax=axes, pad=0.01).set_label(
-            quantities.label(third[0][0]), parse_math=False
+            units.label(third[0][0]), parse_math=False
         )
     for axis, key in ((axes.xaxis, x_key), (axes.yaxis, y_key)):
         _scale(axes, "x" if axis is axes.xaxis else "y", [shown(run, t)[key] for t in every])
-        axis.set_label_text(quantities.label(key), parse_math=False)
+        axis.set_label_text(units.label(key), parse_math=False)
     if not third:
         _steps(axes, [(shown(run, t)[x_key], shown(run, t)[y_key]) for t in best], x_up)
     for trial in best[:NAMED]:
@@ -103,7 +110,7 @@ def _scale(axes: Axes, which: str, values: list[float]) -> None:
         scale: Mapping[str, Any] = {f"{which}scale": "log"}
         axes.set(**scale)
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda x, _: quantities.number(x)))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: units.number(x)))
         low, high = math.log10(distinct[0]), math.log10(distinct[-1])
         axis.set_ticks([float(f"{t:.1g}") for t in np.logspace(low, high, 6)])
     else:

@@ -66,7 +66,7 @@ def trajectory_figure(
             axes.axvline(restart_s / scale_s, color=GRAY, linewidth=0.8, linestyle=":")
     if len(frame):
         bottom.set_xlim(0, x.max() * EDGE or 1.0)
-    bottom.set_xlabel(f"search time ({unit})" + (", dotted: continued" if restarts_s else ""))
+    bottom.set_xlabel(f"search time ({unit})" + (", dotted: resumed" if restarts_s else ""))
     figure.align_ylabels()
     return figure
 

@@ -20,7 +20,7 @@ from analysis.report import tables
 from analysis.report.plots import png
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
-from analysis.verdict import shares
+from analysis.verdict import standard_errors
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -87,7 +87,7 @@ class Content:
             "parameters": varied,
             "fixed": fixed,
             "metrics": tables.metric_columns(self.run, self.frame),
-            "error_shares": shares(self.run),
+            "standard_errors": standard_errors(self.run),
         }
 
 

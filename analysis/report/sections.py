@@ -19,14 +19,14 @@ from analysis.report.sensitivity import (
     objective_sensitivity,
 )
 from analysis.report.trajectory import failures, idle_spans, ranking, search_time_s, trajectory
-from analysis.verdict import saved_rows, verdict_rows
+from analysis.verdict import early_stop_lines, verdict_lines
 
 TOP = 10
 DRAWN = 5  # best trials whose predicted parts are drawn
 
 
 def _best(content: Content) -> str:
-    lines = verdict_rows(content.run) + saved_rows(content.run)
+    lines = verdict_lines(content.run) + early_stop_lines(content.run)
     return content.html(
         "best.html", best=content.run.best, lines=lines, problem=content.best_problem
     )
@@ -121,7 +121,7 @@ SECTIONS: tuple[Section, ...] = (
         anchor="front",
         pictures=("front.png",),
     ),
-    Section("Course of the search", _history, pictures=("trajectory.png",)),
+    Section("Optimization history", _history, pictures=("trajectory.png",)),
     Section(
         lambda content: f"What drives {content.objective}",
         _drivers,

@@ -45,7 +45,7 @@ class Sensitivity:
         base: the forest's mean prediction.
         prediction: of each trial, shape (n,).
         oob_score: out-of-bag R2 of the regression, accuracy of the classifier.
-        base_rate: accuracy of always guessing the more frequent class; None for the regression.
+        base_rate: accuracy of the majority-class baseline; None for the regression.
         interval: mean |SHAP| per parameter over refits on bootstrap samples of the trials:
             ``low`` and ``high``, the 5th and 95th percentile.
         seed: of the forests and the bootstrap.
@@ -152,8 +152,8 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     cautions = _few(len(frame), encoded, "trials")
     if accuracy <= base_rate:
         cautions.append(
-            f"The forest is no better than always guessing the more frequent end (out-of-bag "
-            f"accuracy {accuracy:.0%}, base rate {base_rate:.0%}): the ranking may not hold."
+            f"The forest is no better than the majority-class baseline (out-of-bag accuracy "
+            f"{accuracy:.0%}, baseline {base_rate:.0%}): the ranking may not hold."
         )
     refit = RandomForestClassifier(REFIT_TREES)
     return Sensitivity(

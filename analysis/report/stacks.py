@@ -77,7 +77,7 @@ def stacks_figure(
     figure = Figure(figsize=(9, 0.36 * len(labels) + 1.7), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, memory, _MEMORY)
-    left.axvline(memory_limit_gib, color=RED, linewidth=1.2, linestyle="--", label="GPU's memory")
+    left.axvline(memory_limit_gib, color=RED, linewidth=1.2, linestyle="--", label="GPU memory")
     left.set_xlim(right=max(left.get_xlim()[1], 1.03 * memory_limit_gib))
     _draw(right, time, _TIME)
     left.set_xlabel("predicted peak memory (GiB)", fontsize=9)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import units as quantities
+from analysis import units
 from analysis.metrics import metric
 from analysis.report.trajectory import ended_t, succeeded
 from analysis.run.fold import Run
@@ -37,7 +37,7 @@ def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
 def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
     """Key figures that the trainer gave, other than the objective itself."""
     return [
-        {"key": key, "label": quantities.label(key)}
+        {"key": key, "label": units.label(key)}
         for key in KEY_METRICS
         if f"m:{key}" in frame.columns and key != run.objective_key
     ]
@@ -51,13 +51,13 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     key = run.objective_key
     return {
         "number": trial.number,
-        "state": trial.kind or ("running" if running else "waiting"),
+        "state": trial.kind or ("running" if running else "pending"),
         "early": trial.early,
         "measurements": [
-            quantities.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
+            units.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
         ],
         "colour": Kind(trial.kind).row.colour if trial.kind else "gray",
-        "objective": quantities.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
+        "objective": units.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
         "metrics": {key: _scaled(key, metric(trial.result, key)) for key in KEY_METRICS},
@@ -82,19 +82,19 @@ def _why(trial: Trial, key: str) -> str:
     expected = trial.expected
     said = [trial.why] if trial.why else []
     if {"objective", "low", "high"} <= expected.keys():
-        figures = (quantities.scaled(key, expected[name]) for name in ("objective", "low", "high"))
-        what, low, high = (quantities.number(figure) for figure in figures)
+        figures = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
+        what, low, high = (units.number(figure) for figure in figures)
         said.append(f"expected {what} ({low} to {high})")
     if "fits" in expected:
-        said.append(f"to run with {expected['fits']:.0%}")
+        said.append(f"runs with probability {expected['fits']:.0%}")
     if "gain" in expected and "left" in expected:
         gain, left = expected["gain"], expected["left"]
-        said.append(f"another batch to gain {gain:.2%}, all that is left {left:.2%}")
+        said.append(f"expected gain of another batch {gain:.2%}, of all the rest {left:.2%}")
     return "; ".join(said)
 
 
 def _scaled(key: str, value: float | None) -> float | None:
-    return None if value is None else quantities.scaled(key, value)
+    return None if value is None else units.scaled(key, value)
 
 
 def _tail(text: str) -> str:

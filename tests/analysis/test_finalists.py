@@ -22,7 +22,7 @@ from analysis.finalists import (
 from analysis.run.events import Ended, Proposed, Started
 from analysis.run.fold import Run, apply, read_run
 from analysis.run.frame import load
-from analysis.verdict import saved_rows, shares, verdict_rows
+from analysis.verdict import early_stop_lines, standard_errors, verdict_lines
 
 FOLDER = Path("run")
 Write = Callable[..., Run]
@@ -128,7 +128,7 @@ def test_what_was_stopped_early_is_never_the_best_until_it_is_measured_whole(boo
     assert run.trials[2].ok and run.trials[2].early
     assert run.best is run.trials[1]
     assert run.trials[2].saved_node_s == 120.0
-    assert saved_rows(run) == [("early", "1 stopped for being too slow, 2 node-minutes saved")]
+    assert early_stop_lines(run) == [("early stop", "1 trial, 2 node-minutes saved")]
     book.measure(2, 76.0)
     run = book.read()
     assert run.trials[2].measurements == [76.0]
@@ -142,7 +142,7 @@ def test_a_journal_from_before_repeats_is_read(book: Book) -> None:
     assert "repeat" not in text and "early" not in text
     assert run.trials[1].measurements == [100.0]
     assert not run.trials[1].early
-    assert verdict_rows(run) == []
+    assert verdict_lines(run) == []
     frame = load(book.folder)
     assert list(frame["measurements"]) == [1]
 
@@ -268,14 +268,16 @@ def test_without_a_success_or_a_logarithm_there_is_no_verdict(book: Book) -> Non
 
 def test_the_verdict_is_told_with_its_runner_up(book: Book) -> None:
     run = book.run({1: [100.0, 101.0], 2: [97.0, 97.1], 3: [20.0]})
-    (_, winner), (_, second), (_, noise) = verdict_rows(run, 0.5)
+    (_, winner), (_, second), (_, noise) = verdict_lines(run, 0.5)
     assert winner.startswith("trial 1, measured twice; the best with probability 0.")
-    assert winner.endswith("(settled at 0.5)")
+    assert winner.endswith("(confidence 0.5 reached)")
     assert second == "trial 2, 3.4% behind, measured twice"
     assert noise.endswith("between runs of one configuration")
-    assert verdict_rows(run, 0.9999)[0][1].endswith("(not settled at 0.9999)")
-    assert set(shares(run)) == {1, 2}
-    assert shares(run)[1] == pytest.approx(noise_of(run).log_sd * median_variance(2) ** 0.5)
+    assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
+    assert set(standard_errors(run)) == {1, 2}
+    assert standard_errors(run)[1] == pytest.approx(
+        noise_of(run).log_sd * median_variance(2) ** 0.5
+    )
 
 
 @pytest.mark.parametrize(("spread", "disturbed"), [(0.01, 0.0), (0.03, 0.0), (0.02, 0.1)])

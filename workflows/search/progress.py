@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis import units as quantities
+from analysis import units
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import clock_text, config_text, counted
-from analysis.verdict import ended_words, saved_rows, verdict_rows
+from analysis.verdict import attempt_text, early_stop_lines, verdict_lines
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
     else:
         rows.append(("best", "no success yet"))
     rows += front_rows(run)
-    rows += verdict_rows(run)
-    rows += saved_rows(run)
+    rows += verdict_lines(run)
+    rows += early_stop_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
@@ -70,10 +70,9 @@ def figures_text(run: Run, trial: Trial) -> str:
     """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
     if not trial.objectives:
         return f"{trial.objective:.5g} {run.objective_key}"
-    shown = [(quantities.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
+    shown = [(units.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
     return ", ".join(
-        f"{quantities.number(figure)} {quantities.unit(key) or quantities.name(key)}"
-        for figure, key in shown
+        f"{units.number(figure)} {units.unit(key) or units.name(key)}" for figure, key in shown
     )
 
 
@@ -126,7 +125,7 @@ class Progress:
             self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
         spent = clock_text(attempt.elapsed_s)
-        if words := ended_words(run, trial, attempt):
+        if words := attempt_text(run, trial, attempt):
             new = "  <- best" if run.best is trial else ""
             self.say(f"{what} {words}  {spent}{new}")
         elif attempt.kind == "ok":

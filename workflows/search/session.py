@@ -21,7 +21,7 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from analysis.run.trial import Trial
 from analysis.units import config_text, counted
-from analysis.verdict import saved_rows, verdict_rows
+from analysis.verdict import early_stop_lines, verdict_lines
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.pool import NodePool
@@ -181,7 +181,7 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
     for label, text in front_rows(driver.state):
         words += f"\n{label + ':' if label else ' '} {text}"
     asked = driver.space.finalists.confidence
-    for label, text in verdict_rows(driver.state, asked) + saved_rows(driver.state):
+    for label, text in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
         words += f"\n{label}: {text}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))

@@ -100,7 +100,7 @@ def test_the_report_has_the_front_and_every_point_leads_to_its_trial(run: Run) -
     for number in linked:
         assert f'id="trial-{number}"' in page
     assert "Maximizes throughput (tokens/s), minimizes nodes" in page
-    assert "<b>3</b> are beaten by no other one" in page
+    assert "<b>3</b> are Pareto-optimal" in page
     assert (run.directory / "report" / "front.png").stat().st_size > 1000
 
 

@@ -201,7 +201,7 @@ def test_trials_that_have_not_ended_are_in_the_table(journal):
     book.propose(2, {"tp": 4})
     page = Page(write_report(book.directory))
     assert {"trial-0", "trial-1", "trial-2"} <= set(page.all("tr", "id"))
-    assert "running" in page.text and "waiting" in page.text and "2 not ended" in page.text
+    assert "running" in page.text and "pending" in page.text and "2 not ended" in page.text
 
 
 def test_every_trial_says_who_chose_it_why_and_what_was_expected(journal):
@@ -212,10 +212,10 @@ def test_every_trial_says_who_chose_it_why_and_what_was_expected(journal):
     page = Page(write_report(book.directory))
     assert "forest" in page.text
     assert (
-        "highest <bound>; expected 2 (1 to 4); to run with 99%; another batch to gain 2.00%, "
-        "all that is left 3.10%"
+        "highest <bound>; expected 2 (1 to 4); runs with probability 99%; expected gain of another "
+        "batch 2.00%, of all the rest 3.10%"
     ) in page.text
-    assert "to run with 50%" in page.text
+    assert "runs with probability 50%" in page.text
 
 
 def test_parameters_that_never_varied_are_named(journal):
@@ -273,7 +273,7 @@ def priced(journal) -> Path:
 def test_the_page_shows_predictions_beside_what_was_measured(priced):
     page = Page(write_report(priced, validate=lambda run: forecast(1.25)))
     text = " ".join(page.text.split())
-    assert "Median error of the step time 20 % (before this run taught it: 20 %)" in text
+    assert "Median error of the step time 20 % (before calibration: 20 %)" in text
     assert "Of 1 trial that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
     rows = page.source.split('id="forecast"')[1].split("</table>")[0].count("<tr>")
     assert rows == 1 + 3
