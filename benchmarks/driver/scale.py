@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from analysis.run.events import Event
 from analysis.run.fold import Run, read_run
 from analysis.run.results import write_results
 from benchmarks.cost_model.report import machine
@@ -51,7 +52,7 @@ from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.search import driver as driver_module
 from workflows.search.budget import Budget
-from workflows.search.driver import Driver
+from workflows.search.driver import Driver, Tick
 from workflows.search.progress import Progress
 
 REPLAYS = 5
@@ -132,8 +133,8 @@ class _Watch:
     progress: Progress
     usable: list[tuple[float, int]] = field(default_factory=list)  # from when on
 
-    def __call__(self, event: str, driver: Driver, number: int | None) -> None:
-        self.progress(event, driver, number)
+    def __call__(self, event: Event | Tick, driver: Driver) -> None:
+        self.progress(event, driver)
         if not self.usable or self.usable[-1][1] != driver.pool.size:
             self.usable.append((driver.journal.clock(), driver.pool.size))
 

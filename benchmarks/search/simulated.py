@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from analysis.run.journal import Journal
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
 from workflows.search.budget import Budget
-from workflows.search.driver import Driver
+from workflows.search.driver import Driver, Listener
 from workflows.search.trials import TrialFactory
 from workflows.simulation.workload import simulated_launcher
 
@@ -24,7 +24,7 @@ def simulated_driver(
     policy: Policy,
     budget: Budget,
     seed: int,
-    listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+    listen: Listener = lambda *_: None,
     sync: bool = False,
 ) -> Iterator[Driver]:
     """A driver whose run folder is there as long as the context is.

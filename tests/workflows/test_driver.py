@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from analysis.run.events import Opened, Proposed, Started
+from analysis.run.events import Ended, Event, Opened, Proposed, Started
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
@@ -27,12 +27,11 @@ from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
-from workflows.search.driver import Driver
+from workflows.search.driver import Driver, Listener, Tick
 from workflows.search.progress import Progress
-from workflows.search.schedule import MAX_RETRIES
 from workflows.search.session import _signals
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
-from workflows.search.trials import TrialFactory
+from workflows.search.trials import MAX_RETRIES, TrialFactory
 
 Make = Callable[..., SearchSpace]
 Script = Callable[[int, int, Lease], Outcome]  # trial, attempt, lease -> end
@@ -105,7 +104,7 @@ def make_driver(tmp_path: Path, make_space: Make) -> Iterable[Callable[..., Driv
     def make(
         launcher: ScriptedLauncher,
         trials: int | None = 6,
-        listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+        listen: Listener = lambda *_: None,
         space: SearchSpace | None = None,
     ) -> Driver:
         space = space or make_space()
@@ -234,7 +233,7 @@ def test_free_nodes_get_work_while_a_wide_trial_waits(make_driver: MakeDriver) -
     launcher.gate.clear()
     waited = []
 
-    def open_when_full(event: str, driver: Driver, number: int | None) -> None:
+    def open_when_full(event: Event | Tick, driver: Driver) -> None:
         waited.extend(r.trial for r in driver.running.values() if len(r.lease.nodes) == 2)
         if not driver.pool.free:
             launcher.gate.set()
@@ -268,8 +267,8 @@ def test_a_stop_ends_what_runs_and_the_next_session_runs_it_again(make_driver: M
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
     launcher.gate.clear()
 
-    def stop_when_running(event: str, driver: Driver, number: int | None) -> None:
-        if event == "started":
+    def stop_when_running(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Started):
             driver.stop(Ending("stopped by SIGINT", 130))
 
     driver = make_driver(launcher, listen=stop_when_running)
@@ -296,8 +295,8 @@ def test_a_drain_lets_running_trials_end(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
     launcher.gate.clear()
 
-    def drain(event: str, driver: Driver, number: int | None) -> None:
-        if event == "started":
+    def drain(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Started):
             driver.drain(Ending("the allocation ends", CONTINUE))
             launcher.gate.set()
 
@@ -410,8 +409,8 @@ def test_a_trial_that_kills_its_driver_is_not_tried_for_ever(make_driver: MakeDr
 def test_a_search_that_is_done_when_the_allocation_ends_is_done(make_driver: MakeDriver) -> None:
     launcher = ScriptedLauncher(lambda n, a, lease: ok())
 
-    def end_allocation(event: str, driver: Driver, number: int | None) -> None:
-        if event == "started":
+    def end_allocation(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Started):
             launcher.left_s = 1.0
 
     driver = make_driver(launcher, trials=1, listen=end_allocation)
@@ -423,10 +422,10 @@ def test_a_draining_driver_waits_without_turning(make_driver: MakeDriver) -> Non
     launcher.gate.clear()
     ticks = 0
 
-    def count(event: str, driver: Driver, number: int | None) -> None:
+    def count(event: Event | Tick, driver: Driver) -> None:
         nonlocal ticks
         launcher.left_s = 1.0 if driver.running else None
-        ticks += event == "tick"
+        ticks += isinstance(event, Tick)
         if ticks == 2:
             launcher.gate.set()
 
@@ -480,8 +479,8 @@ def test_failures_while_a_search_is_being_stopped_do_not_change_why_it_ends(
 ) -> None:
     crash = Outcome(Kind.CRASH, message="killed by the same Ctrl-C")
 
-    def stop(event: str, driver: Driver, number: int | None) -> None:
-        if event == "ended" and number == 8:
+    def stop(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended) and event.trial == 8:
             driver.stop(Ending("stopped by SIGINT", 130))
 
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: crash, num_nodes=1), 30, stop)

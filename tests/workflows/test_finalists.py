@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.events import Started, read_records
+from analysis.run.events import Ended, Event, Started, read_records
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
@@ -23,10 +23,9 @@ from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, Outcome, TrialSpec
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget, node_hours
-from workflows.search.driver import Driver
-from workflows.search.schedule import MAX_RETRIES
+from workflows.search.driver import Driver, Listener, Tick
 from workflows.search.stopping import CONTINUE, DONE, Ending
-from workflows.search.trials import TrialFactory
+from workflows.search.trials import MAX_RETRIES, TrialFactory
 
 Make = Callable[..., SearchSpace]
 Script = Callable[[int, int], Outcome]  # trial, attempt -> end
@@ -91,7 +90,7 @@ def make_driver(tmp_path: Path, make_space: Make) -> Iterable[MakeDriver]:
         launcher: Scripted,
         finalists: str = "{confidence: 0.9, max_repeats: 6}",
         budget: Budget | None = None,
-        listen: Callable[[str, Driver, int | None], None] = lambda *_: None,
+        listen: Listener = lambda *_: None,
         **keys: str,
     ) -> Driver:
         keys = {"parameters": "{num_nodes: [1], mbs: {range: [1, 8]}}", **keys}
@@ -175,8 +174,8 @@ def test_several_objectives_have_no_winner_to_settle(make_driver: MakeDriver) ->
 
 
 def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -> None:
-    def drain(event: str, driver: Driver, number: int | None) -> None:
-        if event == "ended" and number == 2:
+    def drain(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended) and event.trial == 2:
             driver.drain(Ending("the allocation ends", CONTINUE))
 
     driver = make_driver(Scripted(lucky), listen=drain, budget=Budget(trials=8))
@@ -185,8 +184,8 @@ def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -
 
 
 def test_no_time_is_left_for_finalists_when_it_is_spent(make_driver: MakeDriver) -> None:
-    def spend(event: str, driver: Driver, number: int | None) -> None:
-        if event == "ended" and all(t.ended for t in driver.state.trials.values()):
+    def spend(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended) and all(t.ended for t in driver.state.trials.values()):
             driver.journal.clock = lambda: time.time() + 3600
 
     budget = Budget(trials=4, wall_time_s=1800)
@@ -200,9 +199,9 @@ def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> Non
     launcher.slow = {1}
     ends: list[int] = []
 
-    def note(event: str, driver: Driver, number: int | None) -> None:
-        if event == "ended" and number is not None:
-            ends.append(number)
+    def note(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended):
+            ends.append(event.trial)
             if len(ends) == 3:
                 launcher.gate.set()
 
@@ -219,8 +218,8 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
 ) -> None:
     launcher = Scripted(lucky)
 
-    def end_allocation(event: str, driver: Driver, number: int | None) -> None:
-        if event == "ended" and all(t.ended for t in driver.state.trials.values()):
+    def end_allocation(event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended) and all(t.ended for t in driver.state.trials.values()):
             launcher.left_s = 1.0
 
     driver = make_driver(launcher, listen=end_allocation)
@@ -235,11 +234,11 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
 def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: MakeDriver) -> None:
     launcher = Scripted(lucky)
 
-    def stop(event: str, driver: Driver, number: int | None) -> None:
+    def stop(event: Event | Tick, driver: Driver) -> None:
         trials = driver.state.trials
         if len(trials) == len(LUCKY) and all(t.ended for t in trials.values()):
             launcher.slow = {2, 3}  # what starts from now on is a repeat
-        if event == "started" and number and trials[number].ended:
+        if isinstance(event, Started) and trials[event.trial].ended:
             driver.stop(Ending("stopped by SIGINT", 130))
 
     driver = make_driver(launcher, listen=stop)

@@ -7,9 +7,10 @@ moment can be started again: :meth:`Driver.run` first settles what its predecess
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
-from analysis.run.events import Closed, Ended, Opened, Started
+from analysis.run.events import Closed, Event, Opened, Started
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
@@ -19,21 +20,29 @@ from analysis.units import counted
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.outcome.classify import read_result
-from slurm.outcome.kinds import BLAMELESS, Kind
+from slurm.outcome.kinds import Kind
 from slurm.pool import NodePool
 from slurm.trial import Lease, Outcome
 from workflows.optimizer.policy import Policy
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStopping
-from workflows.search.schedule import MAX_RETRIES, Schedule
+from workflows.search.schedule import Schedule
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures
-from workflows.search.trials import TrialFactory, judge
+from workflows.search.trials import TrialFactory, ended
 
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
 END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
 TICK_S = 1.0
 NODE_CHECK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: a second, or less where an attempt has ended."""
+
+
+Listener = Callable[[Event | Tick, "Driver"], None]
 
 
 class Driver:
@@ -48,8 +57,8 @@ class Driver:
         factory: turns them into processes.
         budget: when to stop.
         seed: written to the journal.
-        listen: called with (event, driver, trial's number or None) after each change, and about
-            once a second; events are opened, started, ended and tick.
+        listen: called with what has happened and the driver: after each event that it has written
+            to the journal, and about once a second with a ``Tick``.
     """
 
     def __init__(
@@ -62,7 +71,7 @@ class Driver:
         factory: TrialFactory,
         budget: Budget,
         seed: int,
-        listen: Callable[[str, Driver, int | None], None],
+        listen: Listener,
     ) -> None:
         self.space = space
         self.folder = folder
@@ -131,8 +140,10 @@ class Driver:
             self._attempts.abandon()
             raise
         ending = self._final_ending(no_more)
-        self.journal.write(Closed(reason=ending.reason))
+        closed = Closed(reason=ending.reason)
+        self.journal.write(closed)
         write_results(self.folder, self.state)
+        self.listen(closed, self)
         return ending
 
     def _final_ending(self, no_more: Ending | None) -> Ending:
@@ -155,16 +166,15 @@ class Driver:
     def _open(self) -> None:
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
         self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
-        self.journal.write(
-            Opened(
-                space=self.space.name,
-                fingerprint=self.space.fingerprint,
-                seed=self.seed,
-                launcher=self.launcher.name,
-                nodes=self.pool.nodes,
-                **self.space.goals,
-            )
+        opened = Opened(
+            space=self.space.name,
+            fingerprint=self.space.fingerprint,
+            seed=self.seed,
+            launcher=self.launcher.name,
+            nodes=self.pool.nodes,
+            **self.space.goals,
         )
+        self.journal.write(opened)
         for trial, attempt in left_running:
             if attempt:
                 self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
@@ -172,7 +182,7 @@ class Driver:
             if not trial.ended:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)
-        self.listen("opened", self, None)
+        self.listen(opened, self)
 
     def _left_behind(self, trial: Trial) -> Outcome:
         """How an attempt ended whose driver was killed: by its result if it has one."""
@@ -222,13 +232,14 @@ class Driver:
         attempt = len(trial.attempts) + 1
         spec = self.factory.write(number, attempt, trial.config)
         repeat = trial.ended
-        self.journal.write(
-            Started(trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat)
+        started = Started(
+            trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat
         )
+        self.journal.write(started)
         # A finalist is measured whole: that is what it runs for.
         stop_rule = None if repeat else partial(self._early_stopping.judge, trial.config)
         self._attempts.start(Running(number, attempt, lease), spec, stop_rule)
-        self.listen("started", self, number)
+        self.listen(started, self)
 
     def _wait(self) -> None:
         if ended := self._attempts.next_end(TICK_S):
@@ -241,38 +252,19 @@ class Driver:
             self.pool.release(running.lease)
             self._give_up_impossible()
         self._results.catch_up(self.state)
-        self.listen("tick", self, None)
+        self.listen(Tick(), self)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
         trial = self.state.trials[number]
-        kind, objectives, message = judge(self.space, outcome, trial.config)
         repeat = trial.ended  # its first result stands, whatever comes of this
-        retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
-        final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
-        early = outcome.stopped_early and kind is Kind.OK
-        self.journal.write(
-            Ended(
-                trial=number,
-                attempt=attempt,
-                kind=str(kind),
-                objective=next(iter(objectives.values()), None),
-                objectives=objectives if len(objectives) > 1 else {},
-                result=outcome.result,
-                message=message,
-                stderr_tail=outcome.stderr_tail,
-                elapsed_s=outcome.elapsed_s,
-                nodes=nodes,
-                final=final and not repeat,
-                early=early,
-                saved_node_s=outcome.saved_s * len(nodes) if early else None,
-            )
-        )
+        end = ended(self.space, trial, attempt, nodes, outcome)
+        self.journal.write(end)
         self._results.stale = True
         self._early_stopping.update(self.state, trial)
-        if not final and not repeat:
+        if not end.final and not repeat:
             self._schedule.requeue(number)
-        self.listen("ended", self, number)
-        if ending := self._failures.note(kind, message, self.state):
+        self.listen(end, self)
+        if ending := self._failures.note(Kind(end.kind), end.message, self.state):
             self.stop(ending)
 
     def _check_allocation(self) -> None:

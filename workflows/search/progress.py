@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import units
+from analysis.run.events import Ended, Event, Opened, Started
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import clock_text, config_text, counted
@@ -20,7 +21,7 @@ from analysis.verdict import attempt_text, early_stop_lines, verdict_lines
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:
-    from workflows.search.driver import Driver
+    from workflows.search.driver import Driver, Tick
 
 SHOWN_RUNNING = 8
 SHOWN_NODES = 8
@@ -101,13 +102,12 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def __call__(self, event: str, driver: Driver, number: int | None) -> None:
-        trial = driver.state.trials[number] if number is not None else None
-        if trial and (event == "ended" or not self._live):
-            self._line(event, driver.state, trial)
+    def __call__(self, event: Event | Tick, driver: Driver) -> None:
+        if isinstance(event, Ended) or (isinstance(event, Started) and not self._live):
+            self._line(event, driver.state)
         if self._live:
             self._live.update(_panel(driver))
-        elif event == "opened":
+        elif isinstance(event, Opened):
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
     def say(self, text: str) -> None:
@@ -116,12 +116,13 @@ class Progress:
         printable = text.encode("utf-8", "backslashreplace").decode()
         self._console.print(Text(printable), soft_wrap=True)
 
-    def _line(self, event: str, run: Run, trial: Trial) -> None:
+    def _line(self, event: Started | Ended, run: Run) -> None:
+        trial = run.trials[event.trial]
         attempt = trial.attempts[-1]
         what = f"trial {trial.number:4d}"
         if len(trial.attempts) > 1:
             what += f" (attempt {attempt.number})"
-        if event == "started":
+        if isinstance(event, Started):
             self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
             return
         spent = clock_text(attempt.elapsed_s)

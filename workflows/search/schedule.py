@@ -19,8 +19,7 @@ from slurm.pool import NodePool
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.search.budget import Budget, NodeHours
 from workflows.search.stopping import CONTINUE, DONE, Ending
-
-MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
+from workflows.search.trials import MAX_RETRIES
 
 
 class Schedule:

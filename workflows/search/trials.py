@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from analysis.metrics import MissingMetricError
+from analysis.run.events import Ended
 from analysis.run.folder import RunFolder
+from analysis.run.trial import Trial
 from search_spaces import SearchSpace
 from slurm.outcome.evidence import clear
-from slurm.outcome.kinds import Kind
+from slurm.outcome.kinds import BLAMELESS, Kind
 from slurm.python import module_argv
 from slurm.trial import Outcome, ResultSource, TrialSpec
 from trainer.config import ConfigError
 from workflows.search.objectives import figures
 
+MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
 
 
@@ -102,6 +105,39 @@ def judge(
         if not math.isfinite(figure):
             return Kind.DIVERGED, {}, f"{key} is not finite"
     return Kind.OK, reached, outcome.message
+
+
+def ended(
+    space: SearchSpace, trial: Trial, attempt: int, nodes: Sequence[str], outcome: Outcome
+) -> Ended:
+    """What the journal says of an attempt that has ended so.
+
+    Args:
+        space: of the trial.
+        trial: as it was before.
+        attempt: its number.
+        nodes: that it held.
+        outcome: how it ended.
+    """
+    kind, objectives, message = judge(space, outcome, trial.config)
+    retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
+    final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
+    early = outcome.stopped_early and kind is Kind.OK
+    return Ended(
+        trial=trial.number,
+        attempt=attempt,
+        kind=str(kind),
+        objective=next(iter(objectives.values()), None),
+        objectives=objectives if len(objectives) > 1 else {},
+        result=outcome.result,
+        message=message,
+        stderr_tail=outcome.stderr_tail,
+        elapsed_s=outcome.elapsed_s,
+        nodes=nodes,
+        final=final and not trial.ended,  # of a repeat's trial the first result stands
+        early=early,
+        saved_node_s=outcome.saved_s * len(nodes) if early else None,
+    )
 
 
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:
