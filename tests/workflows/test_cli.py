@@ -17,7 +17,7 @@ from search_spaces import load_space
 from slurm import registry
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
-from workflows.cli import launchers
+from workflows import launching
 from workflows.cli.main import main, parser
 from workflows.cli.search_arguments import resume_flags
 
@@ -187,7 +187,7 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
         return made[-1]
 
     monkeypatch.setattr(registry, "make_launcher", make)
-    monkeypatch.setattr(launchers, "make_launcher", make)
+    monkeypatch.setattr(launching, "make_launcher", make)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: no, device: cpu}}\n"

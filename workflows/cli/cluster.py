@@ -47,10 +47,11 @@ def add_commands(commands: Commands) -> None:
 
 def preflight(arguments: Namespace) -> int:
     """Measure the machine and write its cluster file."""
+    from slurm.launcher import LauncherOptions
     from slurm.registry import make_launcher
     from workflows import preflight as measuring
     from workflows.cli.errors import UsageError
-    from workflows.cli.launchers import launcher_name, options_of
+    from workflows.launching import launcher_name
 
     name = measuring.cluster_name(os.environ)
     out: Path = arguments.out or Path(f"{name}.yaml")
@@ -61,7 +62,8 @@ def preflight(arguments: Namespace) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     chosen = launcher_name(arguments.launcher)
-    with closing(make_launcher(chosen, options_of(arguments, arguments.nodes or 1))) as launcher:
+    options = LauncherOptions(arguments.nodes or 1, arguments.site, arguments.hostfile)
+    with closing(make_launcher(chosen, options)) as launcher:
         nodes = arguments.nodes or len(launcher.nodes())
         if nodes > len(launcher.nodes()):
             raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")

@@ -11,6 +11,7 @@ from slurm.registry import RegistryError
 from slurm.srun.batch import BatchError
 from slurm.srun.site import SiteError
 from trainer.config import ConfigError
+from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
 from workflows.simulation.options import SimulationError
 
@@ -24,7 +25,7 @@ def input_errors() -> tuple[type[Exception], ...]:
     return (
         *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
         *(FingerprintError, RunError, RunBusyError),
-        *(RegistryError, PolicyError, SimulationError),
+        *(RegistryError, PolicyError, LaunchError, SimulationError),
     )
 
 

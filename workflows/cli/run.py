@@ -67,11 +67,13 @@ def report(arguments: Namespace) -> int:
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
     from analysis.run.best import load_best
+    from slurm.launcher import LauncherOptions
     from slurm.registry import make_launcher
-    from workflows.cli.launchers import launcher_name, options_of
+    from workflows.launching import launcher_name
     from workflows.train import train_best
 
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
-    with closing(make_launcher(chosen, options_of(arguments, best.num_nodes))) as launcher:
+    options = LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
+    with closing(make_launcher(chosen, options)) as launcher:
         return train_best(best, launcher, arguments.out, arguments.steps)

@@ -78,13 +78,13 @@ def _add_course(parser: ArgumentParser) -> None:
 def search(arguments: Namespace) -> int:
     """Start or resume a search, then write its report."""
     from analysis.run.folder import RunFolder
-    from workflows.cli.launchers import launcher_for
     from workflows.cli.search_arguments import (
         asked_space,
         resume_flags,
         run_directory,
         warm_prices,
     )
+    from workflows.launching import launcher_for
     from workflows.search.budget import Budget
     from workflows.search.session import dry_run, run_session
 
@@ -93,7 +93,16 @@ def search(arguments: Namespace) -> int:
     pricing = warm_prices(space, arguments.warm_start)
     if not folder.started:
         _warn(space, pricing)
-    with closing(launcher_for(arguments, space, folder)) as launcher:
+    with closing(
+        launcher_for(
+            space,
+            folder,
+            arguments.launcher,
+            arguments.simulate,
+            arguments.site,
+            arguments.hostfile,
+        )
+    ) as launcher:
         if arguments.dry_run:
             for line in dry_run(space, folder, launcher, arguments.seed, arguments.policy, pricing):
                 print(line)

@@ -26,9 +26,9 @@ from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.pool import NodePool
 from slurm.trial import Lease
-from workflows.optimizer.registry import make_policy
+from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
-from workflows.search.driver import Driver
+from workflows.search.driver import Driver, Listener
 from workflows.search.progress import Progress, front_rows
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
@@ -43,10 +43,41 @@ def run_session(
     seed: int | None,
     budget: Budget,
     flags: str = "",
-    policy: str = "meshtune",
+    policy: str = DEFAULT,
     pricing: Pricing | None = None,
 ) -> int:
     """Search until an ending, write the report, and return the process's exit code.
+
+    A person watches: progress goes to the terminal, and Ctrl-C stops the search cleanly.
+
+    Args:
+        space, folder, launcher, seed, budget, policy, pricing: see :func:`open_driver`.
+        flags: what the command that resumes the run needs beside the space.
+    """
+    console = Console()
+    # Slurm's warning may come while there is no driver yet, or none any more.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    progress = Progress(console)
+    with open_driver(space, folder, launcher, seed, budget, progress, policy, pricing) as driver:
+        with progress, _signals(driver, progress):
+            ending = driver.run()
+        console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
+        console.print(Text(_report(folder)), soft_wrap=True)
+    return ending.code
+
+
+@contextmanager
+def open_driver(
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None,
+    budget: Budget,
+    listen: Listener,
+    policy: str = DEFAULT,
+    pricing: Pricing | None = None,
+) -> Iterator[Driver]:
+    """The driver of a run, which is held as long as the context is.
 
     Args:
         space: what is searched.
@@ -54,13 +85,16 @@ def run_session(
         launcher: gives trials their processes.
         seed: None: the run's own, or 0.
         budget: of the whole run.
-        flags: what the command that resumes the run needs beside the space.
+        listen: see ``Driver``.
         policy: the name of what chooses; see ``workflows.optimizer.registry``.
         pricing: in place of the space's own prices.
+
+    Raises:
+        RegistryError: if there is no such policy.
+        FingerprintError: if the folder holds a run of another space.
+        RunBusyError: if another process drives this run.
     """
-    console = Console()
-    # Slurm's warning may come while there is no driver yet, or none any more.
-    signal.signal(signal.SIGUSR1, lambda *_: None)
+    POLICIES.get(policy)  # an error now, while nothing is made
     data = _data(space, folder, launcher)
     folder.prepare(space)
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
@@ -70,26 +104,19 @@ def run_session(
             make_data(data)
         if seed is None:
             seed = journal.run.seed
-        factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
-        with Progress(console) as progress:
-            driver = Driver(
-                space=space,
-                folder=folder,
-                journal=journal,
-                launcher=launcher,
-                policy=make_policy(space, seed, policy, pricing=pricing),
-                factory=factory,
-                budget=budget,
-                seed=seed,
-                listen=progress,
-            )
-            with _signals(driver, progress):
-                ending = driver.run()
-        console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
-        console.print(Text(_report(folder)), soft_wrap=True)
+        yield Driver(
+            space=space,
+            folder=folder,
+            journal=journal,
+            launcher=launcher,
+            policy=make_policy(space, seed, policy, pricing=pricing),
+            factory=TrialFactory(space, folder, _run_id(folder, launcher), data),
+            budget=budget,
+            seed=seed,
+            listen=listen,
+        )
     finally:
         journal.close()
-    return ending.code
 
 
 def dry_run(
@@ -97,7 +124,7 @@ def dry_run(
     folder: RunFolder,
     launcher: Launcher,
     seed: int | None,
-    policy: str = "meshtune",
+    policy: str = DEFAULT,
     pricing: Pricing | None = None,
 ) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing."""

@@ -1,0 +1,81 @@
+"""Which launcher a search gets, and on how many nodes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from analysis.run.fold import read_run
+from analysis.run.folder import RunFolder
+from analysis.units import counted
+from search_spaces import SearchSpace
+from slurm.launcher import Launcher, LauncherOptions
+from slurm.registry import make_launcher
+
+
+class LaunchError(ValueError):
+    """A search that cannot be launched as it was asked for; the message names the remedy."""
+
+
+def launcher_name(asked: str | None) -> str:
+    """The launcher that was asked for; default: srun inside a Slurm allocation, else local."""
+    return asked or ("srun" if "SLURM_JOB_ID" in os.environ else "local")
+
+
+def launcher_for(
+    space: SearchSpace,
+    folder: RunFolder,
+    name: str | None = None,
+    simulate: str = "",
+    site: str = "generic",
+    hostfile: Path | None = None,
+) -> Launcher:
+    """The launcher of a search.
+
+    Args:
+        space: to be searched.
+        folder: of its run, which may be there already.
+        name: see :func:`launcher_name`; ``simulate`` is the simulated cluster.
+        simulate: its settings, ``KEY=VALUE,...``.
+        site, hostfile: see ``LauncherOptions``.
+
+    Raises:
+        RegistryError: if there is no such launcher.
+        LaunchError: if the folder holds a simulated run and this one is real, or the reverse; or if
+            nobody can mean this machine for so many ranks.
+    """
+    if simulate and name != "simulate":
+        raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
+    run = read_run(folder.path) if folder.started else None
+    if run and name == "simulate" and run.launcher not in ("", "simulate"):
+        raise LaunchError(
+            f"{folder.path} holds a real run ({run.launcher}): choose another run folder"
+        )
+    if run and name != "simulate" and run.launcher == "simulate":
+        raise LaunchError(
+            f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
+            "choose another run folder"
+        )
+
+    def simulated(_: LauncherOptions) -> Launcher:
+        from slurm.simulated.cluster import EPOCH
+        from workflows.simulation.workload import simulated_launcher
+
+        return simulated_launcher(space, simulate, max(EPOCH, run.last_t if run else 0.0))
+
+    nodes = _widest(space)
+    ranks, cores = nodes * space.cluster.gpus_per_node, os.cpu_count() or 1
+    if launcher_name(name) == "local" and name is None and ranks > max(8, 4 * cores):
+        raise LaunchError(
+            f"{space.file}: a trial has up to {ranks} ranks, and this machine "
+            f"{counted(cores, 'core')}; `meshtune submit` searches on a cluster, "
+            "the launcher 'local' insists on this machine"
+        )
+    options = LauncherOptions(nodes, site, hostfile)
+    return make_launcher(launcher_name(name), options, {"simulate": simulated})
+
+
+def _widest(space: SearchSpace) -> int:
+    """Nodes of the widest trial: what the local launcher pretends to have."""
+    nodes = space.parameters.get("num_nodes")
+    return max(int(value) for value in nodes.values) if nodes else 1
