@@ -9,11 +9,10 @@ imported once, before they fork.
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import importlib.util
 import json
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_worker import RandomTokens
+from rank_worker import RandomTokens, run_in_forks
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed import engine as deepspeed_engine
@@ -95,8 +94,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_rank(job: dict[str, Any], rank: int, folder: Path) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
+def run_rank(job: dict[str, Any], folder: Path, rank: int) -> None:
     ranks = job["ranks"]
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks))
@@ -120,31 +118,6 @@ def run_rank(job: dict[str, Any], rank: int, folder: Path) -> None:
         print(json.dumps({"id": job["id"], **outcome}), file=answers, flush=True)
 
 
-def run_ranks(job: dict[str, Any], folder: Path) -> bool:
-    """Whether all ranks ended well; one that fails ends the others."""
-    children = []
-    for rank in range(job["ranks"]):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                run_rank(job, rank, folder)
-                status = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    well = True
-    while children:
-        child, status = os.wait()
-        children.remove(child)
-        if status and well:
-            well = False
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return well
-
-
 def import_once() -> None:
     os.environ["DS_ACCELERATOR"] = "cpu"
     with contextlib.redirect_stdout(sys.stderr):
@@ -158,7 +131,11 @@ def main() -> int:
     if importlib.util.find_spec("deepspeed"):
         import_once()
     with tempfile.TemporaryDirectory() as folder:
-        return int(not all(run_ranks(job, Path(folder)) for job in jobs))
+        ended_well = (
+            run_in_forks(job["ranks"], functools.partial(run_rank, job, Path(folder)))
+            for job in jobs
+        )
+        return int(not all(ended_well))
 
 
 if __name__ == "__main__":

@@ -11,22 +11,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from ports import free_port
+
 from trainer.__main__ import main
 
 DEADLINE_S = 120.0
 LEAVE_S = 10.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def become_rank(rank: int, configs: list[str], port: int, logs: Path) -> None:

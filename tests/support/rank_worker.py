@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -165,8 +166,7 @@ def say(answer: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
+def run_rank(jobs: list[dict[str, Any]], ranks: int, folder: str, rank: int) -> None:
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(max(1, ranks)))
     torch.set_num_threads(1)
     for number, job in enumerate(jobs):
@@ -195,32 +195,45 @@ def run_rank(jobs: list[dict[str, Any]], rank: int, ranks: int, folder: str) -> 
             gc.collect()
 
 
+def run_in_forks(count: int, run: Callable[[int], None]) -> bool:
+    """Run each rank in a fork, so that torch is imported once; whether all ended well.
+
+    The first that does not ends the others, which may wait for it for ever.
+    """
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
+            status = 1
+            try:
+                run(rank)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    well = True
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status and well:
+            well = False
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+    return well
+
+
 def main() -> int:
     jobs = json.load(sys.stdin)
-    failed = False
+    well = True
     with tempfile.TemporaryDirectory() as folder:
         for ranks in sorted({job["ranks"] for job in jobs}):
             mine = [job for job in jobs if job["ranks"] == ranks]
-            children = []
-            for rank in range(max(1, ranks)):
-                child = os.fork()  # torch is imported once, for all
-                if child == 0:
-                    status = 1
-                    try:
-                        run_rank(mine, rank, ranks, folder)
-                        status = 0
-                    finally:
-                        sys.stdout.flush()
-                        os._exit(status)
-                children.append(child)
-            while children:
-                child, status = os.wait()
-                children.remove(child)
-                if status:
-                    failed = True
-                    for other in children:
-                        os.kill(other, 9)
-    return int(failed)
+            run = functools.partial(run_rank, mine, ranks, folder)
+            well &= run_in_forks(max(1, ranks), run)
+    return int(not well)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from support.ports import free_port
 from trainer.preflight.probe import OPERATIONS
 
 DEADLINE_S = 120.0
@@ -18,9 +19,7 @@ DEADLINE_S = 120.0
 
 def start(out: Path, world_size: int, *options: str) -> list[subprocess.Popen[bytes]]:
     """The ranks of one node, as a launcher starts them."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = []
     for rank in range(world_size):
         env = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {
