@@ -17,7 +17,8 @@ import yaml
 
 from trainer.config import TrainConfig
 from trainer.formats import Format
-from trainer.placement import PRESETS, Grid, Level, Placement, Preset, Topology, Wishes, place
+from trainer.placement import Grid, Level, Placement, Topology
+from trainer.presets import PRESETS, Preset, Wishes, place
 from trainer.zero.layout import UnitLayout, secondary_wire, step_traffic, sum_format
 from trainer.zero.traffic import step_volume
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from placements import RANKS, SMALL, layer_collectives, small
 
-from trainer.placement import Grid, Level, Placement, Preset
+from trainer.placement import Grid, Level, Placement
+from trainer.presets import Preset
 
 PICTURE = Path(__file__).parent / "images" / "placements.svg"
 TITLES: dict[Preset, str] = {"zero3": "ZeRO-3", "zero++": "ZeRO++", "zero_topo": "ZeRO-topo"}

@@ -8,8 +8,8 @@
 from search_spaces.language.document import SpaceError
 from search_spaces.language.schema import json_schema
 from search_spaces.load import load_space, shipped_spaces
+from search_spaces.parameters import Parameter
 from search_spaces.points.counting import CheckReport, RuleCount, check
-from search_spaces.points.parameters import Parameter
 from search_spaces.rules.rule import Rule
 from search_spaces.space import Objective, SearchSpace, Violations
 

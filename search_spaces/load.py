@@ -12,19 +12,12 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from search_spaces import parameters
 from search_spaces.cluster import Cluster
-from search_spaces.language.document import Document, SpaceError, Where, nearest, read, shown
-from search_spaces.language.expression import (
-    MAX_NUMBER,
-    Expression,
-    ExpressionError,
-    ValueType,
-    parse,
-)
+from search_spaces.language.document import Document, SpaceError, Where, read, shown
 from search_spaces.language.messages import validate
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
-from search_spaces.points import parameters
-from search_spaces.points.parameters import Parameter
+from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, facts, placements
 from search_spaces.rules import rule as rules
 from search_spaces.space import (
@@ -35,6 +28,14 @@ from search_spaces.space import (
     SearchSpace,
 )
 from trainer.result import FIGURES
+from trainer.rules.expression import (
+    MAX_NUMBER,
+    Expression,
+    ExpressionError,
+    ValueType,
+    parse,
+)
+from trainer.rules.nearest import nearest
 
 SHIPPED = Path(__file__).parent
 Record = TypeVar("Record", bound=BaseModel)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from search_spaces import parameters as _parameters
 from search_spaces.cluster import Cluster
 from search_spaces.language.document import scalar
-from search_spaces.language.expression import Array, Expression
 from search_spaces.language.schema import (
     BudgetSection,
     FinalistsSection,
@@ -25,11 +25,11 @@ from search_spaces.language.schema import (
     TrainerSpec,
     TrialSection,
 )
-from search_spaces.points import parameters as _parameters
-from search_spaces.points.parameters import Parameter
+from search_spaces.parameters import Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from trainer.config import ModelConfig
+from trainer.rules.expression import Array, Expression
 
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.placement import PRESETS
+from trainer.presets import PRESETS
 from trainer.zero.traffic import step_volume
 
 DOCS = Path(__file__).parents[1] / "docs"

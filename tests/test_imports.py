@@ -31,11 +31,6 @@ NOT_FOR_PRODUCT = ("benchmarks", "tests", "meshtune.testing")
 # Imports that break a rule and are still to be removed, each as importer and imported.
 KNOWN = {
     ("slurm.trial", "slurm.outcome.kinds"),
-    ("search_spaces.points.candidates", "search_spaces"),
-    ("search_spaces.points.counting", "search_spaces.space"),
-    ("search_spaces.points.enumeration", "search_spaces.space"),
-    ("search_spaces.rules.facts", "search_spaces.points.parameters"),
-    ("search_spaces.rules.placements", "search_spaces.points.parameters"),
 }
 
 THROUGH_FACADES: tuple[str, ...] = ()

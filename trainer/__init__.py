@@ -16,7 +16,8 @@ from trainer.data.prepare import prepare_data, python_source_files
 from trainer.flops import hardware_flops, model_flops
 from trainer.formats import Format
 from trainer.parallel.ring import share_sent
-from trainer.placement import PRESETS, Placement, Topology, preset_wishes
+from trainer.placement import Placement, Topology
+from trainer.presets import PRESETS
 from trainer.result import FIGURES
 from trainer.sizes import layer_weights, stage_weights, table_weights
 from trainer.states import masters_are_weights
@@ -38,7 +39,6 @@ __all__ = [
     "masters_are_weights",
     "model_flops",
     "prepare_data",
-    "preset_wishes",
     "python_source_files",
     "share_sent",
     "stage_weights",

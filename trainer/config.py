@@ -12,7 +12,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.formats import Format
-from trainer.placement import Placement, PlacementError, Preset, Topology, Wishes, place
+from trainer.placement import Placement, PlacementError, Topology
+from trainer.presets import STAGES, Preset, Wishes, place
+from trainer.rules.requirements import REQUIREMENTS, refusal
 from trainer.sizes import layer_matrices, layer_weights, table_weights
 
 Recompute = Literal["none", "selective", "full"]
@@ -198,10 +200,9 @@ class TrainConfig(_Record):
 
     def data_parallel(self, world_size: int) -> int:
         """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""
-        if world_size % (self.tp * self.pp):
-            raise ConfigError(
-                f"tp {self.tp} * pp {self.pp} does not divide the number of ranks, {world_size}"
-            )
+        asked = {"world_size": world_size, "tp": self.tp, "pp": self.pp}
+        if broken := refusal(REQUIREMENTS, asked):
+            raise ConfigError(broken)
         return world_size // (self.tp * self.pp)
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
@@ -215,12 +216,11 @@ class TrainConfig(_Record):
 
     def place(self, world_size: int, local_world_size: int | None = None) -> Placement:
         """Where weights, gradients and optimizer states go; raises ConfigError."""
-        names: tuple[Preset, ...] = ("zero0", "zero1", "zero2", "zero3")
         dp = self.data_parallel(world_size)
         wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
         try:
             return place(
-                self.placement or names[self.zero_stage],
+                self.placement or STAGES[self.zero_stage],
                 Wishes(**wishes),
                 dp,
                 self.tp,
@@ -233,31 +233,13 @@ class TrainConfig(_Record):
 
     def check(self, world_size: int, local_world_size: int | None = None) -> None:
         """Raise ConfigError for a configuration that this trainer cannot run on so many ranks."""
-        model = self.model
         self.place(world_size, local_world_size)
-        rules = (
-            (model.num_heads % self.tp == 0, f"num_heads {model.num_heads} by tp {self.tp}"),
-            (model.kv_heads % self.tp == 0, f"num_kv_heads {model.kv_heads} by tp {self.tp}"),
-            (model.ffn_size % self.tp == 0, f"ffn_hidden_size {model.ffn_size} by tp {self.tp}"),
-            (model.vocab_size % self.tp == 0, f"vocab_size {model.vocab_size} by tp {self.tp}"),
-            (
-                model.num_layers % (self.pp * self.vpp) == 0,
-                f"num_layers {model.num_layers} by pp {self.pp} * vpp {self.vpp}",
-            ),
-            (
-                not self.sequence_parallel or model.seq_length % self.tp == 0,
-                f"seq_length {model.seq_length} by tp {self.tp} (sequence_parallel)",
-            ),
-            (
-                self.vpp == 1 or self.gas % self.pp == 0,
-                f"gas {self.gas} by pp {self.pp} (interleaved schedule, vpp {self.vpp})",
-            ),
-        )
-        for holds, what in rules:
-            if not holds:
-                raise ConfigError(f"not divisible: {what}")
-        if self.vpp > 1 and self.pp == 1:
-            raise ConfigError(f"vpp {self.vpp} needs a pipeline: pp is 1")
+        model = self.model
+        sizes = model.model_dump(include={"num_heads", "num_layers", "vocab_size", "seq_length"})
+        resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+        own = self.model_dump(include={"tp", "pp", "vpp", "gas", "sequence_parallel"})
+        if broken := refusal(REQUIREMENTS, {**sizes, **resolved, **own}):
+            raise ConfigError(broken)
 
     @classmethod
     def read(cls, path: Path) -> TrainConfig:

@@ -8,18 +8,16 @@ are points of this space. The trainer executes the record, the cost model prices
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, get_args
+from typing import Any
+
+import numpy as np
 
 from trainer.formats import Format
+from trainer.rules.requirements import DEGREES, REQUIREMENTS, refusal
 from trainer.states import state_bytes
-
-Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
-PRESETS: tuple[Preset, ...] = get_args(Preset)
 
 
 class PlacementError(ValueError):
@@ -65,15 +63,23 @@ class Topology:
 
     def replicas_per_node(self, dp: int, tp: int) -> int:
         """Consecutive data-parallel ranks that share a node and divide ``dp``."""
-        return self._within(self.ranks_per_node, dp, tp)
+        return int(shared_within(self.ranks_per_node, dp, tp))
 
     def replicas_per_pair(self, dp: int, tp: int) -> int:
         """Consecutive data-parallel ranks that share a pair and divide ``dp``."""
-        return self._within(self.ranks_per_pair, dp, tp)
+        return int(shared_within(self.ranks_per_pair, dp, tp))
 
-    @staticmethod
-    def _within(ranks: int, dp: int, tp: int) -> int:
-        return math.gcd(dp, ranks // tp) if ranks % tp == 0 else 1
+
+def shared_within(ranks: int, dp: Any, tp: Any) -> Any:
+    """Consecutive data-parallel ranks among so many ranks of a node or card, dividing ``dp``.
+
+    1 where tensor-parallel ranks do not divide those of the node or card.
+
+    Args:
+        ranks: of the node or card.
+        dp, tp: degrees, numbers or columns of them.
+    """
+    return np.where(ranks % tp == 0, np.gcd(dp, np.maximum(ranks // tp, 1)), 1)
 
 
 @dataclass(frozen=True)
@@ -142,37 +148,13 @@ class Placement:
     weights_are_master: bool = False
 
     def __post_init__(self) -> None:
-        chain = (
-            ("weight_shard", self.weights.degree),
-            ("gradient_shard", self.gradients.degree),
-            ("optimizer_shard", self.optimizer.degree),
-            ("dp", self.dp),
-        )
-        for (inner, low), (outer, high) in itertools.pairwise(chain):
-            if low < 1:
-                raise PlacementError(f"{inner} {low} is below 1; 1 means: not split")
-            # Xu et al. 2025, section V: N >= N_os >= N_g >= N_w, else a rank would hold states
-            # of parameters that it has no part in.
-            if low > high:
-                raise PlacementError(
-                    f"{inner} {low} is above {outer} {high}; lower {inner}{_or_raise(outer)}"
-                )
-            if high % low:
-                raise PlacementError(
-                    f"{inner} {low} does not divide {outer} {high}; make {inner} a divisor of it"
-                )
-        if self.secondary is not None:
-            degree = self.secondary.degree
-            if self.weights.degree == 1:
-                raise PlacementError(
-                    f"secondary_shard {degree}: a secondary copy needs split weights, "
-                    "but weight_shard is 1; raise weight_shard, or set secondary_shard: 0"
-                )
-            if degree < 1 or self.dp % degree:
-                raise PlacementError(
-                    f"secondary_shard {degree} does not divide dp {self.dp}; "
-                    "make secondary_shard a divisor of it"
-                )
+        degrees = {name: getattr(self, name) for name in ("dp", *DEGREES)}
+        for name, degree in degrees.items():
+            least = 0 if name == "secondary_shard" else 1
+            if degree < least:
+                raise PlacementError(f"{name} {degree} is below {least}, which means: not split")
+        if broken := refusal(REQUIREMENTS, degrees):
+            raise PlacementError(broken)
 
     @property
     def weight_shard(self) -> int:
@@ -225,131 +207,3 @@ class Placement:
             one_copy=self.weights_are_master,
         )
         return {name: float(value) for name, value in found.items()}
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a configuration says of its placement; None where it leaves the preset's value."""
-
-    weight_shard: int | None = None
-    secondary_shard: int | None = None
-    gradient_shard: int | None = None
-    optimizer_shard: int | None = None
-    quantize_weights: bool | None = None
-    quantize_gradients: bool | None = None
-    quantize_secondary: bool | None = None
-
-
-def preset_wishes(preset: Preset, dp: int, tp: int, topology: Topology) -> Wishes:
-    """The degrees and formats that a preset stands for on a machine.
-
-    ``hpz`` keeps a secondary copy in the node; ``mics`` (hybrid sharding) splits all states in
-    the node and repeats them; ``zero++`` is hpz with both quantizations; ``zero_topo`` splits
-    weights over a pair (over the node where a card is one device), gradients over the node and
-    optimizer states over all, everything quantized on its way (Xu et al. 2025, table IV).
-    """
-    node = topology.replicas_per_node(dp, tp)
-    pair = topology.replicas_per_pair(dp, tp)
-    degrees: dict[Preset, tuple[int, int, int]] = {
-        "zero0": (1, 1, 1),
-        "zero1": (1, 1, dp),
-        "zero2": (1, dp, dp),
-        "zero3": (dp, dp, dp),
-        "hpz": (dp, dp, dp),
-        "mics": (node, node, node),
-        "zero++": (dp, dp, dp),
-        "zero_topo": (pair if pair > 1 else node, node, dp),
-    }
-    weights, gradients, optimizer = degrees[preset]
-    wishes = Wishes(weights, None, gradients, optimizer, False, False, False)
-    if preset in ("hpz", "zero++") and weights > 1:
-        wishes = replace(wishes, secondary_shard=node)
-    if preset == "zero_topo" and weights > 1:
-        wishes = replace(wishes, secondary_shard=weights, quantize_secondary=True)
-    if preset in ("zero++", "zero_topo"):
-        wishes = replace(wishes, quantize_weights=True, quantize_gradients=True)
-    return wishes
-
-
-def place(
-    preset: Preset,
-    wishes: Wishes,
-    dp: int,
-    tp: int,
-    topology: Topology,
-    precision: Format,
-    reduce_precision: Format = Format.FP32,
-) -> Placement:
-    """The trainer's placement: a preset, changed by what the configuration says.
-
-    Gradients are accumulated in float32. Where master weights are split as the weights are, the
-    weights are the master weights, cast as they are gathered.
-
-    Args:
-        preset: what the wishes leave open.
-        wishes: of the configuration; ``secondary_shard`` 0 asks for none.
-        dp: data-parallel ranks.
-        tp: tensor-parallel ranks, which lie between two data-parallel ones.
-        topology: of the machine.
-        precision: of the computation.
-        reduce_precision: of gradients on their way, where they are not quantized.
-
-    Raises:
-        PlacementError: where the degrees break a rule, with its values.
-    """
-    for name in ("weight_shard", "gradient_shard", "optimizer_shard"):
-        degree = getattr(wishes, name)
-        if degree is not None and not 1 <= degree <= dp:
-            raise PlacementError(
-                f"{name} {degree} is not from 1 (not split) to dp {dp}; change {name}"
-            )
-    base = preset_wishes(preset, dp, tp, topology)
-    weights = _either(wishes.weight_shard, base.weight_shard)
-    gradients = _either(wishes.gradient_shard, base.gradient_shard)
-    if wishes.gradient_shard is None:
-        gradients = max(gradients, weights)
-    optimizer = _either(wishes.optimizer_shard, base.optimizer_shard)
-    if wishes.optimizer_shard is None:
-        optimizer = max(optimizer, gradients)
-    secondary = _either(wishes.secondary_shard, base.secondary_shard)
-    if wishes.secondary_shard is None and weights == 1:
-        secondary = 0
-    if gradients == 1:
-        for name in ("quantize_weights", "quantize_gradients"):
-            if getattr(wishes, name) and dp > 1:
-                raise PlacementError(
-                    f"{name} needs split gradients, but gradient_shard is 1; "
-                    f"raise gradient_shard, or set {name}: false"
-                )
-        base = replace(base, quantize_weights=False, quantize_gradients=False)
-    int8_weights = _either(wishes.quantize_weights, base.quantize_weights)
-    int4_gradients = _either(wishes.quantize_gradients, base.quantize_gradients)
-    int8_secondary = _either(wishes.quantize_secondary, base.quantize_secondary)
-    if wishes.quantize_secondary and not secondary:
-        raise PlacementError(
-            "quantize_secondary is set, but there is no secondary copy: set secondary_shard"
-        )
-    storage = weights if weights > 1 else gradients
-    one_copy = precision == Format.FP32 if gradients == 1 else weights > 1 and storage == optimizer
-    return Placement(
-        dp=dp,
-        weights=Share(weights, precision),
-        secondary=Share(secondary, Format.INT8 if int8_secondary else precision)
-        if secondary
-        else None,
-        gradients=Share(gradients, Format.FP32),
-        optimizer=Share(optimizer, Format.FP32),
-        gather_format=Format.INT8 if int8_weights else precision,
-        reduce_format=Format.INT4 if int4_gradients else reduce_precision,
-        weights_are_master=one_copy,
-    )
-
-
-def _or_raise(outer: str) -> str:
-    """dp follows from the ranks; all other degrees can be set."""
-    return "" if outer == "dp" else f", or raise {outer}"
-
-
-def _either(wish: int | None, base: int | None) -> int:
-    chosen = base if wish is None else wish
-    return chosen or 0

@@ -17,7 +17,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import LIKELY
 from analysis.units import GIB, config_text
 from search_spaces import Parameter, SearchSpace
-from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
+from trainer.rules.requirements import REQUIREMENTS
 
 Scaling = Literal["weak", "strong"]
 DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
@@ -170,7 +170,7 @@ def _doubled(count: int, most: int | None) -> list[int]:
 
 def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> SearchSpace:
     """The space with these nodes and micro-batches, and what any configuration must keep."""
-    general = {**COMMON_RULES, **BUILTIN_TRAINER_RULES}
+    general = {requirement.name for requirement in REQUIREMENTS}
     values = {
         name: tuple(dict.fromkeys(config[name] for config in configs))
         for name in ("num_nodes", "gas")

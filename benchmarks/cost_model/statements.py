@@ -23,7 +23,8 @@ from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
 from trainer.flops import hardware_flops
 from trainer.formats import BLOCK, Format
-from trainer.placement import Placement, Preset, Topology, Wishes, place
+from trainer.placement import Placement, Topology
+from trainer.presets import Preset, Wishes, place
 
 from .peers import Fitted
 

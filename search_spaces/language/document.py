@@ -9,7 +9,6 @@ Plain scalars follow YAML 1.2: ``on``, ``yes`` and ``12:30`` are text, ``1e-3`` 
 
 from __future__ import annotations
 
-import difflib
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -113,18 +112,6 @@ def printable(text: str, limit: int = 60) -> str:
     """Text from a file, fit for one line of a terminal."""
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``word``, if any is."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where something like ``word`` is known, else nothing."""
-    close = closest(word, known)
-    return f"; did you mean '{close}'?" if close else ""
 
 
 def shown(value: Any, limit: int = 60) -> str:

@@ -8,8 +8,9 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from search_spaces.language.document import Document, Mark, SpaceError, closest, nearest, shown
+from search_spaces.language.document import Document, Mark, SpaceError, shown
 from search_spaces.language.schema import UNION_TAGS
+from trainer.rules.nearest import closest, nearest
 
 Record = TypeVar("Record", bound=BaseModel)
 

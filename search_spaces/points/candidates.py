@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from search_spaces import Rule, SearchSpace
 from search_spaces.points.enumeration import Indices, ValidConfigs
+from search_spaces.rules.rule import Rule
+from search_spaces.space import SearchSpace
 
 LISTED = 2_000_000  # valid configurations up to which all of them are listed once
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.points.parameters import Parameter
+from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 

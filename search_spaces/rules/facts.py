@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.expression import Array, Expression, ValueType
 from search_spaces.language.schema import BuiltinTrainer, Scalar
-from search_spaces.points.parameters import SEARCHABLE, Parameter, value_type_of
+from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
 from trainer.config import ModelConfig, TrainConfig
+from trainer.rules.expression import Array, Expression, ValueType, constant
 
 DERIVED = ("world_size", "dp", "global_batch_size")
 
@@ -115,7 +115,7 @@ def derive(
     that the condition names is active. Elsewhere it has the trainer's default, or is missing.
     The built-in trainer's placement is resolved: its columns are what configurations end with.
     """
-    columns: dict[str, Array] = {name: _constant(v) for name, v in {**static, **known}.items()}
+    columns: dict[str, Array] = {name: constant(v) for name, v in {**static, **known}.items()}
     typed = {name: parameters[name].column(raw[name]) for name in parameters}
     columns |= typed
     active: dict[str, Array] = {}
@@ -127,14 +127,14 @@ def derive(
             is_active = is_active & active[parent]
         active[name] = is_active
         if name in known:
-            columns[name] = np.where(is_active, typed[name], _constant(known[name]))
+            columns[name] = np.where(is_active, typed[name], constant(known[name]))
         else:
             missing[name] = np.logical_not(is_active)
     columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
     columns["dp"] = np.floor_divide(columns["world_size"], columns["tp"] * columns["pp"])
     if _places(known):
-        wished = {name: active.get(name, np.True_) for name in typed}
-        columns |= placements.resolve(columns, wished)
+        counts = {name: active.get(name, np.True_) for name in typed}
+        columns |= placements.resolved(columns, counts)
         missing = {name: where for name, where in missing.items() if name not in placements.TYPES}
     if "mbs" in columns and "gas" in columns:
         columns["global_batch_size"] = columns["mbs"] * columns["gas"] * columns["dp"]
@@ -147,10 +147,3 @@ def derive(
 def _places(known: Mapping[str, Scalar]) -> bool:
     """Whether the trainer is the built-in one, whose defaults name a stage of ZeRO."""
     return "zero_stage" in known
-
-
-def _constant(value: Scalar) -> Array:
-    """A fact as the evaluator computes with it."""
-    if isinstance(value, (bool, str)):
-        return np.asarray(value)
-    return np.float64(value)

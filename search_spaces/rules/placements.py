@@ -1,7 +1,4 @@
-"""What placements come to, for many configurations at once.
-
-``trainer.placement.place`` decides this for one configuration; the tests hold the two together.
-"""
+"""Placements in a space: what they come to, and that each counts once."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from functools import cached_property
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.expression import Array, Expression, ValueType
-from search_spaces.points.parameters import Parameter
+from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from trainer.placement import PRESETS, Topology, preset_wishes
+from trainer.placement import Topology
+from trainer.presets import resolve
+from trainer.rules.expression import Array, Expression, ValueType
+from trainer.rules.requirements import DEGREES, QUANTIZED
 
-DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
-QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
 TYPES: dict[str, ValueType] = {
     "placement": "text",
     **dict.fromkeys(DEGREES, "number"),
@@ -36,75 +33,15 @@ def ranks_per_pair(cluster: Cluster) -> int:
     return 2 if paired else 1
 
 
-def resolve(columns: Mapping[str, Array], wished: Mapping[str, Array]) -> dict[str, Array]:
-    """The degrees and quantizations that configurations end with, as ``place`` decides them.
+def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
+    """What placements come to; see ``trainer.presets.resolve``.
 
     Args:
         columns: all other facts, and what the space says of placements.
-        wished: by parameter of the space, where what it says counts.
+        counts: by parameter of the space, where what it says counts.
     """
-    numbered = np.array(PRESETS[:4])[columns["zero_stage"].astype(np.int64)]
-    known = {"placement": numbered}
-    known["placement"] = _either("placement", columns, wished, known)
-    known |= _presets(known["placement"], columns)
-
-    def either(name: str, otherwise: Array) -> Array:
-        return _either(name, columns, wished, {name: otherwise})
-
-    weights = either("weight_shard", known["weight_shard"])
-    gradients = either("gradient_shard", np.maximum(known["gradient_shard"], weights))
-    optimizer = either("optimizer_shard", np.maximum(known["optimizer_shard"], gradients))
-    secondary = either("secondary_shard", np.where(weights > 1, known["secondary_shard"], 0.0))
-    split = gradients > 1
-    return {
-        "placement": known["placement"],
-        "weight_shard": weights,
-        "secondary_shard": secondary,
-        "gradient_shard": gradients,
-        "optimizer_shard": optimizer,
-        "quantize_weights": either("quantize_weights", known["quantize_weights"] & split),
-        "quantize_gradients": either("quantize_gradients", known["quantize_gradients"] & split),
-        "quantize_secondary": either(
-            "quantize_secondary", known["quantize_secondary"] & (secondary > 0)
-        ),
-    }
-
-
-def _either(
-    name: str,
-    columns: Mapping[str, Array],
-    wished: Mapping[str, Array],
-    otherwise: Mapping[str, Array],
-) -> Array:
-    if name not in wished:
-        return otherwise[name]
-    if np.all(wished[name]):
-        return columns[name]
-    return np.where(wished[name], columns[name], otherwise[name])
-
-
-def _presets(placement: Array, columns: Mapping[str, Array]) -> dict[str, Array]:
-    """What the presets stand for, asked once for each that occurs with its dp and tp."""
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
-    names = sorted(PRESETS)
-    preset = np.searchsorted(names, placement)
-    tp = columns["tp"].astype(np.int64)
-    dp = np.maximum(columns["dp"].astype(np.int64), 1)  # 0: another rule's business
-    widest = int(tp.max(initial=1)) + 1
-    keys, which = np.unique((preset * widest + tp) + len(names) * widest * dp, return_inverse=True)
-    wishes = []
-    for key in keys.tolist():
-        replicas, rest = divmod(key, len(names) * widest)
-        index, width = divmod(rest, widest)
-        wishes.append(preset_wishes(names[index], replicas, width, topology))
-
-    def column(name: str, dtype: type) -> Array:
-        values: Array = np.array([getattr(wish, name) or 0 for wish in wishes], dtype=dtype)
-        return values[which]
-
-    return {name: column(name, float) for name in DEGREES} | {
-        name: column(name, bool) for name in QUANTIZED
-    }
+    return resolve(columns, counts, columns["dp"], columns["tp"], topology)
 
 
 def one_placement(parameters: Mapping[str, Parameter]) -> list[Rule]:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from search_spaces import SearchSpace, check
-from search_spaces.rules import deepspeed
-from search_spaces.rules.rule import BUILTIN_TRAINER_RULES, COMMON_RULES
+from trainer.deepspeed import rules as deepspeed
+from trainer.rules.requirements import REQUIREMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "spaces.md").read_text()
@@ -40,7 +40,7 @@ def test_an_example_loads_and_has_valid_configurations(
 def test_the_page_has_examples_and_names_every_rule() -> None:
     assert len(EXAMPLES) >= 5
     assert len(WHOLE) == len(OTHERS)
-    written = ("one_placement", "placement_counts_once", "deepspeed_time_communication")
-    engine = {**deepspeed.RULES, **deepspeed.CPU_RULES, **deepspeed.CUDA_RULES}
-    for name in (*COMMON_RULES, *BUILTIN_TRAINER_RULES, *engine, *written):
+    engine = (*deepspeed.requirements("cpu"), *deepspeed.requirements("cuda"))
+    names = {requirement.name for requirement in (*REQUIREMENTS, *engine)}
+    for name in (*names, "one_placement", "placement_counts_once"):
         assert f"`{name}`" in PAGE

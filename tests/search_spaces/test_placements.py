@@ -18,7 +18,8 @@ from search_spaces.cluster import Cluster
 from search_spaces.rules.placements import ranks_per_pair
 from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed.rules import unsupported as deepspeed_unsupported
-from trainer.placement import PRESETS, Placement
+from trainer.placement import Placement
+from trainer.presets import PRESETS
 
 Load = Callable[[str], SearchSpace]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.schema import BuiltinTrainer
-from search_spaces.points.parameters import _FIXED, SEARCHABLE
+from search_spaces.parameters import _FIXED, SEARCHABLE
 from trainer.config import ConfigError, TrainConfig
 
 # Rules of policy: the trainer could run what they remove.

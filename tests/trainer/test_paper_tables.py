@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from trainer.formats import Format
-from trainer.placement import Level, Placement, Preset, Share, Topology, Wishes, place
+from trainer.placement import Level, Placement, Share, Topology
+from trainer.presets import Preset, Wishes, place
 from trainer.zero.layout import Sent, UnitLayout, step_traffic
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)

@@ -16,7 +16,8 @@ from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, repor
 from benchmarks.published.read import read
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
-from trainer.placement import PRESETS, Placement, Topology, Wishes, place
+from trainer.placement import Placement, Topology
+from trainer.presets import PRESETS, Wishes, place
 from trainer.sizes import stage_weights
 
 GIB = 2.0**30

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search_spaces.language.expression import ExpressionError, ValueType, parse
+from trainer.rules.expression import ExpressionError, ValueType, parse
 
 TYPES: dict[str, ValueType] = {
     "a": "number",

@@ -12,10 +12,10 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from search_spaces.language.document import Document, shown
-from search_spaces.language.expression import MAX_NUMBER, ValueType
 from search_spaces.language.messages import found
 from search_spaces.language.schema import Log2, Number, Range, Scalar
 from trainer.config import TrainConfig
+from trainer.rules.expression import MAX_NUMBER, ValueType
 
 MAX_VALUES = 10_000
 

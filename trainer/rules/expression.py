@@ -20,10 +20,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from search_spaces.language.document import nearest
+from trainer.rules.nearest import nearest
 
 ValueType = Literal["number", "boolean", "text"]
 Array = Any  # numpy array or scalar of float64, bool or str; shapes broadcast
+
+Scalar = bool | int | float | str
 
 MAX_LENGTH = 500
 MAX_DEPTH = 40
@@ -62,6 +64,13 @@ class ExpressionError(ValueError):
         return (
             f"{self.what}\n    {self.text[start : start + 90]}\n    {' ' * (self.column - start)}^"
         )
+
+
+def constant(value: Scalar) -> Array:
+    """A single value, as columns are."""
+    if isinstance(value, (bool, str)):
+        return np.asarray(value)
+    return np.float64(value)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a configuration must satisfy to be trained, as a table; see ``requirements``."""

@@ -1,0 +1,190 @@
+"""What a configuration must satisfy, once: read by the trainer, and by spaces as their rules.
+
+Conditions are written in the constraint grammar, over the names of configurations, models and what
+follows from them: one row or a column of each. A trainer's own refusals come with a message that
+has the values and a remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainer.rules.expression import Expression, ValueType, constant, parse
+
+DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
+QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
+TYPES: dict[str, ValueType] = {
+    **dict.fromkeys(
+        (
+            *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
+            *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
+            *("vocab_size", "seq_length", *DEGREES),
+        ),
+        "number",
+    ),
+    **dict.fromkeys(("sequence_parallel", "time_communication", *QUANTIZED), "boolean"),
+    **dict.fromkeys(("recompute", "precision"), "text"),
+}
+"""Every name that requirements read."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition that a configuration must satisfy.
+
+    Attributes:
+        name: as ``meshtune check`` lists it.
+        text: the condition.
+        refusal: what the trainer says where it is not met; values stand in braces. Empty for what
+            only a search leaves out, although a trainer could run it.
+        builtin_only: of the built-in trainer; others may pad, say.
+    """
+
+    name: str
+    text: str
+    refusal: str = ""
+    builtin_only: bool = False
+
+    @cached_property
+    def condition(self) -> Expression:
+        return parse(self.text, TYPES)
+
+
+REQUIREMENTS = (
+    Requirement(
+        "world_by_tp_pp",
+        "world_size % (tp * pp) == 0",
+        "tp {tp} * pp {pp} does not divide the number of ranks, {world_size}",
+    ),
+    Requirement("tp_within_node", "gpus_per_node % tp == 0"),
+    Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
+    Requirement(
+        "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"
+    ),
+    Requirement(
+        "layers_by_stages",
+        "num_layers % (pp * vpp) == 0",
+        "not divisible: num_layers {num_layers} by pp {pp} * vpp {vpp}",
+    ),
+    Requirement(
+        "vpp_needs_pp", "vpp == 1 or pp > 1", "vpp {vpp} needs a pipeline: pp is {pp}; set vpp: 1"
+    ),
+    # Interleaved 1F1B hands micro-batches out in rounds of pp.
+    Requirement(
+        "interleaved_gas",
+        "vpp == 1 or gas % pp == 0",
+        "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp})",
+    ),
+    # With tp 1 it changes nothing: the same configuration would be tried twice.
+    Requirement("sequence_parallel_needs_tp", "not sequence_parallel or tp > 1"),
+    Requirement(
+        "sequence_by_tp",
+        "not sequence_parallel or seq_length % tp == 0",
+        "not divisible: seq_length {seq_length} by tp {tp} (sequence_parallel)",
+    ),
+    Requirement(
+        "weights_by_dp",
+        "dp % weight_shard == 0",
+        "weight_shard {weight_shard} does not divide dp {dp}; make weight_shard a divisor of it",
+    ),
+    Requirement(
+        "gradients_by_dp",
+        "dp % gradient_shard == 0",
+        "gradient_shard {gradient_shard} does not divide dp {dp}; make gradient_shard a divisor of "
+        "it",
+    ),
+    Requirement(
+        "secondary_by_dp",
+        "secondary_shard == 0 or dp % secondary_shard == 0",
+        "secondary_shard {secondary_shard} does not divide dp {dp}; make secondary_shard a divisor "
+        "of it",
+    ),
+    Requirement(
+        "optimizer_by_dp",
+        "dp % optimizer_shard == 0",
+        "optimizer_shard {optimizer_shard} does not divide dp {dp}; make optimizer_shard a divisor "
+        "of it",
+    ),
+    # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
+    # else a rank would hold states of parameters that it has no part in.
+    Requirement(
+        "gradients_nest_weights",
+        "gradient_shard % weight_shard == 0",
+        "weight_shard {weight_shard} does not divide gradient_shard {gradient_shard}; make "
+        "weight_shard a divisor of it, or change gradient_shard",
+    ),
+    Requirement(
+        "optimizer_nests_gradients",
+        "optimizer_shard % gradient_shard == 0",
+        "gradient_shard {gradient_shard} does not divide optimizer_shard {optimizer_shard}; make "
+        "gradient_shard a divisor of it, or change optimizer_shard",
+    ),
+    Requirement(
+        "secondary_needs_split_weights",
+        "secondary_shard == 0 or weight_shard > 1",
+        "secondary_shard {secondary_shard}: a secondary copy needs split weights, but weight_shard "
+        "is {weight_shard}; raise weight_shard, or set secondary_shard: 0",
+    ),
+    Requirement(
+        "quantize_secondary_needs_copy",
+        "not quantize_secondary or secondary_shard > 0",
+        "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
+    ),
+    Requirement(
+        "kv_heads_by_tp",
+        "num_kv_heads % tp == 0",
+        "not divisible: num_kv_heads {num_kv_heads} by tp {tp}",
+        builtin_only=True,
+    ),
+    Requirement(
+        "ffn_by_tp",
+        "ffn_hidden_size % tp == 0",
+        "not divisible: ffn_hidden_size {ffn_hidden_size} by tp {tp}",
+        builtin_only=True,
+    ),
+    Requirement(
+        "vocab_by_tp",
+        "vocab_size % tp == 0",
+        "not divisible: vocab_size {vocab_size} by tp {tp}",
+        builtin_only=True,
+    ),
+    # With one replica nothing is on its way.
+    Requirement(
+        "quantize_weights_needs_split",
+        "not quantize_weights or gradient_shard > 1 or dp == 1",
+        "quantize_weights needs split gradients, but gradient_shard is 1; raise gradient_shard, or "
+        "set quantize_weights: false",
+        builtin_only=True,
+    ),
+    Requirement(
+        "quantize_gradients_needs_split",
+        "not quantize_gradients or gradient_shard > 1 or dp == 1",
+        "quantize_gradients needs split gradients, but gradient_shard is 1; raise gradient_shard, "
+        "or set quantize_gradients: false",
+        builtin_only=True,
+    ),
+)
+# Spaces can switch these off.
+SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node"}
+
+
+def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:
+    """Why a trainer refuses a configuration; None if it meets all that it has the values for.
+
+    Args:
+        requirements: in the order in which they are asked; those without words are not.
+        values: of one configuration.
+    """
+    columns = {name: constant(value) for name, value in values.items()}
+    for requirement in requirements:
+        condition = requirement.condition
+        if (
+            requirement.refusal
+            and condition.names <= columns.keys()
+            and not condition.holds(columns)
+        ):
+            return requirement.refusal.format(**values)
+    return None
