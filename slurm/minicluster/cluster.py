@@ -17,17 +17,17 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from slurm import processes
 from slurm.minicluster import daemons
-from slurm.minicluster.config import Layout, cgroup_conf, gres_conf, slurm_conf
+from slurm.minicluster.config import MiniclusterConfig, cgroup_conf, gres_conf, slurm_conf
 from slurm.minicluster.daemons import MiniclusterError
 
-_PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
-_START_S = 30.0
+PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
+START_S = 30.0
 _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machine"
 
 
@@ -35,19 +35,19 @@ _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machi
 class Minicluster:
     """A minicluster that is up."""
 
-    layout: Layout
+    config: MiniclusterConfig
     notice: str = ""  # what works less well here than on a real cluster, and why
     started: bool = True  # False if it had been up before
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """Node names, in Slurm's order."""
-        return self.layout.nodes
+        return self.config.nodes
 
     @property
     def conf(self) -> Path:
         """What ``SLURM_CONF`` has to name."""
-        return self.layout.conf
+        return self.config.conf
 
     @property
     def export_line(self) -> str:
@@ -57,7 +57,7 @@ class Minicluster:
     @property
     def limits_memory(self) -> bool:
         """Whether a rank over its ``--mem`` is killed, as on a real cluster."""
-        return self.layout.cgroup is not None
+        return self.config.cgroup is not None
 
     def run(self, *argv: str, timeout_s: float = 30.0) -> str:
         """Standard output of a Slurm command on this cluster.
@@ -67,7 +67,7 @@ class Minicluster:
         """
         try:
             done = subprocess.run(
-                argv, env=daemons.environment(self.layout), capture_output=True, text=True,
+                argv, env=daemons.environment(self.config), capture_output=True, text=True,
                 timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -87,18 +87,18 @@ class Minicluster:
         The controller notices after some 16 s; ``node_states`` then says ``down*``.
         """
         self._check(name)
-        left = processes.end_all(lambda: daemons.node_processes(self.layout, name))
+        left = processes.end_all(lambda: daemons.node_processes(self.config, name))
         if left:
             raise MiniclusterError(f"node {name}: processes {sorted(left)} do not die")
 
     def revive_node(self, name: str) -> None:
         """Start a killed node again; returns when the controller has it back."""
         self._check(name)
-        daemons.start_slurmd(self.layout, name)
+        daemons.start_slurmd(self.config, name)
         bad = ("down", "unknown", "*", "drain", "fail")
         _wait(
             lambda: not any(word in self.node_states()[name] for word in bad),
-            f"node {name} does not come back; see {self.layout.directory}/log/{name}.log",
+            f"node {name} does not come back; see {self.config.directory}/log/{name}.log",
         )
 
     def _check(self, name: str) -> None:
@@ -115,11 +115,11 @@ class Status:
     jobs: tuple[str, ...]  # squeue's lines
 
     def __str__(self) -> str:
-        layout = self.cluster.layout
+        config = self.cluster.config
         lines = [
-            f"minicluster in {layout.directory}: {_counted(layout.num_nodes, 'node')}, "
-            f"{_counted(layout.gpus_per_node, 'GPU')} and {layout.mem_per_node_mib} MiB each, "
-            f"memory limits {'by cgroup ' + layout.cgroup if layout.cgroup else 'off'}",
+            f"minicluster in {config.directory}: {_counted(config.num_nodes, 'node')}, "
+            f"{_counted(config.gpus_per_node, 'GPU')} and {config.mem_per_node_mib} MiB each, "
+            f"memory limits {'by cgroup ' + config.cgroup if config.cgroup else 'off'}",
             *(f"  {name:8} {state}" for name, state in self.node_states.items()),
             *(self.jobs or ("no jobs",)),
             self.cluster.export_line,
@@ -138,10 +138,10 @@ def default_directory() -> Path:
     return base / "meshtune" / "minicluster"
 
 
-def missing() -> str | None:
+def missing(programs: Sequence[str] = PROGRAMS) -> str | None:
     """Why a minicluster cannot run on this machine, with the remedy; None if it can."""
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    absent = [program for program in _PROGRAMS if shutil.which(program, path=path) is None]
+    absent = [program for program in programs if shutil.which(program, path=path) is None]
     if absent:
         return (
             f"{', '.join(absent)} not found; on Debian or Ubuntu: "
@@ -157,6 +157,7 @@ def up(
     num_nodes: int = 8,
     gpus_per_node: int = 2,
     mem_per_node: str = "2G",
+    start_s: float = START_S,
 ) -> Minicluster:
     """Start a minicluster, or find it running.
 
@@ -165,6 +166,7 @@ def up(
         num_nodes: fake nodes, at most 99.
         gpus_per_node: fake GPUs of each.
         mem_per_node: memory of each, as ``2G`` or ``1500M``. May exceed the machine's in sum.
+        start_s: how long the nodes may take to come up.
 
     Raises:
         MiniclusterError: if the machine lacks something, or the arguments make no sense.
@@ -175,7 +177,7 @@ def up(
     if not 1 <= num_nodes < daemons.PORT_STEP or gpus_per_node < 0:
         limit = daemons.PORT_STEP - 1
         raise MiniclusterError(f"--nodes must be 1 to {limit}, --gpus-per-node 0 or more")
-    layout = Layout(
+    config = MiniclusterConfig(
         directory=str(directory), hostname=socket.gethostname().split(".")[0],
         user=getpass.getuser(), node_prefix="", num_nodes=num_nodes, gpus_per_node=gpus_per_node,
         mem_per_node_mib=_parse_memory_mib(mem_per_node), base_port=0,
@@ -184,15 +186,15 @@ def up(
     with daemons.machine_lock():
         if (running := _find(directory)) is not None:
             return replace(running, started=False)
-        _make_folder(layout)
-        layout = daemons.place(layout)
-        if layout.cgroup is None:
-            return replace(_start(layout), notice=_NO_LIMITS)
+        _make_folder(config)
+        config = daemons.place(config)
+        if config.cgroup is None:
+            return replace(_start(config, start_s), notice=_NO_LIMITS)
         try:
-            return _start(layout)
+            return _start(config, start_s)
         except MiniclusterError as error:
             # Cgroups that are mounted may still be closed to us, in a container for example.
-            cluster = _start(replace(layout, cgroup=None))
+            cluster = _start(replace(config, cgroup=None), START_S)
             return replace(cluster, notice=f"{_NO_LIMITS} ({error})")
 
 
@@ -203,14 +205,14 @@ def down(directory: Path | None = None) -> bool:
         False if there was none.
     """
     directory = (directory or default_directory()).absolute()
-    layout = _read_layout(directory)
-    if layout is None:
+    config = _read_config(directory)
+    if config is None:
         return False
-    cluster = Minicluster(layout)
+    cluster = Minicluster(config)
     with contextlib.suppress(MiniclusterError):
-        cluster.run("scancel", f"--user={layout.user}", timeout_s=5.0)
+        cluster.run("scancel", f"--user={config.user}", timeout_s=5.0)
         _wait(lambda: not cluster.run("squeue", "-h", timeout_s=5.0), "jobs left", 5.0)
-    daemons.stop(layout)
+    daemons.stop(config)
     shutil.rmtree(directory)
     return True
 
@@ -225,22 +227,22 @@ def status(directory: Path | None = None) -> Status | None:
 
 
 def _find(directory: Path) -> Minicluster | None:
-    layout = _read_layout(directory)
-    if layout is None or not daemons.controller(layout):
+    config = _read_config(directory)
+    if config is None or not daemons.controller(config):
         return None
-    return Minicluster(layout)
+    return Minicluster(config)
 
 
-def _read_layout(directory: Path) -> Layout | None:
+def _read_config(directory: Path) -> MiniclusterConfig | None:
     try:
-        return Layout(**json.loads((directory / "cluster.json").read_text()))
+        return MiniclusterConfig(**json.loads((directory / "cluster.json").read_text()))
     except FileNotFoundError:
         return None
 
 
-def _write_layout(layout: Layout) -> None:
-    path = Path(layout.directory) / "cluster.json"
-    path.write_text(json.dumps(asdict(layout), indent=1))
+def _write_config(config: MiniclusterConfig) -> None:
+    path = Path(config.directory) / "cluster.json"
+    path.write_text(json.dumps(asdict(config), indent=1))
 
 
 def _parse_memory_mib(text: str) -> int:
@@ -250,9 +252,9 @@ def _parse_memory_mib(text: str) -> int:
     return int(match[1]) * (1024 if match[2] in "gG" else 1)
 
 
-def _make_folder(layout: Layout) -> None:
-    directory = Path(layout.directory)
-    stale = _read_layout(directory)
+def _make_folder(config: MiniclusterConfig) -> None:
+    directory = Path(config.directory)
+    stale = _read_config(directory)
     if stale is not None:  # its controller is gone: a reboot, or somebody killed it
         daemons.stop(stale)
         shutil.rmtree(directory)
@@ -261,34 +263,34 @@ def _make_folder(layout: Layout) -> None:
     if len(str(directory / "munge.sock")) > 100:  # sockaddr_un holds 107 characters
         raise MiniclusterError(f"{directory}: the path is too long for a socket; use a shorter one")
     directory.mkdir(parents=True, exist_ok=True)
-    _write_layout(layout)  # first of all: it is what makes the folder ours to remove
+    _write_config(config)  # first of all: it is what makes the folder ours to remove
     for sub in ("log", "spool", "state"):
         (directory / sub).mkdir()
-    for i in range(layout.gpus_per_node):
+    for i in range(config.gpus_per_node):
         (directory / f"nvidia{i}").symlink_to("/dev/null")  # slurmd wants a device
     key = directory / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
 
 
-def _start(layout: Layout) -> Minicluster:
+def _start(config: MiniclusterConfig, start_s: float) -> Minicluster:
     """Start all daemons and see a step run on every node; stops them if that fails."""
-    directory = Path(layout.directory)
-    _write_layout(layout)
-    layout.conf.write_text(slurm_conf(layout))
-    (directory / "cgroup.conf").write_text(cgroup_conf(layout))
-    (directory / "gres.conf").write_text(gres_conf(layout))
-    cluster = Minicluster(layout)
+    directory = Path(config.directory)
+    _write_config(config)
+    config.conf.write_text(slurm_conf(config))
+    (directory / "cgroup.conf").write_text(cgroup_conf(config))
+    (directory / "gres.conf").write_text(gres_conf(config))
+    cluster = Minicluster(config)
     try:
-        daemons.start_munged(layout)
-        daemons.start_daemon(layout, "slurmctld", "-c", "-f", str(layout.conf))
-        for name in layout.nodes:
-            daemons.start_slurmd(layout, name)
-        _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log")
+        daemons.start_munged(config)
+        daemons.start_daemon(config, "slurmctld", "-c", "-f", str(config.conf))
+        for name in config.nodes:
+            daemons.start_slurmd(config, name)
+        _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log", start_s)
         # A node whose cgroups do not work is idle too; only a step tells.
-        cluster.run("srun", f"-N{layout.num_nodes}", "-t1", "--mem=10M", "true")
+        cluster.run("srun", f"-N{config.num_nodes}", "-t1", "--mem=10M", "true")
     except MiniclusterError:
-        daemons.stop(layout)
+        daemons.stop(config)
         raise
     return cluster
 
@@ -301,8 +303,8 @@ def _all_idle(cluster: Minicluster) -> bool:
     return len(states) == len(cluster.nodes) and set(states.values()) == {"idle"}
 
 
-def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float | None = None) -> None:
-    end = time.monotonic() + (_START_S if deadline_s is None else deadline_s)
+def _wait(condition: Callable[[], bool], otherwise: str, deadline_s: float = START_S) -> None:
+    end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
             raise MiniclusterError(otherwise)

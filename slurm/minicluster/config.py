@@ -1,4 +1,4 @@
-"""The configuration text of a minicluster: pure functions from a layout to Slurm's files."""
+"""The configuration text of a minicluster: pure functions from a record to Slurm's files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CPUS_PER_NODE = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class MiniclusterConfig:
     """What a minicluster consists of, and where; kept in its folder as ``cluster.json``."""
 
     directory: str
@@ -43,7 +43,7 @@ class Layout:
         return range(self.base_port, self.base_port + self.num_nodes + 1)
 
 
-def slurm_conf(layout: Layout) -> str:
+def slurm_conf(config: MiniclusterConfig) -> str:
     """Text of ``slurm.conf``.
 
     The times are short, so that a lost node and a requeued job are seen in seconds.
@@ -51,33 +51,33 @@ def slurm_conf(layout: Layout) -> str:
     until the credentials of its earlier start have expired, 120 s by default. A node's death
     is seen after about ``3 MessageTimeout``, which counts for more than ``SlurmdTimeout``.
     """
-    fields = {**asdict(layout), "conf_directory": layout.directory, "cpus": CPUS_PER_NODE}
-    fields |= _TRACKING if layout.cgroup else _NO_TRACKING
-    fields["ports"] = f"{layout.base_port + 1}-{layout.base_port + layout.num_nodes}"
-    fields["gres"] = f" Gres=gpu:{layout.gpus_per_node}" if layout.gpus_per_node else ""
+    fields = {**asdict(config), "conf_directory": config.directory, "cpus": CPUS_PER_NODE}
+    fields |= _TRACKING if config.cgroup else _NO_TRACKING
+    fields["ports"] = f"{config.base_port + 1}-{config.base_port + config.num_nodes}"
+    fields["gres"] = f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else ""
     return _SLURM_CONF.format(**fields)
 
 
-def cgroup_conf(layout: Layout) -> str:
+def cgroup_conf(config: MiniclusterConfig) -> str:
     """Text of ``cgroup.conf``: memory is limited, swap no way around it, cores stay free."""
-    if layout.cgroup is None:
+    if config.cgroup is None:
         return "CgroupAutomount=no\n"
     # IgnoreSystemd: a machine for experiments (a container, say) has no systemd to ask.
-    extra = "IgnoreSystemd=yes\n" if layout.cgroup == "v2" else "CgroupAutomount=yes\n"
+    extra = "IgnoreSystemd=yes\n" if config.cgroup == "v2" else "CgroupAutomount=yes\n"
     return (
-        f"CgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/{layout.cgroup}\n{extra}"
+        f"CgroupMountpoint=/sys/fs/cgroup\nCgroupPlugin=cgroup/{config.cgroup}\n{extra}"
         "ConstrainCores=no\nConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
         "ConstrainDevices=no\n"
     )
 
 
-def gres_conf(layout: Layout) -> str:
+def gres_conf(config: MiniclusterConfig) -> str:
     """Text of ``gres.conf``: GPUs that are empty files, so that requests are honoured."""
-    if layout.gpus_per_node == 0:
+    if config.gpus_per_node == 0:
         return ""
-    last = layout.gpus_per_node - 1
-    files = f"{layout.directory}/nvidia[0-{last}]" if last else f"{layout.directory}/nvidia0"
-    return f"NodeName={layout.node_prefix}[1-{layout.num_nodes}] Name=gpu File={files}\n"
+    last = config.gpus_per_node - 1
+    files = f"{config.directory}/nvidia[0-{last}]" if last else f"{config.directory}/nvidia0"
+    return f"NodeName={config.node_prefix}[1-{config.num_nodes}] Name=gpu File={files}\n"
 
 
 _TRACKING = {

@@ -31,6 +31,28 @@ _REPEAT_KILL_S = 5.0
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 
 
+class LaunchPacing:
+    """Keeps launches apart, for the controller's sake; for several threads.
+
+    Args:
+        interval_s: least time between two.
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._monotonic = interval_s, monotonic
+        self._turn = threading.Lock()
+        self._last = float("-inf")
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait for one's turn; False if stopped meanwhile."""
+        with self._turn:
+            if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
+                return False
+            self._last = self._monotonic()
+        return True
+
+
 class SrunLauncher(Launcher):
     """Starts trials as steps of the surrounding allocation.
 
@@ -52,8 +74,7 @@ class SrunLauncher(Launcher):
         self.allocation = allocation or Allocation.current()
         self.max_concurrent = site.max_concurrent_steps
         self._gone_deadline_s = gone_deadline_s
-        self._turn = threading.Lock()
-        self._last_launch = float("-inf")
+        self._pacing = LaunchPacing(site.launch_interval_s)
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
@@ -83,7 +104,7 @@ class SrunLauncher(Launcher):
         ) | {"SLURM_JOB_ID": self.allocation.job}
         clear(spec.directory)
         (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
-        if not self._wait_for_turn(stop):
+        if not self._pacing.wait(stop):
             return Outcome(Kind.CANCELLED, message="stopped before it was launched")
         with (
             (spec.directory / STDOUT_NAME).open("wb") as stdout,
@@ -154,15 +175,6 @@ class SrunLauncher(Launcher):
 
     def time_left_s(self) -> float | None:
         return self.allocation.time_left_s()
-
-    def _wait_for_turn(self, stop: threading.Event) -> bool:
-        """Keep sruns apart, for the controller's sake; False if stopped meanwhile."""
-        with self._turn:
-            wait_s = self._last_launch + self.site.launch_interval_s - time.monotonic()
-            if stop.wait(max(0.0, wait_s)):
-                return False
-            self._last_launch = time.monotonic()
-        return True
 
     def _end(self, name: str, child: subprocess.Popen[bytes], grace_s: float) -> bool:
         """Climb the kill ladder as far as needed; whether the step is proven gone.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from analysis.run.events import RunError, read_records
 from analysis.run.fold import Run, read_run
 from analysis.run.journal import driver_of
 from slurm.minicluster.cluster import Minicluster
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -78,13 +78,6 @@ def meshtune(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "workflows.cli.main", *map(str, arguments)]
 
 
-def until(condition: Callable[[], object], what: str, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.1)
-
-
 def peek(run_dir: Path) -> Run:
     """The run as it stands; an empty one before there is a journal."""
     try:
@@ -105,12 +98,12 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     command = meshtune("submit", space, "--nodes", 3, "--time", "00:10:00", "--run-dir", run_dir)
     submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "submitted job" in submitted.stdout
-    until(lambda: ended(run_dir) >= 3, "three trials ended")
+    wait_for(lambda: ended(run_dir) >= 3, "three trials ended")
     driver = driver_of(run_dir)
     assert driver is not None
     os.kill(int(driver.rpartition(" ")[2]), 9)
-    until(lambda: peek(run_dir).closed, "the requeued job finished the search", 240)
-    until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    wait_for(lambda: peek(run_dir).closed, "the requeued job finished the search", 240)
+    wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
     run = read_run(run_dir)
     assert len(run.opened_t) == 2
     assert run.closed == "budget: 10 trials"
@@ -139,7 +132,7 @@ def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(
         assert not minicluster.run("squeue", "-h", "-s", "-j", job, "-o", "%N").split()
     finally:
         minicluster.run("scancel", job)
-        until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
     trials = read_run(run_dir).trials.values()
     assert {t.kind for t in trials} == {"ok"}
     first, *others = trials
@@ -182,7 +175,7 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
 
     node = ""
     try:
-        until(node_trial_speaks, "the trial that loses its node runs")
+        wait_for(node_trial_speaks, "the trial that loses its node runs")
         [(folder, node)] = running_case("node")
         (folder / "node_is_dead").touch()
         minicluster.kill_node(node)
@@ -197,7 +190,7 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
         minicluster.run("scancel", job)
         if node:
             minicluster.revive_node(node)
-        until(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
     run = read_run(run_dir)
     kinds = {t.config["case"]: t.kind for t in run.trials.values()}
     limited = minicluster.limits_memory

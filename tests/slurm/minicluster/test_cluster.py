@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,9 @@ from slurm import processes
 from slurm.minicluster import cluster as mini
 from slurm.minicluster import config as miniconf
 from slurm.minicluster import daemons as minidaemons
+from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm
-
-
-def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -31,31 +24,31 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     mini.down(folder)
 
 
-def layout(**changes: object) -> miniconf.Layout:
+def config(**changes: object) -> miniconf.MiniclusterConfig:
     fields: dict[str, object] = {
         "directory": "/d", "hostname": "host", "user": "root", "node_prefix": "n",
         "num_nodes": 3, "gpus_per_node": 2, "mem_per_node_mib": 500, "base_port": 17000,
         "cgroup": "v1",
     }  # fmt: skip
-    return miniconf.Layout(**{**fields, **changes})  # type: ignore[arg-type]
+    return miniconf.MiniclusterConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_every_daemon_has_a_port_of_its_own() -> None:
-    text = miniconf.slurm_conf(layout())
+    text = miniconf.slurm_conf(config())
     assert "SlurmctldPort=17000\n" in text
     assert "NodeName=n[1-3]" in text
     assert "Port=[17001-17003]" in text
-    assert list(layout().ports()) == [17000, 17001, 17002, 17003]
+    assert list(config().ports()) == [17000, 17001, 17002, 17003]
 
 
 def test_without_cgroups_nothing_refers_to_them() -> None:
-    bare = layout(cgroup=None)
+    bare = config(cgroup=None)
     assert "cgroup" not in miniconf.slurm_conf(bare)
     assert "Constrain" not in miniconf.cgroup_conf(bare)
 
 
 def test_cgroup_v2_does_not_ask_systemd() -> None:
-    text = miniconf.cgroup_conf(layout(cgroup="v2"))
+    text = miniconf.cgroup_conf(config(cgroup="v2"))
     assert "CgroupPlugin=cgroup/v2" in text
     assert "IgnoreSystemd=yes" in text
 
@@ -69,14 +62,14 @@ def test_cgroup_v2_does_not_ask_systemd() -> None:
     ],
 )
 def test_gres_conf_lists_the_fake_gpus(gpus: int, expected: str) -> None:
-    assert miniconf.gres_conf(layout(gpus_per_node=gpus)) == expected
+    assert miniconf.gres_conf(config(gpus_per_node=gpus)) == expected
 
 
 @pytest.mark.parametrize(
     ("nodes", "gpus", "expected"), [(1, 1, "1 node, 1 GPU and"), (2, 0, "2 nodes, 0 GPUs and")]
 )
 def test_the_status_counts_in_the_singular_too(nodes: int, gpus: int, expected: str) -> None:
-    cluster = mini.Minicluster(layout(num_nodes=nodes, gpus_per_node=gpus))
+    cluster = mini.Minicluster(config(num_nodes=nodes, gpus_per_node=gpus))
     assert expected in str(mini.Status(cluster, {}, ()))
 
 
@@ -90,9 +83,8 @@ def test_a_strange_memory_size_is_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_missing_programs_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mini, "_PROGRAMS", ("sh", "no-such-daemon"))
-    reason = mini.missing()
+def test_missing_programs_are_named_with_the_remedy() -> None:
+    reason = mini.missing(("sh", "no-such-daemon"))
     assert reason is not None
     assert reason.startswith("no-such-daemon not found")
     assert "apt-get install" in reason
@@ -130,7 +122,7 @@ def test_a_rank_over_its_memory_dies_as_out_of_memory(minicluster: mini.Miniclus
 def test_up_finds_a_cluster_that_is_up(minicluster: mini.Minicluster) -> None:
     again = mini.up(minicluster.conf.parent)
     assert not again.started
-    assert again.layout == minicluster.layout
+    assert again.config == minicluster.config
 
 
 @needs_slurm
@@ -170,7 +162,7 @@ def test_two_clusters_live_side_by_side_and_down_leaves_nothing(
 def test_a_controller_that_was_killed_is_replaced(directory: Path) -> None:
     first = mini.up(directory, num_nodes=1)
     os.kill(int((directory / "slurmctld.pid").read_text()), 9)
-    wait_for(lambda: not minidaemons.controller(first.layout), "the controller is gone")
+    wait_for(lambda: not minidaemons.controller(first.config), "the controller is gone")
     assert mini.status(directory) is None
     second = mini.up(directory, num_nodes=2)
     assert second.started
@@ -184,8 +176,7 @@ def test_where_cgroups_do_not_work_it_comes_up_without_limits(
 ) -> None:
     other = "v1" if minidaemons.cgroup_version() == "v2" else "v2"
     monkeypatch.setattr(minidaemons, "cgroup_version", lambda: other)
-    monkeypatch.setattr(mini, "_START_S", 5.0)
-    cluster = mini.up(directory, num_nodes=2)
+    cluster = mini.up(directory, num_nodes=2, start_s=5.0)
     assert not cluster.limits_memory
     assert cluster.notice.startswith("memory is not limited")
     assert cluster.run("srun", "-N2", "hostname").count("\n") == 2

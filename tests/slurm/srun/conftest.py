@@ -13,7 +13,7 @@ from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def srun(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
+def launcher(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
     """The launcher, on four nodes of the minicluster."""
     job = allocate(4)
     yield SrunLauncher(load_site("generic"), Allocation(job))

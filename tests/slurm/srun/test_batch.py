@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
 from slurm.srun.batch import BatchError, batch_script, time_limit_s
 from slurm.srun.site import load_site
+from support.waiting import wait_for
 
 SHIPPED = Path(__file__).parent / "golden" / "search.sbatch"
 
@@ -32,13 +31,6 @@ def script(run_dir: Path, **changes: Any) -> str:
         "time": "00:10:00", "meshtune": "meshtune",
     }  # fmt: skip
     return batch_script(**{**arguments, **changes})
-
-
-def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 90.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
-        time.sleep(0.05)
 
 
 def test_the_shipped_example_is_what_the_builder_makes() -> None:

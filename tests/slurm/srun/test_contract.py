@@ -13,9 +13,9 @@ from slurm.trial import TrialSpec
 @pytest.mark.slurm
 class TestSrunLauncher(ProcessLauncherContract):
     @pytest.fixture
-    def launcher(self, srun: SrunLauncher) -> Launcher:
-        self.allocation = srun.allocation
-        return srun
+    def launcher(self, launcher: SrunLauncher) -> Launcher:
+        self.allocation = launcher.allocation
+        return launcher
 
     def code(self, launcher: Launcher) -> str:
         return (

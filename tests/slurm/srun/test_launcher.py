@@ -1,4 +1,4 @@
-"""The srun launcher on a real Slurm: every kind of end, and nothing left behind."""
+"""What is particular to srun, on a real Slurm; test_contract.py has what every launcher does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,13 @@ from slurm.launcher import LauncherError
 from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
-from slurm.srun.allocation import Allocation, parse_time_left
-from slurm.srun.launcher import SrunLauncher
-from slurm.srun.shell import SlurmError
+from slurm.srun.allocation import Allocation
+from slurm.srun.command import srun_environment
+from slurm.srun.launcher import LaunchPacing, SrunLauncher
 from slurm.srun.site import load_site
 from slurm.trial import Lease, Outcome, TrialSpec
+from support.slurm_controller import FakeController
+from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm
 NEVER = threading.Event()
@@ -38,24 +39,7 @@ if os.environ["RANK"] == "0":
     Path("result.json").write_text('{"status": "ok", "x": 1}')
 """
 HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
-IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 SLEEP = "time.sleep(600)"
-
-
-def wait_for(condition: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
-        time.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def launcher(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
-    """On four nodes of the minicluster."""
-    job = allocate(4)
-    yield SrunLauncher(load_site("generic"), Allocation(job))
-    shell.run(["scancel", job])
-    wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")
 
 
 def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
@@ -128,28 +112,6 @@ def test_a_one_node_and_a_two_node_trial_run_at_once_on_their_own_nodes(
 
 
 @needs_slurm
-def test_the_allocation_knows_its_nodes_and_its_end(launcher: SrunLauncher) -> None:
-    assert len(launcher.nodes()) == 4
-    left_s = launcher.time_left_s()
-    assert left_s is not None
-    assert 0 < left_s <= 1200
-    assert launcher.down_nodes() == set()
-
-
-@needs_slurm
-def test_a_rank_that_exits_with_3_is_a_crash_that_names_it(
-    launcher: SrunLauncher, tmp_path: Path
-) -> None:
-    code = HANG + "os.environ['RANK'] == '1' and os._exit(3); " + SLEEP
-    spec = trial(tmp_path, "crash", code)
-    outcome = run_on(launcher, spec)
-    assert outcome.kind is Kind.CRASH
-    assert outcome.message == f"task 1 on {launcher.nodes()[0]}: Exited with exit code 3"
-    assert "exit code 3" in outcome.stderr_tail
-    assert_gone(launcher, spec)
-
-
-@needs_slurm
 def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
     launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
 ) -> None:
@@ -164,32 +126,6 @@ def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
 
 
 @needs_slurm
-def test_a_hang_ends_even_if_its_ranks_ignore_the_polite_signal(
-    launcher: SrunLauncher, tmp_path: Path
-) -> None:
-    spec = trial(tmp_path, "hang", IGNORE_TERM + HANG + SLEEP, no_progress_timeout_s=2.0)
-    outcome = run_on(launcher, spec)
-    assert outcome.kind is Kind.TIMEOUT
-    assert "a hang" in outcome.message
-    assert outcome.lost_nodes == ()
-    assert_gone(launcher, spec)
-
-
-@needs_slurm
-def test_a_trial_that_is_timed_out_may_say_goodbye(launcher: SrunLauncher, tmp_path: Path) -> None:
-    code = (
-        "import signal, sys\n"
-        "def bye(*_): open('bye', 'w').close(); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, bye)\n" + HANG + SLEEP
-    )
-    spec = trial(tmp_path, "bye", code, timeout_s=2.0, grace_s=20.0)
-    outcome = run_on(launcher, spec)
-    assert outcome.kind is Kind.TIMEOUT
-    assert (spec.directory / "bye").exists()
-    assert_gone(launcher, spec)
-
-
-@needs_slurm
 def test_a_request_that_slurm_refuses_is_a_launch_failure(
     launcher: SrunLauncher, tmp_path: Path
 ) -> None:
@@ -199,30 +135,6 @@ def test_a_request_that_slurm_refuses_is_a_launch_failure(
     outcome = launcher.run(elsewhere, Lease("1", ("nosuchnode",)), NEVER)
     assert outcome.kind is Kind.LAUNCH_FAILURE
     assert "srun: error" in outcome.message
-
-
-@needs_slurm
-def test_a_program_that_does_not_exist_is_a_launch_failure(
-    launcher: SrunLauncher, tmp_path: Path
-) -> None:
-    spec = trial(tmp_path, "absent", "")
-    absent = TrialSpec(spec.name, spec.directory, ("/no/such",), 1, 2, timeout_s=60)
-    outcome = run_on(launcher, absent)
-    assert outcome.kind is Kind.LAUNCH_FAILURE, outcome
-    assert "/no/such" in outcome.message
-    assert outcome.suspect_nodes == ()
-
-
-@needs_slurm
-def test_a_stopped_trial_is_cancelled_and_gone(launcher: SrunLauncher, tmp_path: Path) -> None:
-    spec, stop = trial(tmp_path, "stopped", HANG + SLEEP), threading.Event()
-    lease = Lease("1", (launcher.nodes()[0],))
-    thread, outcomes = in_thread(lambda: launcher.run(spec, lease, stop))
-    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
-    stop.set()
-    thread.join()
-    assert [o.kind for o in outcomes] == [Kind.CANCELLED]
-    assert_gone(launcher, spec)
 
 
 @needs_slurm
@@ -256,54 +168,23 @@ def test_a_step_that_somebody_else_cancels_says_nothing_about_its_configuration(
 
 
 @needs_slurm
-@pytest.mark.parametrize("group", [True, False], ids=["srun died too", "srun lives on"])
-def test_what_a_killed_driver_left_is_settled(
-    launcher: SrunLauncher, tmp_path: Path, group: bool
+def test_a_step_whose_srun_was_killed_too_is_settled(
+    launcher: SrunLauncher, tmp_path: Path
 ) -> None:
     """SIGKILL to srun's process group leaves an orphan step that holds its nodes."""
     spec = trial(tmp_path, "orphan", HANG + SLEEP)
-    other = trial(tmp_path, "other", HANG + SLEEP)
-    driver = (
-        "import threading, sys; from pathlib import Path\n"
-        "from slurm.srun.allocation import Allocation; from slurm.trial import Lease, TrialSpec\n"
-        "from slurm.srun.site import load_site; from slurm.srun.launcher import SrunLauncher\n"
-        "job, node, name, directory, *argv = sys.argv[1:]\n"
-        "launcher = SrunLauncher(load_site('generic'), Allocation(job))\n"
-        "spec = TrialSpec(name, Path(directory), tuple(argv), 1, 2, 600)\n"
-        "launcher.run(spec, Lease('1', (node,)), threading.Event())\n"
-    )
-    drivers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                driver,
-                launcher.allocation.job,
-                node,
-                s.name,
-                s.directory,
-                *s.argv,
-            ]
-        )
-        for s, node in zip((spec, other), launcher.nodes(), strict=False)
-    ]
-    wait_for(lambda: len(pids(spec)) == len(pids(other)) == 2, "both trials run")
-    sruns = sruns_of(spec)
-    drivers[0].kill()
-    drivers[0].wait()
-    if group:
-        os.killpg(os.getpgid(min(sruns)), signal.SIGKILL)
+    lease = Lease("1", tuple(launcher.nodes()[:1]))
+    environ = srun_environment(spec, lease, launcher.site, "127.0.0.1", os.environ)
+    child = subprocess.Popen(
+        launcher.command(spec, lease), cwd=spec.directory, start_new_session=True,
+        env=environ | {"SLURM_JOB_ID": launcher.allocation.job},
+    )  # fmt: skip
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
     assert spec.name in step_names(launcher)
-
-    launcher.settle([spec.name, "never-started"])
-
+    launcher.settle([spec.name])
     assert_gone(launcher, spec)
-    assert not any(processes.is_running(pid) for pid in sruns)
-    assert all(processes.is_running(pid) for pid in pids(other))
-    drivers[1].kill()
-    drivers[1].wait()
-    launcher.settle([other.name])
-    assert_gone(launcher, other)
 
 
 @needs_slurm
@@ -340,58 +221,8 @@ def test_a_node_that_dies_takes_its_trial_along_and_no_other(
         wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "the job is gone")
 
 
-@needs_slurm
-def test_an_allocation_that_is_over_is_an_error_that_says_so(minicluster: Minicluster) -> None:
-    with pytest.raises(SlurmError, match="squeue"):
-        Allocation("999999")
-
-
-# ---- without Slurm ----
-
-
-def test_outside_an_allocation_the_remedy_is_named() -> None:
-    with pytest.raises(LauncherError, match="meshtune submit"):
-        Allocation.current({})
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30:00", 1800), ("59", 59), ("2:03:04", 7384), ("1-02:03:04", 93784), ("UNLIMITED", None)],
-)
-def test_slurms_time_left_is_read(text: str, seconds: float | None) -> None:
-    assert parse_time_left(text) == seconds
-
-
-def test_a_job_without_time_left_is_an_error() -> None:
-    with pytest.raises(SlurmError, match="INVALID"):
-        parse_time_left("INVALID")
-
-
-class _Controller:
-    """Slurm's commands as an Allocation asks them, with a controller that can be away."""
-
-    def __init__(self, steps: list[str]) -> None:
-        self.answers, self.listings, self.cancelled = True, steps, list[str]()
-
-    def __call__(self, argv: list[str]) -> str:
-        if not self.answers:
-            raise SlurmError("Unable to contact slurm controller")
-        match argv:
-            case ["squeue", "-h", "-s", *_]:
-                return self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
-            case ["scancel", *_, step]:
-                self.cancelled.append(step)
-                return ""
-            case ["squeue", *_, "%C %D"]:
-                return "64 1"
-            case ["sinfo", *_]:
-                return "n1|idle"
-            case _:
-                return "n1"
-
-
 def test_a_step_that_will_not_go_is_reported_instead_of_leasing_its_node_again() -> None:
-    controller = _Controller(["7.1|t-1|n1"])
+    controller = FakeController(["7.1|t-1|n1"])
     launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
     with pytest.raises(LauncherError, match=r"7\.1 on n1"):
         launcher.settle(["t-1"])
@@ -399,7 +230,7 @@ def test_a_step_that_will_not_go_is_reported_instead_of_leasing_its_node_again()
 
 
 def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
-    controller = _Controller(["7.1|t-1|n1"])
+    controller = FakeController(["7.1|t-1|n1"])
     launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
     controller.answers = False
     with pytest.raises(LauncherError):
@@ -408,13 +239,28 @@ def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
     assert launcher.time_left_s() is None
 
 
-def test_launches_keep_their_distance_and_a_stop_ends_the_wait(tmp_path: Path) -> None:
-    site = load_site("generic").model_copy(update={"launch_interval_s": 0.2})
-    launcher = SrunLauncher(site, Allocation("7", _Controller([""])))
+def test_launches_keep_their_distance_and_a_stop_ends_the_wait() -> None:
+    now, waits = 100.0, []
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal now
+            waits.append(timeout)
+            now += timeout or 0.0
+            return self.is_set()
+
+    pacing, stop = LaunchPacing(0.2, lambda: now), Stop()
+    assert pacing.wait(stop) and pacing.wait(stop)
+    now += 0.15
+    assert pacing.wait(stop)
+    stop.set()
+    assert not pacing.wait(stop)
+    assert waits == pytest.approx([0.0, 0.2, 0.05, 0.2])
+
+
+def test_a_trial_that_is_stopped_while_it_waits_for_its_turn_never_starts(tmp_path: Path) -> None:
+    launcher = SrunLauncher(load_site("generic"), Allocation("7", FakeController([""])))
     stopped = threading.Event()
     stopped.set()
     outcome = launcher.run(trial(tmp_path, "t", SAY_WHO), Lease("1", ("n1",)), stopped)
     assert outcome.kind is Kind.CANCELLED
-    started = time.monotonic()
-    assert all(launcher._wait_for_turn(NEVER) for _ in range(3))
-    assert time.monotonic() - started >= 0.4

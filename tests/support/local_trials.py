@@ -1,0 +1,63 @@
+"""Trials of the local launcher, and the processes that they leave or should not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+from slurm import processes
+from slurm.local.launcher import LocalLauncher
+from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
+
+OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
+DRIVER = """
+import sys, threading
+from pathlib import Path
+from slurm.trial import Lease, TrialSpec
+from slurm.local.launcher import LocalLauncher
+
+local = LocalLauncher(preload=sys.argv[3])
+name, directory = sys.argv[1], Path(sys.argv[2])
+spec = TrialSpec(name, directory, tuple(sys.argv[4:]), 1, 2, 600.0)
+local.run(spec, Lease(name, ("local0",)), threading.Event())
+"""
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", textwrap.dedent(code))
+
+
+def run(launcher: LocalLauncher, spec: TrialSpec) -> Outcome:
+    lease = Lease(spec.name, tuple(launcher.nodes()[: spec.num_nodes]))
+    return launcher.run(spec, lease, threading.Event())
+
+
+def log(spec: TrialSpec, name: str = "stdout.log") -> str:
+    path = spec.directory / name
+    return path.read_text() if path.exists() else ""
+
+
+def marked(spec: TrialSpec) -> set[int]:
+    """Processes that carry the trial's name in their environment."""
+    return processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == spec.name)
+
+
+def fork_servers() -> set[int]:
+    """Fork servers and shepherds of this process's launchers."""
+    found = set()
+    for pid in processes.descendants(os.getpid()):
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            if b"slurm.local.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
+
+
+def start_driver(spec: TrialSpec, preload: str = "trainer") -> subprocess.Popen[bytes]:
+    """Another process that runs the trial, on one node."""
+    argv = [sys.executable, "-c", DRIVER, spec.name, str(spec.directory), preload]
+    return subprocess.Popen([*argv, *spec.argv], cwd=Path(__file__).parents[2])

@@ -1,0 +1,32 @@
+"""Slurm's commands as an Allocation asks them, without a Slurm."""
+
+from __future__ import annotations
+
+from slurm.srun.shell import SlurmError
+
+
+class FakeController:
+    """Answers as the controller of a job on one node; ``answers = False``: it is away.
+
+    Args:
+        steps: what squeue lists of the job's steps, one text per call; the last one stays.
+    """
+
+    def __init__(self, steps: list[str]) -> None:
+        self.answers, self.listings, self.cancelled = True, steps, list[str]()
+
+    def __call__(self, argv: list[str]) -> str:
+        if not self.answers:
+            raise SlurmError("Unable to contact slurm controller")
+        match argv:
+            case ["squeue", "-h", "-s", *_]:
+                return self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
+            case ["scancel", *_, step]:
+                self.cancelled.append(step)
+                return ""
+            case ["squeue", *_, "%C %D"]:
+                return "64 1"
+            case ["sinfo", *_]:
+                return "n1|idle"
+            case _:
+                return "n1"
