@@ -1,6 +1,9 @@
-"""Before a run: the cost model. After it: trajectory, SHAP and the report page."""
+"""Before a run: the cost model and its predictions. After it: the run as data, SHAP, the report.
 
-from analysis.run.events import RunError
-from analysis.run.frame import load  # cheap: it imports pandas when it is called
+What it exports is listed in ``__init__.pyi`` and imported when it is first used, so that a command
+that reads a journal does not wait for pandas, scipy, matplotlib and shap.
+"""
 
-__all__ = ["RunError", "load"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -34,7 +34,7 @@ def metric(result: Mapping[str, Any], key: str) -> float | None:
     return value if is_number(value) else None
 
 
-def required(result: Mapping[str, Any], key: str, wanted: str = "") -> float:
+def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> float:
     """The number at a dotted key.
 
     Args:

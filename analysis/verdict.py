@@ -1,13 +1,16 @@
-"""What is said of measurements beyond the first: repeats of finalists, and trials stopped early."""
+"""What is said of a run: its winner, its front, its repeats, and trials that were stopped early."""
 
 from __future__ import annotations
 
 import math
 
+from analysis import units
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 from analysis.units import counted
+
+SHOWN_FRONT = 8
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
@@ -56,6 +59,29 @@ def early_stop_lines(run: Run) -> list[tuple[str, str]]:
     saved_min = sum(t.saved_node_s for t in early) / 60
     known = f", {saved_min:.3g} node-minutes saved" if saved_min else ""
     return [("early stop", f"{counted(len(early), 'trial')}{known}")]
+
+
+def front_lines(run: Run) -> list[tuple[str, str]]:
+    """The Pareto front, a line for each of the first trials; nothing with one objective."""
+    trials = run.front()
+    if not trials:
+        return []
+    successes = counted(len(run.comparable()), "success")
+    lines = [("front", f"{len(trials)} of {successes}, Pareto-optimal")]
+    lines += [("", f"trial {t.number:4d}  {objectives_text(run, t)}") for t in trials[:SHOWN_FRONT]]
+    if len(trials) > SHOWN_FRONT:
+        lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
+    return lines
+
+
+def objectives_text(run: Run, trial: Trial) -> str:
+    """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
+    if not trial.objectives:
+        return f"{trial.objective:.5g} {run.objective_key}"
+    shown = [(units.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
+    return ", ".join(
+        f"{units.number(value)} {units.unit(key) or units.name(key)}" for value, key in shown
+    )
 
 
 def standard_errors(run: Run) -> dict[int, float]:

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
-from statistics import median
-from typing import Any
 
-from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
 from analysis.preflight.file import NotMeasuredError, cluster_file
+from analysis.preflight.summary import preflight_summary, preflight_warnings
 from analysis.run.atomic import write_atomically
 from analysis.units import counted
 from slurm.launcher import Launcher, LauncherError
@@ -113,46 +111,20 @@ def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":
             failure = result["message"]
-        text, machine = cluster_file(result, name, datetime.now(UTC), failure)
+        text, data_sheet = cluster_file(result, name, datetime.now(UTC), failure)
     except (OSError, ValueError, KeyError, NotMeasuredError) as error:
         print(f"nothing to write to {out}: {failure or error}", file=sys.stderr)
         print(f"the logs are in {result_file.parent}", file=sys.stderr)
         return 1
     write_atomically(out, text)
-    for line in summary(result):
+    for line in preflight_summary(result):
         print(line)
-    measured = points(result.get("collectives", []))
-    warnings = link_warnings(measured, machine)
-    if result["device"]["type"] != "cpu":
-        gemm = result["gemm"][-1]
-        warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
-    for warning in warnings:
+    for warning in preflight_warnings(result, data_sheet):
         print(f"warning: {warning}", file=sys.stderr)
     print(f"wrote {out}; a space uses it with `cluster: {out.name}` beside it")
     if failure:
         print(f"incomplete: {failure}; the logs are in {result_file.parent}", file=sys.stderr)
     return 1 if failure else 0
-
-
-def summary(result: Mapping[str, Any]) -> list[str]:
-    """One line for each product, copy and group."""
-    lines = []
-    for gemm in result.get("gemm", []):
-        label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
-        lines.append(f"{label:44s}{median(gemm['tflops']):10.4g} TFLOP/s")
-    for kind, label in (("copy", "memory copy"), ("host_copy", "host to device")):
-        for copy in result.get(kind, []):
-            lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
-    measured = points(result.get("collectives", []))
-    for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in measured):
-        label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
-        ring = best_ring(measured, gpus, nodes, stride)
-        if ring:
-            lines.append(
-                f"{label:44s}{ring.bus_gb_per_s:10.4g} GB/s bus bandwidth, {ring.operation} of "
-                f"{ring.size_bytes / 2**20:.4g} MiB"
-            )
-    return lines
 
 
 def _lease(launcher: Launcher, spec: TrialSpec) -> Lease:

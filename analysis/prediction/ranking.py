@@ -75,19 +75,19 @@ def rank(pricing: Pricing, top: int) -> Ranking:
         ranked_by = f"{space.objective.key}{first} and the probability to fit and to end in time"
     order = np.argsort(-value, kind="stable")[:top]
     configs = [space.canonical(raw) for raw in candidates.configs(indices[order])]
-    warnings = too_large(pricing, prediction) + too_long(pricing, prediction)
+    warnings = _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
     return Ranking(
         pricing, configs, pricing.predict(configs), len(indices), likely, ranked_by, warnings
     )
 
 
-def only(pricing: Pricing, config: dict[str, Any]) -> Ranking:
+def rank_one(pricing: Pricing, config: dict[str, Any]) -> Ranking:
     """One configuration."""
     prediction = pricing.predict([config])
     return Ranking(pricing, [config], prediction, 1, int(prediction.fits[0] >= LIKELY))
 
 
-def lesson(pricing: Pricing, run: Run) -> str:
+def calibration_note(pricing: Pricing, run: Run) -> str:
     """What a calibration with a run rests on, as a line of text.
 
     Args:
@@ -101,7 +101,7 @@ def lesson(pricing: Pricing, run: Run) -> str:
     return f"calibrated with {counted(len(told), 'trial')}, {failed} of them out of memory"
 
 
-def foreseen(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
+def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
     """Warnings before a search: lines of text on what its trials cannot do.
 
     Args:
@@ -119,7 +119,7 @@ def foreseen(space: SearchSpace, pricing: Pricing | None) -> tuple[str, ...]:
         return ()
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-        return too_large(pricing, prediction) + too_long(pricing, prediction)
+        return _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
     return ()
 
 
@@ -143,11 +143,11 @@ def likely_to_fit(report: CheckReport) -> str:
     ]
     with suppress(MissingFactError):  # such as the network: it can be counted, not timed
         prediction = model.predict(jobs)
-        lines += too_large(pricing, prediction) + too_long(pricing, prediction)
+        lines += _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
     return "\n".join(lines)
 
 
-def too_large(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+def _memory_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
     """A warning where nothing is expected to fit."""
     if np.any(prediction.fits >= LIKELY):
         return ()
@@ -159,7 +159,7 @@ def too_large(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
     )
 
 
-def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
+def _time_limit_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
     """A warning where many trials that fit would not end before the space's time limits do."""
     trial = pricing.space.trial
     fits = prediction.fits >= LIKELY
@@ -184,7 +184,7 @@ def too_long(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def table(ranking: Ranking) -> str:
+def ranking_table(ranking: Ranking) -> str:
     """The ranking as text: one line per configuration."""
     prediction, pricing = ranking.prediction, ranking.pricing
     space = pricing.space

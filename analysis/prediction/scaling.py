@@ -116,7 +116,7 @@ def scale(
     )
 
 
-def text(scaled: Scaled, tokens: float) -> str:
+def scaling_table(scaled: Scaled, tokens: float) -> str:
     """A table, a line for each number of nodes; 95 % intervals in parentheses.
 
     Args:

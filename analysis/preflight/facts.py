@@ -50,12 +50,12 @@ class Point:
         return sent / self.seconds / 1e9
 
 
-def points(measured: Sequence[dict[str, Any]]) -> list[Point]:
+def points(entries: Sequence[dict[str, Any]]) -> list[Point]:
     """The collectives of ``trainer.preflight``'s file."""
-    return [Point(**p) for p in measured if p["operation"] in get_args(Operation)]
+    return [Point(**p) for p in entries if p["operation"] in get_args(Operation)]
 
 
-def collectives(measured: Sequence[Point]) -> list[Collective]:
+def collectives(measurements: Sequence[Point]) -> list[Collective]:
     """As a cluster's facts state them."""
     return [
         Collective(
@@ -66,7 +66,7 @@ def collectives(measured: Sequence[Point]) -> list[Collective]:
             size_mib=p.size_bytes / 2**20,
             bus_gb_per_s=significant(p.bus_gb_per_s),
         )
-        for p in measured
+        for p in measurements
     ]
 
 
@@ -76,12 +76,16 @@ def significant(value: float, digits: int = 3) -> float:
 
 
 def best_ring(
-    measured: Sequence[Point], gpus: int, nodes: int, stride: int, operations: Sequence[str] = RINGS
+    measurements: Sequence[Point],
+    gpus: int,
+    nodes: int,
+    stride: int,
+    operations: Sequence[str] = RINGS,
 ) -> Point | None:
     """The largest bus bandwidth of a group's largest messages."""
     own = [
         p
-        for p in measured
+        for p in measurements
         if (p.gpus, p.nodes, p.stride) == (gpus, nodes, stride) and p.operation in operations
     ]
     largest = max((p.size_bytes for p in own), default=0)
@@ -90,7 +94,7 @@ def best_ring(
     )
 
 
-def derived_links(measured: Sequence[Point], gpus_per_node: int) -> list[Link]:
+def derived_links(measurements: Sequence[Point], gpus_per_node: int) -> list[Link]:
     """Links inside a node whose nominal figures nobody knows.
 
     Groups of neighbours share a link as long as they are about equally fast. The cost model
@@ -98,8 +102,8 @@ def derived_links(measured: Sequence[Point], gpus_per_node: int) -> list[Link]:
     """
     share = LinkConstants().node_share
     found: list[tuple[int, float]] = []  # (gpus, GB/s), innermost first
-    for gpus in sorted({p.gpus for p in measured if p.nodes == 1 and p.stride == 1}):
-        ring = best_ring(measured, gpus, 1, 1)
+    for gpus in sorted({p.gpus for p in measurements if p.nodes == 1 and p.stride == 1}):
+        ring = best_ring(measurements, gpus, 1, 1)
         if ring is None:
             continue
         rate = ring.bus_gb_per_s
@@ -109,11 +113,11 @@ def derived_links(measured: Sequence[Point], gpus_per_node: int) -> list[Link]:
             found.append((gpus, rate))
     if not found or found[-1][0] != gpus_per_node:
         return []
-    pair, node = best_ring(measured, 2, 1, 1), best_ring(measured, gpus_per_node, 1, 1)
+    pair, node = best_ring(measurements, 2, 1, 1), best_ring(measurements, gpus_per_node, 1, 1)
     connected = bool(
         len(found) == 1 and pair and node and node.bus_gb_per_s > CONNECTED * pair.bus_gb_per_s
     )
-    latency_us = hop_us(measured, gpus_per_node)
+    latency_us = hop_us(measurements, gpus_per_node)
     return [
         Link(
             level="node" if gpus == gpus_per_node else f"group of {gpus}",
@@ -126,11 +130,11 @@ def derived_links(measured: Sequence[Point], gpus_per_node: int) -> list[Link]:
     ]
 
 
-def derived_nic(measured: Sequence[Point], gpus_per_node: int) -> Nic | None:
+def derived_nic(measurements: Sequence[Point], gpus_per_node: int) -> Nic | None:
     """A node's adapters as one, from the fastest groups on two nodes; None without such."""
     rates = []
-    for stride in sorted({p.stride for p in measured if p.nodes == 2}):
-        ring = best_ring(measured, 2 * gpus_per_node // stride, 2, stride)
+    for stride in sorted({p.stride for p in measurements if p.nodes == 2}):
+        ring = best_ring(measurements, 2 * gpus_per_node // stride, 2, stride)
         if ring:  # ``stride`` such groups share the adapters
             rates.append(ring.bus_gb_per_s * stride)
     if not rates:
@@ -138,42 +142,42 @@ def derived_nic(measured: Sequence[Point], gpus_per_node: int) -> Nic | None:
     return Nic(
         count=1,
         gb_per_s=significant(max(rates) / LinkConstants().inter_node_share),
-        latency_us=inter_node_hop_us(measured, gpus_per_node),
+        latency_us=inter_node_hop_us(measurements, gpus_per_node),
     )
 
 
-def hop_us(measured: Sequence[Point], gpus_per_node: int) -> float | None:
+def hop_us(measurements: Sequence[Point], gpus_per_node: int) -> float | None:
     """One more rank's part of a small all-gather inside a node; None where noise is greater."""
-    pair = _smallest_s(measured, 2, 1, 1)
-    node = _smallest_s(measured, gpus_per_node, 1, 1)
+    pair = _smallest_s(measurements, 2, 1, 1)
+    node = _smallest_s(measurements, gpus_per_node, 1, 1)
     if pair is None or node is None or gpus_per_node <= 2 or node <= pair:
         return None
     return significant(1e6 * (node - pair) / (gpus_per_node - 2), 2)
 
 
-def inter_node_hop_us(measured: Sequence[Point], gpus_per_node: int) -> float | None:
+def inter_node_hop_us(measurements: Sequence[Point], gpus_per_node: int) -> float | None:
     """What a small all-gather of two ranks takes longer on two nodes than on one."""
-    across = _smallest_s(measured, 2, 2, gpus_per_node)
-    inside = _smallest_s(measured, 2, 1, 1)
+    across = _smallest_s(measurements, 2, 2, gpus_per_node)
+    inside = _smallest_s(measurements, 2, 1, 1)
     if across is None or inside is None or across <= inside:
         return None
-    return significant(1e6 * (across - inside) + (hop_us(measured, gpus_per_node) or 0.0), 2)
+    return significant(1e6 * (across - inside) + (hop_us(measurements, gpus_per_node) or 0.0), 2)
 
 
-def _smallest_s(measured: Sequence[Point], gpus: int, nodes: int, stride: int) -> float | None:
+def _smallest_s(measurements: Sequence[Point], gpus: int, nodes: int, stride: int) -> float | None:
     own = [
         p
-        for p in measured
+        for p in measurements
         if (p.gpus, p.nodes, p.stride) == (gpus, nodes, stride) and p.operation == "all_gather"
     ]
     return min(own, key=lambda p: p.size_bytes).seconds if own else None
 
 
-def link_warnings(measured: Sequence[Point], nominal: Cluster) -> list[str]:
+def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
     """Links that are far below their class: the worst inside a node, the worst between nodes.
 
     Args:
-        measured: of this cluster.
+        measurements: of this cluster.
         nominal: its facts, by data sheet. Links that it does not state are not judged.
     """
     whole = LinkConstants(node_share=1.0, inter_node_share=1.0)
@@ -183,8 +187,8 @@ def link_warnings(measured: Sequence[Point], nominal: Cluster) -> list[str]:
         if not (nominal.nic if between else nominal.links):
             continue
         worst: tuple[float, str] = (SUSPICIOUS, "")
-        for gpus, nodes, stride in sorted({(p.gpus, p.nodes, p.stride) for p in measured}):
-            ring = best_ring(measured, gpus, nodes, stride)
+        for gpus, nodes, stride in sorted({(p.gpus, p.nodes, p.stride) for p in measurements}):
+            ring = best_ring(measurements, gpus, nodes, stride)
             if (nodes > 1) != between or ring is None or ring.size_bytes < LARGE_BYTES:
                 continue
             if nodes > 1 and not nominal.links and gpus > nodes:

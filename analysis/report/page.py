@@ -15,7 +15,7 @@ from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.report import front
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
-from analysis.report.trajectory import idle_spans, ranking, search_time_s
+from analysis.report.trajectory import idle_spans, ranked_trials, search_time_s
 from analysis.run.atomic import write_atomically
 from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
@@ -48,7 +48,7 @@ def write_report(
     frame = load(run_dir)
     frame["objective"] = units.scaled(run.objective_key, frame["objective"])
     content = Content(run, frame, folder, validate(run), write_best(run, folder / "best.yaml"))
-    done = ranking(run)
+    done = ranked_trials(run)
     page = content.html(
         "page.html",
         facts=_facts(run),
@@ -76,7 +76,7 @@ def _facts(run: Run) -> dict[str, Any]:
     """Counts and sums for the head of the page; times in seconds."""
     trials = list(run.trials.values())
     ended = [t for t in trials if t.ended]
-    done = ranking(run)
+    done = ranked_trials(run)
     failed = [t for t in ended if not t.ok]
     node_hours = sum(t.node_seconds for t in trials) / 3600
     middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0

@@ -18,7 +18,13 @@ from analysis.report.sensitivity import (
     failure_sensitivity,
     objective_sensitivity,
 )
-from analysis.report.trajectory import failures, idle_spans, ranking, search_time_s, trajectory
+from analysis.report.trajectory import (
+    failures,
+    idle_spans,
+    ranked_trials,
+    search_time_s,
+    trajectory,
+)
 from analysis.verdict import early_stop_lines, verdict_lines
 
 TOP = 10
@@ -87,7 +93,7 @@ def _sensitivity(
 def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
-    best = [trial.number for trial in ranking(content.run)[:DRAWN]]
+    best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
     image = ""
     if best:
         image = content.image("forecast.png", stacks.stacks_of(validation, best))
@@ -97,12 +103,12 @@ def _cost_model(content: Content) -> str:
 def _top(content: Content) -> str:
     run = content.run
     return content.html(
-        "top.html", top=[tables.trial_row(run, trial) for trial in ranking(run)[:TOP]]
+        "top.html", top=[tables.trial_row(run, trial) for trial in ranked_trials(run)[:TOP]]
     )
 
 
 def _top_title(content: Content) -> str:
-    count = min(TOP, len(ranking(content.run)))
+    count = min(TOP, len(ranked_trials(content.run)))
     return f"Best {count} configurations" if count > 1 else "The successful configuration"
 
 
@@ -134,6 +140,6 @@ SECTIONS: tuple[Section, ...] = (
         condition=lambda content: content.validation is not None,
         pictures=("forecast.png",),
     ),
-    Section(_top_title, _top, condition=lambda content: bool(ranking(content.run))),
+    Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section("Every trial", _trials),
 )

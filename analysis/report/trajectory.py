@@ -107,7 +107,7 @@ def failures(run: Run) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def ranking(run: Run) -> list[Trial]:
+def ranked_trials(run: Run) -> list[Trial]:
     """Successful trials, the best first; the earlier of equals first.
 
     Those that were stopped early come last: what they would have reached is not known.

@@ -19,9 +19,9 @@ from analysis.sweeps.record import (
     clusters_of,
     contradictory,
     drop,
-    frame_of,
     keys,
-    numbers,
+    number_column,
+    read_csv,
     shape_keys,
 )
 from analysis.units import GIB
@@ -42,7 +42,7 @@ class _Columns:
     frame: pd.DataFrame
 
     def number(self, name: str) -> Array:
-        return numbers(self.frame, name, self.path)
+        return number_column(self.frame, name, self.path)
 
     def count(self, name: str) -> Array:
         values = self.number(name)
@@ -141,11 +141,11 @@ _RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0
 
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
 """The columns by which a table's form is known, and what reads it."""
-FORMATS: Mapping[str, Format] = {"sweep": (SWEEP, read_sweep)}
+TABLE_FORMATS: Mapping[str, Format] = {"sweep": (SWEEP, read_sweep)}
 """Forms of tables by name; of several that a table has, the first."""
 
 
-def read(path: Path, formats: Mapping[str, Format] = FORMATS) -> Table | None:
+def read_table(path: Path, formats: Mapping[str, Format] = TABLE_FORMATS) -> Table | None:
     """The table in a file, or None where its columns are of no known form.
 
     Args:
@@ -155,14 +155,14 @@ def read(path: Path, formats: Mapping[str, Format] = FORMATS) -> Table | None:
     Raises:
         TableError: if the form is known and a value is not.
     """
-    frame = frame_of(path)
+    frame = read_csv(path)
     for form, (needed, reader) in formats.items():
         if needed <= set(frame.columns):
             return replace(_read(reader, path, frame), form=form)
     return None
 
 
-def missing(frame: pd.DataFrame) -> list[str]:
+def missing_columns(frame: pd.DataFrame) -> list[str]:
     """Columns that a table of no known form lacks for the general form of a sweep."""
     return sorted(SWEEP - set(frame.columns))
 
@@ -176,11 +176,23 @@ def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.D
         raise TableError(f"{path}: {error}") from error
 
 
-def read_by(
-    path: Path, columns: Sequence[str], formats: Mapping[str, Format] = FORMATS
+def read_tables(
+    path: Path, columns: Sequence[str] = (), formats: Mapping[str, Format] = TABLE_FORMATS
 ) -> list[Table]:
-    """Like :func:`read`, with the rows of equal values in ``columns`` as a table and landscape."""
-    frame = frame_of(path)
+    """The tables in a file, none where its columns are of no known form.
+
+    Args:
+        path: of a CSV file.
+        columns: rows of equal values in these are a table, and a landscape, of their own.
+        formats: that are known.
+
+    Raises:
+        TableError: if the form is known and a value is not.
+    """
+    if not columns:
+        table = read_table(path, formats)
+        return [] if table is None else [table]
+    frame = read_csv(path)
     tables = []
     for form, (needed, reader) in formats.items():
         if needed <= set(frame.columns):

@@ -115,7 +115,7 @@ def _numbers(keys: Keys) -> Array:
 # ---- reading ----
 
 
-def frame_of(path: Path) -> pd.DataFrame:
+def read_csv(path: Path) -> pd.DataFrame:
     """The rows of a CSV file, by their lines' numbers; lines with ``#`` in front are comments."""
     text = path.read_text().splitlines()
     numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
@@ -142,7 +142,7 @@ def check(
         raise TableError(f"{path}:{line}: {name} is {value!r}, accepted {accepted}")
 
 
-def numbers(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
+def number_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
     """A column as numbers; blanks are nan."""
     text = frame[name].str.strip()
     values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)

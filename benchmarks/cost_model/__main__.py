@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.read import missing
-from analysis.sweeps.record import Table, TableError, frame_of
-from benchmarks.published.read import read
+from analysis.sweeps.read import missing_columns
+from analysis.sweeps.record import Table, TableError, read_csv
+from benchmarks.published.read import read_table
 
 from . import goals, report
 from .evaluate import (
@@ -93,7 +93,7 @@ def _read(
     tables, statements, unknown, wrong = [], [], [], []
     for path in paths:
         try:
-            table = read(path)
+            table = read_table(path)
         except TableError as error:
             wrong.append(str(error))
             continue
@@ -103,7 +103,7 @@ def _read(
         elif stated:
             statements += stated
         else:
-            lacks = missing(frame_of(path))
+            lacks = missing_columns(read_csv(path))
             why = f" (no column {', '.join(lacks)})" if len(lacks) < FEW else ""
             unknown.append(f"{path.name}{why}")
     return tables, statements, unknown, wrong

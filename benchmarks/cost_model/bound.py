@@ -18,7 +18,7 @@ import numpy as np
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
 from analysis.sweeps.record import Table
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from search_spaces.frameworks import framework_named
 
 from .fit import measurements_of
@@ -33,7 +33,7 @@ def main() -> int:
     """Print the errors of fits to all rows of each landscape."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", type=Path)
-    table = read(parser.parse_args().table)
+    table = read_table(parser.parse_args().table)
     if table is None:
         print("not recognised as a table of measured runs")
         return 2

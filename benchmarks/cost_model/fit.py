@@ -22,7 +22,7 @@ from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import Jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework
 
 from .transfer import of_framework, of_gpus, parts_of
@@ -35,7 +35,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, metavar="FOLDER")
     truth = parser.parse_args().truth
-    tables = [t for path in sorted(truth.glob("*.csv")) if (t := read(path)) is not None and len(t)]
+    tables = [
+        t for path in sorted(truth.glob("*.csv")) if (t := read_table(path)) is not None and len(t)
+    ]
     timed_parts = parts_of(tables)
     frameworks = {}
     for name, framework in FRAMEWORKS.items():

@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import cluster_of, shipped, with_network
-from analysis.sweeps.record import frame_of, numbers
+from analysis.sweeps.record import number_column, read_csv
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
 from trainer.flops import hardware_flops
@@ -125,7 +125,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
     PyTorch 2.2.1 for ROCm (section VI-B; pytorch/pytorch#112997).
     """
     made = []
-    rates = numbers(frame, "tflops_per_gpu", path)
+    rates = number_column(frame, "tflops_per_gpu", path)
     for (_, row), rate in zip(frame.iterrows(), rates, strict=True):
         num_gpus, per_node = int(row["n_gpu"]), int(row["gpus_per_node"])
         shape = gpt_shape(*_sizes(row), 2048)
@@ -268,7 +268,7 @@ FORMS: list[tuple[set[str], Callable[[Path, pd.DataFrame], list[Statement]]]] = 
 
 def read_statements(path: Path) -> list[Statement]:
     """The figures in a file; none where its columns are of no known form."""
-    frame = frame_of(path)
+    frame = read_csv(path)
     for needed, reader in FORMS:
         if needed <= set(frame.columns):
             return reader(path, frame)

@@ -10,25 +10,25 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.gpus import shipped
-from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, numbers
+from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
 from analysis.units import GIB
 from benchmarks.published.single import gpt, gpt_flops, table
 
 
 def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
     """Narayanan et al. 2021, Table 1: interleaved where there is a pipeline."""
-    layers, pp = numbers(frame, "layers"), numbers(frame, "pp")
-    batch, mbs, dp = (numbers(frame, name) for name in ("gbs", "mbs", "dp"))
+    layers, pp = number_column(frame, "layers"), number_column(frame, "pp")
+    batch, mbs, dp = (number_column(frame, name) for name in ("gbs", "mbs", "dp"))
     j = gpt(frame, vpp=_least_interleave(layers, pp), gas=batch / (mbs * dp))
     made = table(
         path,
         j,
         shipped("dgx_a100"),
         "megatron-lm-v3",
-        step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("chunks a stage are not stated: the least that divide its layers are taken",),
     )
-    return drop(made, contradictory(made, batch, numbers(frame, "n_gpu")))
+    return drop(made, contradictory(made, batch, number_column(frame, "n_gpu")))
 
 
 def _least_interleave(layers: Array, pp: Array) -> Array:
@@ -40,18 +40,18 @@ def _least_interleave(layers: Array, pp: Array) -> Array:
 
 def zero3(path: Path, frame: pd.DataFrame) -> Table:
     """Narayanan et al. 2021, Table 2: DeepSpeed's ZeRO-3 beside tensor and pipeline parallelism."""
-    batch, mbs, dp = (numbers(frame, name) for name in ("gbs", "mbs", "dp"))
-    stage = numbers(frame, "zero_stage")
+    batch, mbs, dp = (number_column(frame, name) for name in ("gbs", "mbs", "dp"))
+    stage = number_column(frame, "zero_stage")
     j = gpt(frame, gas=batch / (mbs * dp), zero_stage=stage)
     made = table(
         path,
         j,
         shipped("dgx_a100"),
         np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
-        step_time_s=gpt_flops(j) / (numbers(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
     )
-    return drop(made, contradictory(made, batch, numbers(frame, "n_gpu")))
+    return drop(made, contradictory(made, batch, number_column(frame, "n_gpu")))
 
 
 def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
@@ -61,17 +61,19 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
     """
     twice = pd.concat([frame, frame], ignore_index=True)
     selective = np.arange(len(twice)) >= len(frame)
-    batch, mbs, dp = (numbers(twice, name) for name in ("gbs", "mbs", "dp"))
+    batch, mbs, dp = (number_column(twice, name) for name in ("gbs", "mbs", "dp"))
     j = gpt(
         twice,
-        vpp=numbers(twice, "virtual_pp"),
+        vpp=number_column(twice, "virtual_pp"),
         gas=batch / (mbs * dp),
         recompute=np.where(selective, SELECTIVE, FULL),
         sequence_parallel=selective,
     )
-    times = [numbers(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")]
+    times = [
+        number_column(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")
+    ]
     made = table(path, j, shipped("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times))
-    return drop(made, contradictory(made, batch, numbers(twice, "n_gpu")))
+    return drop(made, contradictory(made, batch, number_column(twice, "n_gpu")))
 
 
 # The public shapes of Llama 3.1: layers, hidden size, heads, kv heads, feed-forward size.
@@ -88,23 +90,26 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
     names = [str(name).rsplit("-", 1)[-1] for name in frame["model"]]
     known = np.array([name in _LLAMA for name in names])
     shapes = np.array([_LLAMA.get(name, _LLAMA["8B"]) for name in names], dtype=float).T
-    dp = numbers(frame, "fsdp")
+    dp = number_column(frame, "fsdp")
     j = _llama(
         shapes,
-        seq_length=numbers(frame, "seq"),
-        tp=numbers(frame, "tp"),
-        pp=numbers(frame, "pp"),
+        seq_length=number_column(frame, "seq"),
+        tp=number_column(frame, "tp"),
+        pp=number_column(frame, "pp"),
         dp=dp,
         # A pipeline splits the local batch into micro-batches of one sequence.
-        mbs=np.where(numbers(frame, "pp") > 1, 1, numbers(frame, "local_bs")),
-        gas=np.where(numbers(frame, "pp") > 1, numbers(frame, "local_bs"), 1),
-        zero_stage=np.where(numbers(frame, "pp") > 1, 2, 3),
+        mbs=np.where(number_column(frame, "pp") > 1, 1, number_column(frame, "local_bs")),
+        gas=np.where(number_column(frame, "pp") > 1, number_column(frame, "local_bs"), 1),
+        zero_stage=np.where(number_column(frame, "pp") > 1, 2, 3),
         recompute=np.where(frame["act_ckpt"] == "full", FULL, SELECTIVE),
     )
     clusters, cluster = clusters_of(
-        path, frame["gpu"], numbers(frame, "n_gpu"), np.ceil(numbers(frame, "n_gpu") / 8)
+        path,
+        frame["gpu"],
+        number_column(frame, "n_gpu"),
+        np.ceil(number_column(frame, "n_gpu") / 8),
     )
-    tokens_per_s = numbers(frame, "tokens_per_s_gpu") * numbers(frame, "n_gpu")
+    tokens_per_s = number_column(frame, "tokens_per_s_gpu") * number_column(frame, "n_gpu")
     made = table(
         path,
         j,
@@ -112,18 +117,18 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         "torchtitan",
         clusters=clusters,
         cluster=cluster,
-        step_time_s=numbers(frame, "gbs") * j.seq_length / tokens_per_s,
-        peak_bytes=numbers(frame, "mem_GiB") * GIB,
-        landscape=keys(frame["model"], frame["gpu"], numbers(frame, "n_gpu"), j.seq_length),
+        step_time_s=number_column(frame, "gbs") * j.seq_length / tokens_per_s,
+        peak_bytes=number_column(frame, "mem_GiB") * GIB,
+        landscape=keys(frame["model"], frame["gpu"], number_column(frame, "n_gpu"), j.seq_length),
         campaign=keys(frame["gpu"]),
         memory_measure="torch",
         notes=("rows with and without torch.compile are one configuration here",),
     )
     reasons = {
         "not 16-bit": frame["technique"].str.contains("Float8").to_numpy(),
-        "context parallel": numbers(frame, "cp") > 1,
+        "context parallel": number_column(frame, "cp") > 1,
         "shape not known": ~known,
-        **contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")),
+        **contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu")),
     }
     return drop(made, reasons)
 
@@ -131,22 +136,22 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
 def bridge(path: Path, frame: pd.DataFrame) -> Table:
     """Megatron-Bridge on Llama 3: dense 16-bit rows without context parallelism and FSDP."""
     bf16 = frame["precision"].str.upper() == "BF16"
-    plain = (numbers(frame, "cp") == 1) & ~(numbers(frame, "fsdp") > 0)
+    plain = (number_column(frame, "cp") == 1) & ~(number_column(frame, "fsdp") > 0)
     chosen = frame[bf16 & plain]
     left_out = {
         "not 16-bit": int((~bf16).sum()),
         "context parallel or FSDP": int((bf16 & ~plain).sum()),
     }
     shapes = np.stack(
-        [numbers(chosen, n) for n in ("layers", "hidden", "heads", "kv_heads", "ffn")]
+        [number_column(chosen, n) for n in ("layers", "hidden", "heads", "kv_heads", "ffn")]
     )
-    tp, pp, num_gpus = (numbers(chosen, name) for name in ("tp", "pp", "n_gpu"))
+    tp, pp, num_gpus = (number_column(chosen, name) for name in ("tp", "pp", "n_gpu"))
     chunks = pd.to_numeric(chosen["vp"], errors="coerce").fillna(1).to_numpy(float)
-    mbs, batch = numbers(chosen, "mbs"), numbers(chosen, "gbs")
+    mbs, batch = number_column(chosen, "mbs"), number_column(chosen, "gbs")
     dp = num_gpus / (tp * pp)
     j = _llama(
         shapes,
-        seq_length=numbers(chosen, "seq"),
+        seq_length=number_column(chosen, "seq"),
         tp=tp,
         pp=pp,
         vpp=chunks,
@@ -166,7 +171,7 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
         "megatron-lm",
         clusters=clusters,
         cluster=cluster,
-        step_time_s=batch * j.seq_length / (numbers(chosen, "tokens_per_s_gpu") * num_gpus),
+        step_time_s=batch * j.seq_length / (number_column(chosen, "tokens_per_s_gpu") * num_gpus),
         left_out={reason: count for reason, count in left_out.items() if count},
     )
     return drop(made, contradictory(made, batch, num_gpus))

@@ -10,7 +10,7 @@ from analysis.sweeps.record import Table
 from benchmarks.published import megatron, single
 
 FORMATS: Mapping[str, sweeps.Format] = {
-    **sweeps.FORMATS,
+    **sweeps.TABLE_FORMATS,
     "vtrain": ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, single.vtrain),
     "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, single.bloom),
     "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, single.v100),
@@ -23,6 +23,6 @@ FORMATS: Mapping[str, sweeps.Format] = {
 }
 
 
-def read(path: Path) -> Table | None:
-    """The table in a file; see :func:`analysis.sweeps.read.read`."""
-    return sweeps.read(path, FORMATS)
+def read_table(path: Path) -> Table | None:
+    """The table in a file; see :func:`analysis.sweeps.read.read_table`."""
+    return sweeps.read_table(path, FORMATS)

@@ -17,7 +17,7 @@ from analysis.sweeps.record import (
     contradictory,
     drop,
     keys,
-    numbers,
+    number_column,
     shape_keys,
 )
 from analysis.units import GIB
@@ -27,9 +27,9 @@ from search_spaces.cluster import Cluster
 def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
     """Jobs of plain GPTs (no gates, no grouped queries, tied embeddings), all recomputed."""
     given: dict[str, Any] = {
-        "num_layers": numbers(frame, "layers"),
-        "hidden_size": numbers(frame, "hidden"),
-        "num_heads": numbers(frame, "heads"),
+        "num_layers": number_column(frame, "layers"),
+        "hidden_size": number_column(frame, "hidden"),
+        "num_heads": number_column(frame, "heads"),
         "gated": False,
         "tied_embeddings": True,
         "recompute": FULL,
@@ -37,10 +37,10 @@ def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
     }
     for column, name in (("seq", "seq_length"), ("vocab", "vocab_size")):
         if column in frame:
-            given[name] = numbers(frame, column)
+            given[name] = number_column(frame, column)
     for name in ("tp", "pp", "dp", "mbs", "gas"):
         if name in frame:
-            given[name] = numbers(frame, name)
+            given[name] = number_column(frame, name)
     given |= columns
     given.setdefault("kv_heads", given["num_heads"])
     given.setdefault("ffn_size", 4 * given["hidden_size"])
@@ -82,25 +82,27 @@ def vtrain(path: Path, frame: pd.DataFrame) -> Table:
         j,
         with_network(shipped("dgx_a100"), 4, 25),
         "megatron-deepspeed",
-        step_time_s=numbers(frame, "iter_ms") / 1e3,
+        step_time_s=number_column(frame, "iter_ms") / 1e3,
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
     )
-    return drop(made, contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")))
+    return drop(
+        made, contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu"))
+    )
 
 
 def bloom(path: Path, frame: pd.DataFrame) -> Table:
     """BLOOM on Jean Zay: three campaigns, the third with another optimizer."""
-    heads = numbers(frame, "heads")
-    hidden = numbers(frame, "hidden")
+    heads = number_column(frame, "heads")
+    hidden = number_column(frame, "hidden")
     for size in np.unique(hidden[np.isnan(heads)]):
         stated = heads[(hidden == size) & ~np.isnan(heads)]
         values, counts = np.unique(stated, return_counts=True)
         heads[(hidden == size) & np.isnan(heads)] = values[np.argmax(counts)]
-    j = gpt(frame, num_heads=heads, zero_stage=numbers(frame, "zero_stage"))
+    j = gpt(frame, num_heads=heads, zero_stage=number_column(frame, "zero_stage"))
     fp32_gradients = frame["precision"].str.contains("fp32 grad").to_numpy()
     before = (frame["date"] < "2022-02-25").to_numpy()
     campaign = np.where(fp32_gradients, "fp32 gradients", np.where(before, "before", "after"))
-    peak_bytes = numbers(frame, "mem_max_GB") * GIB
+    peak_bytes = number_column(frame, "mem_max_GB") * GIB
     slips = _falls_with_micro_batch(j, peak_bytes)
     peak_bytes[slips] = np.nan
     notes = ["heads that are not stated are those most frequent at the same hidden size"]
@@ -111,15 +113,17 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
         j,
         shipped("jean_zay_a100"),
         np.where(fp32_gradients, "deepspeed-bf16", "megatron-deepspeed"),
-        step_time_s=numbers(frame, "sec_per_iter"),
+        step_time_s=number_column(frame, "sec_per_iter"),
         peak_bytes=peak_bytes,
-        failed=numbers(frame, "oom") == 1,
+        failed=number_column(frame, "oom") == 1,
         landscape=keys(shape_keys(j), j.world_size, j.global_batch, campaign),
         campaign=campaign,
         memory_measure="nvidia-smi",
         notes=tuple(notes),
     )
-    return drop(made, contradictory(made, numbers(frame, "gbs"), numbers(frame, "n_gpu")))
+    return drop(
+        made, contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu"))
+    )
 
 
 def _falls_with_micro_batch(j: Jobs, peak_bytes: Array) -> Mask:
@@ -140,8 +144,8 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     )
     # The DeepSpeed scripts of that branch keep layers' inputs in the host's memory.
     in_host = place.str.contains("ZeRO (old branch)", regex=False)
-    unknown = np.isnan(numbers(frame, "layers")) | np.isnan(numbers(frame, "mbs"))
-    stage = numbers(frame, "zero_stage")
+    unknown = np.isnan(number_column(frame, "layers")) | np.isnan(number_column(frame, "mbs"))
+    stage = number_column(frame, "zero_stage")
     whole = frame[~unknown]
     j = gpt(whole, zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown])
     memory = whole["note"].str.extract(r"GPU M=(\d+)GB", expand=False).astype(float).to_numpy()
@@ -155,9 +159,9 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
         np.where(whole["framework"] == "Megatron-LM", "megatron-lm-v3", "megatron-deepspeed"),
         clusters={m.name: m for m in (large_machine, small_machine)},
         cluster=cluster,
-        step_time_s=numbers(whole, "sec_per_iter"),
+        step_time_s=number_column(whole, "sec_per_iter"),
         peak_bytes=memory * GIB,
-        failed=numbers(whole, "oom") == 1,
+        failed=number_column(whole, "oom") == 1,
         landscape=keys(shape_keys(j), cluster, j.world_size),
         campaign=keys(shape_keys(j), cluster, j.world_size),
         memory_measure="nvidia-smi",
@@ -170,7 +174,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
             ~unknown
         ].to_numpy(),
         "time and TFLOPS contradict": ~checked.to_numpy(),
-        **contradictory(made, numbers(whole, "gbs"), numbers(whole, "n_gpu")),
+        **contradictory(made, number_column(whole, "gbs"), number_column(whole, "n_gpu")),
     }
     return drop(made, reasons)
 
@@ -182,11 +186,11 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
         frame,
         tp=1,
         pp=1,
-        dp=numbers(frame, "n_gpu"),
+        dp=number_column(frame, "n_gpu"),
         zero_stage=np.where(full, 3, 2),
         recompute=np.where(frame["act_ckpt"] == "True", FULL, NONE),
     )
-    num_gpus = numbers(frame, "n_gpu")
+    num_gpus = number_column(frame, "n_gpu")
     clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, np.ceil(num_gpus / 8))
     landscape = keys(frame["model"], frame["gpu"], num_gpus, j.seq_length)
     made = table(
@@ -196,7 +200,9 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
         "fsdp",
         clusters=clusters,
         cluster=cluster,
-        step_time_s=numbers(frame, "gbs") * j.seq_length / numbers(frame, "tokens_per_s"),
+        step_time_s=number_column(frame, "gbs")
+        * j.seq_length
+        / number_column(frame, "tokens_per_s"),
         landscape=landscape,
         campaign=keys(frame["gpu"]),
         notes=("tied embeddings and flash attention as in the models' own files",),
@@ -204,6 +210,6 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
     reasons = {
         "not 16-bit": ~frame["precision"].isin(["bf16", "amp_bf16"]).to_numpy(),
         "activations are offloaded": (frame["act_offload"] == "True").to_numpy(),
-        **contradictory(made, numbers(frame, "gbs"), num_gpus),
+        **contradictory(made, number_column(frame, "gbs"), num_gpus),
     }
     return drop(made, reasons)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cost_model.report import machine
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
 from benchmarks.search.unrecorded import TOLD, at_scale, simulated
 from benchmarks.search.wrong_models import inverted, shuffled
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "stop_rule": {},
     }
     goals = []
-    read_all = [read(path) for path in sorted(arguments.truth.glob("*.csv"))]
+    read_all = [read_table(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
     for table in tables:
         if table.form not in REPLAYED:

@@ -22,9 +22,9 @@ from analysis.cost.constants import Array
 from analysis.pareto import non_dominated
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.sweeps.read import read_by
+from analysis.sweeps.read import read_tables
 from benchmarks.cost_model.report import machine
-from benchmarks.published.read import FORMATS, read
+from benchmarks.published.read import FORMATS, read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
 from workflows.optimizer.scalarization import merits
@@ -72,14 +72,14 @@ class Sought:
 def sought(truth: Path) -> Iterator[Sought]:
     """Landscapes of all sweeps with memory and several numbers of nodes."""
     for path in sorted(truth.glob("*.csv")):
-        table = read(path)
+        table = read_table(path)
         if table is None or table.form not in REPLAYED or not np.isfinite(table.peak_bytes).any():
             continue
         models = LeftOut(table)
         for landscape in [*landscapes(table)][::EVERY]:
             yield _of_two(landscape, MEMORY, models)
         if len(np.unique(table.nodes)) > 1:
-            for whole in read_by(path, ("model",), FORMATS):
+            for whole in read_tables(path, ("model",), FORMATS):
                 yield from (_of_two(landscape, NODES, models) for landscape in landscapes(whole))
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from analysis.run.fold import Run
 from benchmarks.cost_model.report import machine
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import SearchSpace
 from workflows.replay.landscapes import Landscape, landscapes
@@ -193,7 +193,7 @@ def _trials(counts: Iterable[int]) -> str:
 def sweeps(truth: Path) -> Iterator[Known]:
     """The largest landscape of each model, machine and number of nodes, of all sweeps."""
     for path in sorted(truth.glob("*.csv")):
-        table = read(path)
+        table = read_table(path)
         if table is None or table.form not in REPLAYED:
             continue
         models, largest = LeftOut(table), dict[tuple[str, str, int], Known]()

@@ -18,7 +18,7 @@ from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
 from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted
 from benchmarks.cost_model.statements import read_statements
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 
@@ -63,7 +63,7 @@ def failed_row(dp: int = 8, mbs: int = 1, gas: int = 4) -> str:
 
 
 def read_sweep(path: Path, rows: Sequence[str]) -> Table:
-    table = read(sweep(path / "any_name.csv", rows))
+    table = read_table(sweep(path / "any_name.csv", rows))
     assert table is not None
     return table
 
@@ -83,7 +83,7 @@ def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
 def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     columns = SWEEP + ",recompute,sequence_parallel,framework"
     rows = [row(4, 2) + ",full,0,Megatron-LM", row(4, 2) + ",selective,1,", row(4, 2) + ",,,fsdp"]
-    table = read(sweep(tmp_path / "a.csv", rows, columns))
+    table = read_table(sweep(tmp_path / "a.csv", rows, columns))
     assert table is not None
     assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.sequence_parallel) == [False, True, True]
@@ -108,7 +108,7 @@ def test_a_value_that_is_not_understood_is_named(
 ) -> None:
     path = sweep(tmp_path / "a.csv", rows, columns)
     with pytest.raises(TableError) as error:
-        read(path)
+        read_table(path)
     assert all(word in str(error.value) for word in words)
     assert main([str(path)]) == 2
 
@@ -128,7 +128,7 @@ def test_a_table_that_cannot_be_read_does_not_hide_the_others(
 
 def test_flags_are_words_or_digits(tmp_path: Path) -> None:
     path = sweep(tmp_path / "a.csv", [changed(gated="true", crashed_or_oom="False")])
-    table = read(path)
+    table = read_table(path)
     assert table is not None and table.jobs.gated.all() and not table.failed.any()
 
 
@@ -147,7 +147,7 @@ def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
 
 
 def test_columns_of_no_known_form_are_no_table(tmp_path: Path) -> None:
-    assert read(sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")) is None
+    assert read_table(sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")) is None
 
 
 def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def two_models(path: Path, per_model: int = 20) -> Table:
 
 def test_a_model_that_is_left_out_is_in_no_table_of_the_fit(tmp_path: Path) -> None:
     table, seen = two_models(tmp_path), Remembering()
-    other = read(sweep(tmp_path / "other.csv", [row(gas=g, layers=16) for g in (50, 51)]))
+    other = read_table(sweep(tmp_path / "other.csv", [row(gas=g, layers=16) for g in (50, 51)]))
     assert other is not None
     result = evaluate(table, [table, other], seen, LEFT_OUT)
     assert result is not None and result.pooled.rows == 40
@@ -234,7 +234,7 @@ def shape_of(j: Jobs) -> list[tuple[float, float]]:
 def test_a_table_of_one_model_leaves_out_node_counts(tmp_path: Path) -> None:
     rows = [row(dp=8 * nodes, nodes=nodes, gas=g) for nodes in (1, 2) for g in (1, 2, 3)]
     table = read_sweep(tmp_path, rows)
-    other = read(sweep(tmp_path / "other.csv", rows))
+    other = read_table(sweep(tmp_path / "other.csv", rows))
     assert other is not None
     folds = list(leave_one_out(table, [table, other]))
     assert [f.name for f in folds] == ["without 1 nodes", "without 2 nodes"]
@@ -328,7 +328,7 @@ def test_the_command_prints_every_fold_and_writes_all_figures(
 
 @pytest.mark.skipif(not TRUTH.is_dir(), reason="the folder of measured tables is not here")
 def test_published_tables_have_the_rows_that_their_sources_have() -> None:
-    tables = {path.stem: read(path) for path in sorted(TRUTH.glob("*.csv"))}
+    tables = {path.stem: read_table(path) for path in sorted(TRUTH.glob("*.csv"))}
     counts = {
         name: (t.form, len(t), len(t) + sum(t.left_out.values()), int(t.failed.sum()))
         for name, t in tables.items()
@@ -370,7 +370,7 @@ def test_stated_figures_are_the_papers() -> None:
 @pytest.fixture(scope="module")
 def ten_of_ten() -> dict[str, dict[str, float]]:
     """By table and landscape: of the ten ranked first, those among the ten fastest."""
-    tables = [t for t in map(read, sorted(TRUTH.glob("*.csv"))) if t is not None]
+    tables = [t for t in map(read_table, sorted(TRUTH.glob("*.csv"))) if t is not None]
     found = {}
     for table in tables:
         if table.form in ("vtrain", "sweep"):

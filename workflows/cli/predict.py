@@ -87,7 +87,9 @@ def predict(arguments: Namespace) -> int:
     pricing = _pricing(space, arguments.calibrate)
     try:
         ranking = (
-            prediction.only(pricing, config) if config else prediction.rank(pricing, arguments.top)
+            prediction.rank_one(pricing, config)
+            if config
+            else prediction.rank(pricing, arguments.top)
         )
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
@@ -96,7 +98,7 @@ def predict(arguments: Namespace) -> int:
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
-    print(prediction.table(ranking))
+    print(prediction.ranking_table(ranking))
     if arguments.explain and ranking.configs:
         print()
         print(prediction.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
@@ -107,7 +109,7 @@ def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
     """Prices of a space; by a model that is calibrated with a run, if there is one."""
     from analysis.cost.groups import MissingFactError
     from analysis.prediction.pricing import NotPricedError, Pricing
-    from analysis.prediction.ranking import lesson
+    from analysis.prediction.ranking import calibration_note
     from analysis.run.fold import read_run
     from analysis.run.folder import RunFolder
     from search_spaces import load_space
@@ -120,7 +122,7 @@ def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
             where = str(RunFolder(calibrate).space_file)
             run, other = read_run(calibrate), Pricing(load_space(where))
             pricing.learn(run, other)
-            print(lesson(other, run))
+            print(calibration_note(other, run))
     except (NotPricedError, MissingFactError) as error:
         raise UsageError(f"{where}: {error}: there is nothing to predict from") from error
     return pricing
@@ -148,7 +150,7 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
         scaled = scaling.scale(pricing, config, arguments.scaling, arguments.nodes or ())
     except ValueError as error:
         raise UsageError(f"{arguments.space}: {error}") from error
-    print(scaling.text(scaled, arguments.tokens or DEFAULT_TOKENS))
+    print(scaling.scaling_table(scaled, arguments.tokens or DEFAULT_TOKENS))
     if arguments.picture:
         from analysis.report.plots import png
         from analysis.report.scaling import scaling_figure

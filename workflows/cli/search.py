@@ -161,7 +161,7 @@ def submit(arguments: Namespace) -> int:
 def _warn(space: SearchSpace, pricing: Pricing | None) -> None:
     """Print what will go wrong with a search, before anything is started for it."""
     from analysis.prediction.pricing import price
-    from analysis.prediction.ranking import foreseen
+    from analysis.prediction.ranking import search_warnings
 
-    for warning in foreseen(space, pricing or price(space)):
+    for warning in search_warnings(space, pricing or price(space)):
         print(warning)

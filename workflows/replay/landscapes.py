@@ -15,8 +15,8 @@ import yaml
 
 from analysis.cost.jobs import RECOMPUTE
 from analysis.sweeps.gpus import resized
-from analysis.sweeps.read import FORMATS, missing, read, read_by
-from analysis.sweeps.record import Table, TableError, frame_of, numbers
+from analysis.sweeps.read import TABLE_FORMATS, missing_columns, read_tables
+from analysis.sweeps.record import Table, TableError, number_column, read_csv
 from search_spaces import SearchSpace, load_space
 
 _VARIED = ("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
@@ -114,7 +114,7 @@ def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
         path /= "results.csv"
     if not path.is_file():
         raise TableError(f"{path}: no such file")
-    frame = frame_of(path)
+    frame = read_csv(path)
     names = [*map(str, frame)]
     if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
         if columns:
@@ -124,12 +124,12 @@ def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
         raise TableError(
             f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
         )
-    tables = read_by(path, columns) if columns else [t for t in [read(path)] if t is not None]
+    tables = read_tables(path, columns)
     if not tables:
         raise TableError(
-            f"{path}: of no known form ({', '.join(FORMATS)}, or a run's results.csv); it has "
-            f"the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
-            f"{', '.join(missing(frame))}"
+            f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
+            f"has the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"{', '.join(missing_columns(frame))}"
         )
     found: list[Landscape] = []
     left_out: Counter[str] = Counter()
@@ -188,7 +188,7 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
         config = space.canonical(raw)
         failed = row["objective"].startswith("F_")
         one = pd.DataFrame([row])
-        objective = np.nan if failed else float(numbers(one, "objective", path)[0])
+        objective = np.nan if failed else float(number_column(one, "objective", path)[0])
         kind = row["objective"].removeprefix("F_") if failed else "ok"
         figures = {
             name.removeprefix("m:"): figure

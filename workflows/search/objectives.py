@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analysis.metrics import MissingMetricError, required
+from analysis.metrics import MissingMetricError, required_metric
 from search_spaces import SearchSpace
 
 
@@ -17,7 +17,7 @@ class _Metrics:
         self._result, self._wanted = result, wanted
 
     def __call__(self, key: str) -> float:
-        return required(self._result, key, self._wanted)
+        return required_metric(self._result, key, self._wanted)
 
 
 def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:

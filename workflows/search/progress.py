@@ -12,12 +12,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis import units
 from analysis.run.events import Ended, Event, Opened, Started
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
 from analysis.units import clock_text, config_text, counted
-from analysis.verdict import attempt_text, early_stop_lines, verdict_lines
+from analysis.verdict import (
+    attempt_text,
+    early_stop_lines,
+    front_lines,
+    objectives_text,
+    verdict_lines,
+)
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:
@@ -25,7 +29,6 @@ if TYPE_CHECKING:
 
 SHOWN_RUNNING = 8
 SHOWN_NODES = 8
-SHOWN_FRONT = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
@@ -46,35 +49,12 @@ def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
         rows.append(("", config_text(best.config)))
     else:
         rows.append(("best", "no success yet"))
-    rows += front_rows(run)
+    rows += front_lines(run)
     rows += verdict_lines(run)
     rows += early_stop_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
-
-
-def front_rows(run: Run) -> list[tuple[str, str]]:
-    """The Pareto front, a line for each of the first trials; nothing where one figure is sought."""
-    trials = run.front()
-    if not trials:
-        return []
-    successes = counted(len(run.comparable()), "success")
-    rows = [("front", f"{len(trials)} of {successes}, Pareto-optimal")]
-    rows += [("", f"trial {t.number:4d}  {figures_text(run, t)}") for t in trials[:SHOWN_FRONT]]
-    if len(trials) > SHOWN_FRONT:
-        rows.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
-    return rows
-
-
-def figures_text(run: Run, trial: Trial) -> str:
-    """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
-    if not trial.objectives:
-        return f"{trial.objective:.5g} {run.objective_key}"
-    shown = [(units.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
-    return ", ".join(
-        f"{units.number(figure)} {units.unit(key) or units.name(key)}" for figure, key in shown
-    )
 
 
 def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> str:
@@ -131,7 +111,7 @@ class Progress:
             self.say(f"{what} {words}  {spent}{new}")
         elif attempt.kind == "ok":
             new = "  <- best" if run.best is trial else "  <- front" if trial in run.front() else ""
-            self.say(f"{what} ok       {figures_text(run, trial)}  {spent}{new}")
+            self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}")
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")

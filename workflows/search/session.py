@@ -21,7 +21,7 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from analysis.run.trial import Trial
 from analysis.units import config_text, counted
-from analysis.verdict import early_stop_lines, verdict_lines
+from analysis.verdict import early_stop_lines, front_lines, verdict_lines
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from slurm.pool import NodePool
@@ -29,7 +29,7 @@ from slurm.trial import Lease
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
-from workflows.search.progress import Progress, front_rows
+from workflows.search.progress import Progress
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
@@ -205,7 +205,7 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
             f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
             f"{config_text(best.config)}"
         )
-    for label, text in front_rows(driver.state):
+    for label, text in front_lines(driver.state):
         words += f"\n{label + ':' if label else ' '} {text}"
     asked = driver.space.finalists.confidence
     for label, text in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):

@@ -13,7 +13,7 @@ import pytest
 from analysis.cost.activations import end_stages, layer_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported, state_bytes
-from benchmarks.published.read import read
+from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
 from trainer.placement import Placement, Topology
@@ -209,7 +209,7 @@ def test_no_published_run_of_megatron_deepspeed_is_thought_not_to_fit() -> None:
     path = TRUTH / "a100_vtrain_multi_node.csv"
     if not path.exists():
         pytest.skip(f"needs the published table {path}")
-    table = read(path)
+    table = read_table(path)
     assert table is not None
     limit = next(iter(table.clusters.values())).memory_bytes
     fits = MemoryModel().fits(table.jobs, framework_named("megatron-deepspeed"), limit)
@@ -254,7 +254,7 @@ def test_torchtitans_published_peaks_are_foretold_without_any_fit() -> None:
     path = TRUTH / "torchtitan_llama3.csv"
     if not path.exists():
         pytest.skip(f"needs the published table {path}")
-    table = read(path)
+    table = read_table(path)
     assert table is not None
     peaks = MemoryModel().peak_bytes(table.jobs, framework_named("torchtitan"))
     assert np.abs(peaks / table.peak_bytes - 1).mean() < 0.1

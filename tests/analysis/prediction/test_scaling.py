@@ -10,7 +10,7 @@ import pytest
 
 from analysis.cost.step import TimeConstants
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.scaling import scale, text
+from analysis.prediction.scaling import scale, scaling_table
 from analysis.report.plots import png
 from analysis.report.scaling import scaling_figure
 from analysis.run.fold import Run
@@ -114,7 +114,7 @@ def test_a_calibrated_model_scales_by_what_it_has_learnt() -> None:
 
 def test_the_table_has_a_line_for_each_number_of_nodes(pricing: Pricing) -> None:
     scaled = scale(pricing, RECIPE, "strong", [16, 32, 24])
-    lines = text(scaled, 300e9).splitlines()
+    lines = scaling_table(scaled, 300e9).splitlines()
     assert lines[0].startswith("strong scaling of num_nodes=16 tp=4 pp=16")
     assert "days for 3e+11 tokens" in lines[1] and "J/token" in lines[1]
     assert [line.split()[:3] for line in lines[2:4]] == [["16", "320", "640"], ["32", "160", "640"]]
@@ -126,7 +126,7 @@ def test_the_table_has_a_line_for_each_number_of_nodes(pricing: Pricing) -> None
 def test_a_cluster_of_unknown_power_has_no_energy() -> None:
     space = load_space("tiny_cpu")
     config = {"tp": 4, "pp": 1, "mbs": 8, "gas": 2, "sequence_parallel": True, "recompute": "full"}
-    assert "J/token" not in text(scale(Pricing(space), config, "weak", [1]), 1e9)
+    assert "J/token" not in scaling_table(scale(Pricing(space), config, "weak", [1]), 1e9)
 
 
 def test_the_figure_is_a_png(pricing: Pricing) -> None:

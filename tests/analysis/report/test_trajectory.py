@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from analysis.report.trajectory import failure_window, failures, ranking, trajectory
+from analysis.report.trajectory import failure_window, failures, ranked_trials, trajectory
 from analysis.run.fold import read_run
 
 
@@ -23,7 +23,7 @@ def test_the_best_of_a_minimized_objective_goes_down(build):
     run = read_run(build(60, minimize="step_time_s.median"))
     best = trajectory(run)["best"].dropna()
     assert best.is_monotonic_decreasing and best.nunique() > 1
-    assert best.iloc[-1] == run.best.objective == ranking(run)[0].objective
+    assert best.iloc[-1] == run.best.objective == ranked_trials(run)[0].objective
 
 
 def test_the_failure_share_is_of_the_last_window_and_ignores_lost_nodes(journal):
@@ -64,7 +64,7 @@ def test_an_ok_trial_without_a_finite_objective_never_leads(journal):
     book.end(0, "ok", math.inf)
     book.run_one(1, {"tp": 2}, "ok", 3.0)
     run = read_run(book.directory)
-    assert [t.number for t in ranking(run)] == [1]
+    assert [t.number for t in ranked_trials(run)] == [1]
     assert trajectory(run)["best"].iloc[-1] == 3.0
 
 

@@ -1,0 +1,156 @@
+# The facade: what __init__.py exports, each from its module when it is first used.
+from .cost.activations import refused
+from .cost.constants import EDGE, Array, Constants
+from .cost.groups import MissingFactError
+from .cost.jobs import RECOMPUTE, Jobs, Mask
+from .cost.model import PRIOR_LOG_SD, CostModel, Prediction
+from .cost.step import TimeConstants
+from .finalists import next_repeat, noise_of
+from .metrics import MissingMetricError, is_number, metric, required_metric
+from .pareto import non_dominated
+from .prediction.held_out import CrossValidation, cross_validated
+from .prediction.pricing import NotPricedError, Pricing, price
+from .prediction.ranking import (
+    Ranking,
+    calibration_note,
+    explain,
+    likely_to_fit,
+    rank,
+    rank_one,
+    ranking_table,
+    search_warnings,
+)
+from .prediction.scaling import Scaled, scale, scaling_table
+from .prediction.time_limits import in_time, start_up_s
+from .preflight.file import NotMeasuredError, cluster_file
+from .preflight.summary import preflight_summary, preflight_warnings
+from .report.page import write_report
+from .report.plots import png, sensitivity_figure, trajectory_figure
+from .report.scaling import scaling_figure
+from .report.section import Content, Section
+from .report.sections import SECTIONS
+from .report.sensitivity import (
+    NotEnough,
+    Sensitivity,
+    failure_sensitivity,
+    objective_sensitivity,
+)
+from .report.trajectory import failures, ranked_trials, trajectory
+from .run.atomic import write_atomically
+from .run.best import TRIAL_DIR, Best, load_best, parameters_of
+from .run.events import Closed, Ended, Opened, Proposed, RunError, Started
+from .run.fold import Run, read_run
+from .run.folder import FingerprintError, RunFolder
+from .run.frame import load
+from .run.journal import Journal, RunBusyError, driver_of
+from .run.results import ResultsFile, write_results
+from .run.trial import Attempt, Trial
+from .sweeps.gpus import resized
+from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
+from .sweeps.record import Table, TableError, number_column, read_csv
+from .units import clock_text, config_text, counted
+from .verdict import (
+    attempt_text,
+    early_stop_lines,
+    front_lines,
+    objectives_text,
+    verdict_lines,
+)
+
+__all__ = [
+    "EDGE",
+    "PRIOR_LOG_SD",
+    "RECOMPUTE",
+    "SECTIONS",
+    "TABLE_FORMATS",
+    "TRIAL_DIR",
+    "Array",
+    "Attempt",
+    "Best",
+    "Closed",
+    "Constants",
+    "Content",
+    "CostModel",
+    "CrossValidation",
+    "Ended",
+    "FingerprintError",
+    "Jobs",
+    "Journal",
+    "Mask",
+    "MissingFactError",
+    "MissingMetricError",
+    "NotEnough",
+    "NotMeasuredError",
+    "NotPricedError",
+    "Opened",
+    "Prediction",
+    "Pricing",
+    "Proposed",
+    "Ranking",
+    "ResultsFile",
+    "Run",
+    "RunBusyError",
+    "RunError",
+    "RunFolder",
+    "Scaled",
+    "Section",
+    "Sensitivity",
+    "Started",
+    "Table",
+    "TableError",
+    "TimeConstants",
+    "Trial",
+    "attempt_text",
+    "calibration_note",
+    "clock_text",
+    "cluster_file",
+    "config_text",
+    "counted",
+    "cross_validated",
+    "driver_of",
+    "early_stop_lines",
+    "explain",
+    "failure_sensitivity",
+    "failures",
+    "front_lines",
+    "in_time",
+    "is_number",
+    "likely_to_fit",
+    "load",
+    "load_best",
+    "metric",
+    "missing_columns",
+    "next_repeat",
+    "noise_of",
+    "non_dominated",
+    "number_column",
+    "objective_sensitivity",
+    "objectives_text",
+    "parameters_of",
+    "png",
+    "preflight_summary",
+    "preflight_warnings",
+    "price",
+    "rank",
+    "rank_one",
+    "ranked_trials",
+    "ranking_table",
+    "read_csv",
+    "read_run",
+    "read_tables",
+    "refused",
+    "required_metric",
+    "resized",
+    "scale",
+    "scaling_figure",
+    "scaling_table",
+    "search_warnings",
+    "sensitivity_figure",
+    "start_up_s",
+    "trajectory",
+    "trajectory_figure",
+    "verdict_lines",
+    "write_atomically",
+    "write_report",
+    "write_results",
+]

@@ -1,0 +1,46 @@
+"""What a preflight has measured, as lines of text, and what is suspicious about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
+from analysis.units import counted
+from search_spaces.cluster import Cluster
+
+
+def preflight_summary(result: Mapping[str, Any]) -> list[str]:
+    """One line for each product, copy and group of ``trainer.preflight``'s result."""
+    lines = []
+    for gemm in result.get("gemm", []):
+        label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
+        lines.append(f"{label:44s}{median(gemm['tflops']):10.4g} TFLOP/s")
+    for key, label in (("copy", "memory copy"), ("host_copy", "host to device")):
+        for copy in result.get(key, []):
+            lines.append(f"{label:44s}{median(copy['gb_per_s']):10.4g} GB/s")
+    measurements = points(result.get("collectives", []))
+    for gpus, nodes, stride in dict.fromkeys((p.gpus, p.nodes, p.stride) for p in measurements):
+        label = f"{gpus} ranks on {counted(nodes, 'node')}, stride {stride}"
+        ring = best_ring(measurements, gpus, nodes, stride)
+        if ring:
+            lines.append(
+                f"{label:44s}{ring.bus_gb_per_s:10.4g} GB/s bus bandwidth, {ring.operation} of "
+                f"{ring.size_bytes / 2**20:.4g} MiB"
+            )
+    return lines
+
+
+def preflight_warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
+    """Links far below their class, and GPUs slower than their like.
+
+    Args:
+        result: of ``trainer.preflight``.
+        data_sheet: the cluster's facts as its data sheets state them.
+    """
+    warnings = link_warnings(points(result.get("collectives", [])), data_sheet)
+    if result["device"]["type"] != "cpu":
+        gemm = result["gemm"][-1]
+        warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
+    return warnings
