@@ -95,6 +95,7 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
     {
         "local": "slurm.local.launcher:LocalLauncher.from_options",
         "srun": "slurm.srun.launcher:SrunLauncher.from_options",
+        "mpiexec": "slurm.mpiexec.launcher:MpiexecLauncher.from_options",
     },
 )
 

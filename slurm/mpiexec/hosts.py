@@ -1,0 +1,117 @@
+"""Which hosts a search may use: a host file, or what PBS or LSF say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.launcher import LauncherError
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*\w)?")
+_IGNORED = ("max_slots", "max-slots")  # Open MPI's; a trial never has more ranks than slots
+
+
+class HostsError(LauncherError, ValueError):
+    """A list of hosts that cannot be used; the message names its place and the remedy."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that ranks can be started on."""
+
+    name: str
+    slots: int | None = None  # ranks it may have at once; None: nobody said
+
+
+def find_hosts(hostfile: Path | None, environ: Mapping[str, str]) -> tuple[Host, ...]:
+    """The hosts of ``--hostfile``, else of the PBS or LSF job that this process is in.
+
+    A scheduler's counts are cores, so they limit nothing; ``slots`` in a host file do.
+
+    Args:
+        hostfile: wins over the scheduler's.
+        environ: the driver's; ``PBS_NODEFILE``, ``LSB_DJOB_HOSTFILE`` and ``LSB_MCPU_HOSTS`` count.
+
+    Raises:
+        HostsError: if there are none, or a list is wrong.
+    """
+    if hostfile is not None:
+        return read_hostfile(hostfile)
+    for variable in ("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"):
+        if path := environ.get(variable):
+            return tuple(Host(host.name) for host in read_hostfile(Path(path), variable))
+    if counts := environ.get("LSB_MCPU_HOSTS"):
+        return _of_pairs(counts.split())
+    raise HostsError(
+        "the mpiexec launcher needs hosts: give --hostfile FILE with one host a line, or start it "
+        "in a PBS or LSF job (PBS_NODEFILE, LSB_DJOB_HOSTFILE and LSB_MCPU_HOSTS are not set)"
+    )
+
+
+def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
+    """Hosts in the order in which they first appear.
+
+    A line is ``host``, ``host slots=4`` or ``host:4``; a host may have several, which add up.
+    What follows ``#`` is a comment.
+
+    Args:
+        path: of the file.
+        variable: that names it, for messages.
+
+    Raises:
+        HostsError: if it cannot be read, a line is none of these, or there is no host.
+    """
+    where = f"{path} ({variable})" if variable else str(path)
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostsError(f"{where}: cannot be read: {error}") from error
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        if words := line.partition("#")[0].split():
+            hosts.append(_host(words, f"{where}, line {number}"))
+    if not hosts:
+        raise HostsError(f"{where}: has no hosts; write one a line, like node7 slots=4")
+    return _merged(hosts)
+
+
+def _host(words: Sequence[str], where: str) -> Host:
+    name, colon, count = words[0].partition(":")
+    if not _NAME.fullmatch(name):
+        raise HostsError(f"{where}: {words[0]!r} is no host name; write it like node7 slots=4")
+    slots = _slots(count, words[0], where) if colon else None
+    for word in words[1:]:
+        key, _, value = word.partition("=")
+        if key == "slots" and slots is None:
+            slots = _slots(value, word, where)
+        elif key not in _IGNORED:
+            raise HostsError(
+                f"{where}: {word!r} is not understood; after a host's name may stand slots=4"
+            )
+    return Host(name, slots)
+
+
+def _slots(text: str, word: str, where: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise HostsError(f"{where}: {word!r}: slots are a number from 1 on, like slots=4")
+    return int(text)
+
+
+def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    slots: dict[str, int | None] = {}
+    for host in hosts:
+        before = slots.get(host.name)
+        slots[host.name] = before if host.slots is None else host.slots + (before or 0)
+    return tuple(Host(name, count) for name, count in slots.items())
+
+
+def _of_pairs(words: Sequence[str]) -> tuple[Host, ...]:
+    """LSF's ``host count host count ...``."""
+    names, counts = words[::2], words[1::2]
+    if len(names) != len(counts) or not all(count.isdigit() for count in counts):
+        raise HostsError(
+            f"LSB_MCPU_HOSTS is {' '.join(words)!r}, not host and count in turn: give --hostfile"
+        )
+    return _merged(Host(name) for name in names)

@@ -1,0 +1,44 @@
+"""What Open MPI, MPICH and ``rank.sh`` write when something went wrong.
+
+Texts of Open MPI 4.1.4 and 5.0.11 and of MPICH 4.0.2 and 5.0.2, as they were printed when the thing
+happened.
+"""
+
+from __future__ import annotations
+
+import re
+
+from slurm.outcome.texts import LauncherTexts
+
+_HYDRA = r"^\[(?:mpiexec|proxy:[\d:]+)@[\w.-]+\] "
+_BOX = r"(?:(?!\n-{20})[\s\S])*?"  # Open MPI rules a line below what belongs together
+
+MPIEXEC_TEXTS = LauncherTexts(
+    # Whether the host is down, or only mpiexec's daemon on it, is for the sweep to find out.
+    lost_node=re.compile(
+        rf"(?m)^(?:ORTE|PRTE) has lost communication with a remote daemon(?:{_BOX}Remote daemon.*)?"
+    ),
+    host_oom=re.compile(
+        r"(?m)^meshtune: rank \d+ on [\w.-]+ was ended by signal 9: its host ran out of memory$"
+    ),
+    launch_failure=re.compile(
+        r"(?m)^(?:"
+        rf"(?:\S+ was unable to launch the specified application{_BOX}Node: +"
+        rf"|A daemon failed to report back after being spawned{_BOX}Remote host: +"
+        r"|ssh: (?:connect to host|Could not resolve hostname) )(?P<node>[\w.-]+).*"
+        r"|There are not enough slots available"
+        r"|A sequential map was requested, but not enough node entries"
+        r"|(?:ORTE|PRTE) was unable to reliably start one or more daemons"
+        r"|An (?:ORTE|PRTE) daemon has unexpectedly failed"
+        r"|\S+ has detected an attempt to run as root"
+        r"|\S+: Error: unknown option"
+        r"|Host key verification failed|\S+ Permission denied \(publickey"
+        # No host is suspect: mpiexec ends the others before all can say that theirs has none, too.
+        r"|meshtune: [\w.-]+: (?:no program|mpiexec set no) .*)"
+        rf"|{_HYDRA}.*(?:execvp error on file|unable to change wdir|unrecognized argument)"
+    ),
+    task_end=re.compile(
+        r"(?m)^meshtune: (?P<tasks>rank \d+) on (?P<node>[\w.-]+) "
+        r"(?P<what>(?:exited with|was ended by) .+)$"
+    ),
+)

@@ -1,0 +1,367 @@
+"""The mpiexec launcher on a real Open MPI: every kind of end, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm import processes
+from slurm.launcher import LauncherError
+from slurm.mpiexec.launcher import MpiexecLauncher
+from slurm.outcome.kinds import Kind
+from slurm.trial import Lease, Outcome, TrialSpec
+
+NEVER = threading.Event()
+Make = Callable[..., MpiexecLauncher]
+
+SAY_WHO = """
+import json, os
+from pathlib import Path
+names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "STANDS_FOR",
+         "OF_THE_DRIVER", "PBS_JOBID", "OMP_NUM_THREADS"]
+seen = {n: os.environ.get(n) for n in names} | {"cwd": os.getcwd()}
+Path("rank" + os.environ["RANK"]).write_text(json.dumps(seen))
+if os.environ["RANK"] == "0":
+    Path("result.json").write_text('{"status": "ok", "x": 1}')
+"""
+HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
+IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+SLEEP = "time.sleep(600)"
+
+
+def wait_for(condition: Callable[[], object], what: str, deadline_s: float = 60.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
+        time.sleep(0.05)
+
+
+def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
+    directory = folder / name
+    directory.mkdir()
+    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60, "grace_s": 1}
+    name = f"{folder.parent.name}-{folder.name}-{name}"
+    return TrialSpec(name, directory, (sys.executable, "-c", code), **{**fields, **changes})
+
+
+def run_on(launcher: MpiexecLauncher, spec: TrialSpec, first: int = 0) -> Outcome:
+    nodes = tuple(launcher.nodes()[first : first + spec.num_nodes])
+    return launcher.run(spec, Lease("1", nodes), NEVER)
+
+
+def in_thread(run: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
+    outcomes: list[Outcome] = []
+    thread = threading.Thread(target=lambda: outcomes.append(run()))
+    thread.start()
+    return thread, outcomes
+
+
+def pids(spec: TrialSpec) -> list[int]:
+    """Of the ranks that a HANG trial has started."""
+    texts = [path.read_text() for path in spec.directory.glob("pid*")]
+    return [int(text) for text in texts if text]
+
+
+def of_trial(spec: TrialSpec) -> set[int]:
+    return processes.with_environ(lambda env: env.get("MESHTUNE_TRIAL") == spec.name)
+
+
+def mpiexec_of(spec: TrialSpec) -> int:
+    names = ("mpiexec", "mpiexec.hydra", "orterun", "mpirun", "prterun")
+    [pid] = [pid for pid in of_trial(spec) if processes.name(pid) in names]
+    return pid
+
+
+def assert_gone(spec: TrialSpec) -> None:
+    assert pids(spec)
+    assert not [pid for pid in pids(spec) if processes.is_running(pid)]
+    assert not of_trial(spec)
+
+
+def seen_by_ranks(spec: TrialSpec) -> list[dict[str, str]]:
+    paths = [spec.directory / f"rank{i}" for i in range(spec.world_size)]
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def test_a_one_host_and_a_two_host_trial_run_at_once_on_their_own_hosts(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    launcher = make_launcher()
+    both_up = "\nimport time\nwhile len(list(Path('..').glob('*/rank?'))) < 6: time.sleep(0.05)\n"
+    narrow = trial(tmp_path, "narrow", SAY_WHO + both_up)
+    wide = trial(tmp_path, "wide", SAY_WHO + both_up, num_nodes=2)
+    thread, outcomes = in_thread(lambda: run_on(launcher, narrow, first=3))
+    outcome = run_on(launcher, wide, first=1)
+    thread.join()
+    assert [o.kind for o in (outcome, *outcomes)] == [Kind.OK, Kind.OK], (outcome, outcomes)
+    assert outcome.result == {"status": "ok", "x": 1}
+    seen = seen_by_ranks(wide)
+    assert [s["STANDS_FOR"] for s in seen] == ["node1", "node1", "node2", "node2"]
+    assert [s["LOCAL_RANK"] for s in seen] == ["0", "1", "0", "1"]
+    assert {s["WORLD_SIZE"] for s in seen} == {"4"}
+    assert {s["LOCAL_WORLD_SIZE"] for s in seen} == {"2"}
+    assert {s["MASTER_ADDR"] for s in seen} == {"127.0.0.1"}
+    assert {s["cwd"] for s in seen} == {str(wide.directory)}
+    assert {s["STANDS_FOR"] for s in seen_by_ranks(narrow)} == {"node3"}
+    assert (wide.directory / "command.txt").read_text().startswith("mpiexec ")
+
+
+def test_rank_0_is_on_the_first_leased_host_even_if_the_drivers_own_is_leased_too(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    launcher = make_launcher("node1", socket.gethostname(), "node2")
+    spec = trial(tmp_path, "own", SAY_WHO, num_nodes=3)
+    assert run_on(launcher, spec).kind is Kind.OK
+    on = [s["STANDS_FOR"] for s in seen_by_ranks(spec)]
+    assert on == ["node1", "node1", None, None, "node2", "node2"]
+
+
+def test_ranks_get_the_drivers_environment_but_not_what_is_true_of_its_host_only(
+    make_launcher: Make, hosts: Any, tmp_path: Path
+) -> None:
+    environ = hosts.environ | {"OF_THE_DRIVER": 'a "b" $c\nd', "PBS_JOBID": "7"}
+    environ.pop("OMP_NUM_THREADS", None)
+    launcher = MpiexecLauncher(make_launcher()._hosts.values(), environ=environ)
+    spec = trial(tmp_path, "environ", SAY_WHO, cpus_per_rank=3)
+    assert run_on(launcher, spec).kind is Kind.OK
+    for seen in seen_by_ranks(spec):
+        assert seen["OF_THE_DRIVER"] == 'a "b" $c\nd'
+        assert seen["PBS_JOBID"] is None
+        assert seen["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_rank_that_exits_with_3_is_a_crash_that_names_it(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    code = HANG + "os.environ['RANK'] == '1' and os._exit(3); " + SLEEP
+    spec = trial(tmp_path, "crash", code)
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.kind is Kind.CRASH
+    assert outcome.message == "rank 1 on node0: exited with code 3"
+    assert outcome.lost_nodes == outcome.suspect_nodes == ()
+    assert_gone(spec)
+
+
+def test_a_rank_that_is_killed_is_a_crash_that_names_the_signal(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    code = HANG + "os.environ['RANK'] == '3' and os.kill(os.getpid(), 11); " + SLEEP
+    spec = trial(tmp_path, "killed", code, num_nodes=2)
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.kind is Kind.CRASH
+    assert outcome.message == "rank 3 on node1: was ended by signal 11"
+    assert_gone(spec)
+
+
+def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    code = HANG + "x = bytearray(900 << 20) if os.environ['RANK'] == '1' else b''; " + SLEEP
+    spec = trial(tmp_path, "hog", code, memory_bytes_per_rank=256 << 20)
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.kind is Kind.HOST_OOM, outcome
+    assert_gone(spec)
+
+
+def test_a_hang_ends_even_if_its_ranks_ignore_the_polite_signal(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    spec = trial(
+        tmp_path, "hang", IGNORE_TERM + HANG + SLEEP, num_nodes=2, no_progress_timeout_s=2.0
+    )
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.kind is Kind.TIMEOUT, outcome
+    assert "a hang" in outcome.message
+    assert outcome.lost_nodes == ()
+    assert_gone(spec)
+
+
+def test_every_rank_of_a_trial_that_is_timed_out_has_all_the_grace_to_say_goodbye(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    """Open MPI itself grants a second, and less to the others when one rank has ended."""
+    code = (
+        "import os, signal, sys, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "def bye(*_):\n"
+        "    time.sleep(rank)\n"
+        "    open(f'bye{rank}', 'w').close(); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, bye)\n" + HANG + SLEEP
+    )
+    spec = trial(tmp_path, "bye", code, num_nodes=2, timeout_s=3.0, grace_s=30.0)
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.kind is Kind.TIMEOUT, outcome
+    assert len(list(spec.directory.glob("bye?"))) == 4
+    assert_gone(spec)
+
+
+def test_a_program_that_does_not_exist_is_a_launch_failure(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    spec = trial(tmp_path, "absent", "")
+    absent = TrialSpec(spec.name, spec.directory, ("/no/such",), 2, 2, timeout_s=60)
+    outcome = run_on(make_launcher(), absent)
+    assert outcome.kind is Kind.LAUNCH_FAILURE, outcome
+    assert "no program /no/such" in outcome.message
+    assert outcome.suspect_nodes == ()
+
+
+def test_a_host_that_is_down_fails_its_trial_and_leaves_the_pool(
+    make_launcher: Make, hosts: Any, tmp_path: Path
+) -> None:
+    launcher = make_launcher()
+    hosts.strike("node1")
+    outcome = run_on(launcher, trial(tmp_path, "down", SAY_WHO, num_nodes=2))
+    assert outcome.kind is Kind.NODE_FAILURE, outcome
+    assert outcome.lost_nodes == ("node1",)
+    assert launcher.down_nodes() == {"node1"}
+    assert run_on(launcher, trial(tmp_path, "neighbour", SAY_WHO)).kind is Kind.OK
+
+
+def test_a_host_that_dies_takes_its_trial_along_and_no_other(
+    make_launcher: Make, hosts: Any, tmp_path: Path
+) -> None:
+    launcher = make_launcher()
+    struck = trial(tmp_path, "struck", HANG + SLEEP, num_nodes=2)
+    wait = HANG + "\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    spared = trial(tmp_path, "spared", wait + SAY_WHO)
+    striking, outcomes = in_thread(lambda: run_on(launcher, struck))
+    sparing, spared_outcomes = in_thread(lambda: run_on(launcher, spared, first=2))
+    wait_for(lambda: len(pids(struck)) == 4 and len(pids(spared)) == 2, "both trials run")
+    hosts.strike("node1")
+    striking.join()
+    assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
+    assert outcomes[0].lost_nodes == ("node1",)
+    assert_gone(struck)
+    (spared.directory / "go").touch()
+    sparing.join()
+    assert [o.kind for o in spared_outcomes] == [Kind.OK]
+
+
+def test_ranks_whose_daemon_was_killed_are_ended_and_their_host_is_kept(
+    make_launcher: Make, hosts: Any, tmp_path: Path
+) -> None:
+    """Open MPI leaves them running, whatever it says."""
+    launcher = make_launcher()
+    spec = trial(tmp_path, "daemon", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
+    thread, outcomes = in_thread(lambda: run_on(launcher, spec))
+    wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
+    hosts.kill_daemon("node1")
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
+    assert "lost communication" in outcomes[0].message
+    assert outcomes[0].lost_nodes == ()
+    assert_gone(spec)
+
+
+def test_ranks_whose_mpiexec_was_killed_are_ended(make_launcher: Make, tmp_path: Path) -> None:
+    launcher = make_launcher("node1", socket.gethostname())
+    spec = trial(tmp_path, "killed", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
+    thread, outcomes = in_thread(lambda: run_on(launcher, spec))
+    wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
+    processes.send([mpiexec_of(spec)], signal.SIGKILL)
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.CRASH], outcomes
+    assert_gone(spec)
+
+
+def test_what_a_successful_trial_left_in_sessions_of_its_own_is_ended(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    leave = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    spec = trial(tmp_path, "leaves", leave + SAY_WHO)
+    assert run_on(make_launcher(), spec).kind is Kind.OK
+    assert not of_trial(spec)
+
+
+def test_a_stopped_trial_is_cancelled_and_gone(make_launcher: Make, tmp_path: Path) -> None:
+    launcher, stop = make_launcher(), threading.Event()
+    spec = trial(tmp_path, "stopped", HANG + SLEEP)
+    thread, outcomes = in_thread(lambda: launcher.run(spec, Lease("1", ("node2",)), stop))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    stop.set()
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.CANCELLED]
+    assert_gone(spec)
+
+
+def test_lines_that_ranks_print_at_once_are_whole_in_the_log(
+    make_launcher: Make, tmp_path: Path
+) -> None:
+    code = (
+        "import os\n"
+        "for i in range(3000): print('rank', os.environ['RANK'], 'line', i, 'x' * 60)\n"
+        "if os.environ['RANK'] == '3': print('MESHTUNE_RESULT {\"x\": 1}')\n"
+    )
+    spec = trial(tmp_path, "talk", code, num_nodes=2)
+    outcome = run_on(make_launcher(), spec)
+    assert outcome.result == {"x": 1}
+    every = [f"rank {r} line {i} {'x' * 60}" for r in range(4) for i in range(3000)]
+    lines = (spec.directory / "stdout.log").read_text().splitlines()
+    assert sorted(lines) == sorted([*every, 'MESHTUNE_RESULT {"x": 1}'])
+
+
+@pytest.mark.parametrize("killed", ["the driver", "its mpiexec, too"])
+def test_what_a_killed_driver_left_is_settled(
+    make_launcher: Make, hosts: Any, tmp_path: Path, killed: str
+) -> None:
+    launcher = make_launcher()
+    orphan = trial(tmp_path, "orphan", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
+    other = trial(tmp_path, "other", HANG + SLEEP)
+    driver = (
+        "import sys, threading; from pathlib import Path\n"
+        "from slurm.mpiexec.hosts import Host; from slurm.mpiexec.launcher import MpiexecLauncher\n"
+        "from slurm.trial import Lease, TrialSpec\n"
+        "nodes, name, directory, *argv = sys.argv[1:]\n"
+        "nodes = tuple(nodes.split(','))\n"
+        "launcher = MpiexecLauncher(map(Host, nodes))\n"
+        "spec = TrialSpec(name, Path(directory), tuple(argv), len(nodes), 2, 600)\n"
+        "launcher.run(spec, Lease('1', nodes), threading.Event())\n"
+    )
+    drivers = [
+        subprocess.Popen(
+            [sys.executable, "-c", driver, nodes, s.name, s.directory, *s.argv], env=hosts.environ
+        )
+        for s, nodes in ((orphan, "node0,node1"), (other, "node2"))
+    ]
+    wait_for(lambda: len(pids(orphan)) == 4 and len(pids(other)) == 2, "both trials run")
+    mpiexec = mpiexec_of(orphan)
+    drivers[0].kill()
+    drivers[0].wait()
+    if killed != "the driver":
+        processes.send([mpiexec], signal.SIGKILL)
+
+    launcher.settle([orphan.name, "never-started"])
+
+    assert_gone(orphan)
+    assert all(processes.is_running(pid) for pid in pids(other))
+    drivers[1].kill()
+    drivers[1].wait()
+    launcher.settle([other.name])
+    assert_gone(other)
+
+
+def test_hosts_that_do_not_answer_are_down_before_the_first_trial(
+    make_launcher: Make, hosts: Any
+) -> None:
+    hosts.strike("node2")
+    assert make_launcher().down_nodes() == {"node2"}
+
+
+def test_where_no_host_answers_the_error_has_mpiexecs_words_and_a_command_to_try(
+    make_launcher: Make, hosts: Any
+) -> None:
+    hosts.strike("node1")
+    with pytest.raises(LauncherError, match="No route to host") as error:
+        make_launcher("node1").down_nodes()
+    assert "mpiexec -n 1 --host node1 hostname" in str(error.value)
