@@ -1,0 +1,190 @@
+"""What every policy has to keep to, as tests.
+
+A policy's author subclasses the suite in a test module and says which policy it is::
+
+    from meshtune.testing.policies import PolicyContract
+    from my_package.my_module import MyPolicy
+
+
+    class TestMyPolicy(PolicyContract):
+        policy = MyPolicy
+
+A policy that cannot search some kind of space says so with ``PolicyError`` when it is made; such a
+test is skipped with its words.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace, load_space
+from workflows.optimizer.policy import Policy, Problem, Proposal
+from workflows.optimizer.registry import PolicyError
+
+WIDE = 2**31  # nodes: no trial is wider
+
+# A trainer of somebody's own, of which nothing is known beforehand: a condition, a constraint.
+UNPRICED = """
+version: 1
+name: contract
+cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
+trainer: {command: [train]}
+parameters:
+  num_nodes: [1, 2]
+  tp: [1, 2]
+  batch: {log2: [1, 16]}
+  overlap: [false, true]
+  bucket: [10, 20, 40]
+conditions: {bucket: overlap}
+constraints: [tp * batch <= 16]
+objective: {maximize: speed}
+finalists: false
+"""
+# A model that the cost model can price.
+PRICED = """
+version: 1
+name: contract
+model: llama_8b
+cluster: dgx_h100
+trainer: {command: [train]}
+parameters: {num_nodes: [1, 2], tp: [2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [4, 8]}
+objective: {maximize: tokens_per_second}
+"""
+SPACES = {
+    "unpriced": UNPRICED,
+    "priced": PRICED,
+    "minimized": UNPRICED.replace("maximize: speed", "minimize: speed"),
+    "two objectives": UNPRICED.replace("{maximize: speed}", "[maximize: speed, minimize: cost]"),
+    "priced, two objectives": PRICED.replace(
+        "{maximize: tokens_per_second}", "[maximize: tokens_per_second, minimize: num_nodes]"
+    ),
+}
+Answer = Callable[[Mapping[str, Any]], tuple[str, float]]
+
+
+def landscape(config: Mapping[str, Any]) -> tuple[str, float]:
+    """A made-up kind and objective of any configuration; a fifth of them runs out of memory."""
+    weight = zlib.crc32(repr(sorted(config.items())).encode()) % 97
+    return ("oom", 0.0) if weight % 5 == 0 else ("ok", 1000.0 + weight)
+
+
+class PolicyContract:
+    """Tests of a policy; subclass it and set ``policy``, a class or another callable."""
+
+    policy: Callable[[Problem], Policy]
+
+    @pytest.fixture(params=SPACES)
+    def space(self, request: pytest.FixtureRequest, tmp_path: Path) -> SearchSpace:
+        file = tmp_path / "contract.yaml"
+        file.write_text(SPACES[request.param])
+        return load_space(file)
+
+    def make(self, space: SearchSpace, seed: int = 0, **more: Any) -> Policy:
+        """The policy for a space; the test is skipped where it refuses."""
+        try:
+            return type(self).policy(Problem(space, seed, **more))
+        except PolicyError as refusal:
+            pytest.skip(f"it refuses: {refusal}")
+
+    def run(self, space: SearchSpace) -> Run:
+        """A run of which nothing has happened yet."""
+        goals = space.goals
+        return Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
+
+    def play(self, policy: Policy, run: Run, count: int, answer: Answer = landscape) -> None:
+        """Ask for that many trials and tell each."""
+        for _ in range(count):
+            proposal = policy.propose(run, WIDE)
+            assert proposal is not None
+            propose(run, proposal)
+            tell(policy.problem.space, run, answer)
+
+    def test_every_proposal_is_valid_canonical_and_new(self, space: SearchSpace) -> None:
+        policy, run = self.make(space), self.run(space)
+        self.play(policy, run, 14)
+        for trial in run.trials.values():
+            assert space.first_violation(trial.config) is None
+            assert trial.config == space.canonical(trial.config)
+            assert trial.by and trial.why
+        assert len({tuple(trial.config.items()) for trial in run.trials.values()}) == 14
+
+    def test_equal_seeds_and_histories_give_equal_proposals(self, space: SearchSpace) -> None:
+        """Also when an unbroken policy is compared with one made after a restart."""
+        unbroken, run = self.make(space, seed=3), self.run(space)
+        for count in (0, 1, 6, 5):
+            self.play(unbroken, run, count)
+            resumed = self.make(space, seed=3)
+            assert resumed.propose(run, WIDE) == unbroken.propose(run, WIDE)
+
+    def test_proposing_changes_nothing(self, space: SearchSpace) -> None:
+        policy, run = self.make(space), self.run(space)
+        self.play(policy, run, 8)
+        before = copy.deepcopy(run)
+        assert policy.propose(run, WIDE) == policy.propose(run, WIDE)
+        assert run == before
+
+    def test_pending_trials_are_never_proposed_again(self, space: SearchSpace) -> None:
+        policy, run = self.make(space), self.run(space)
+        self.play(policy, run, 4)
+        for _ in range(8):
+            proposal = policy.propose(run, WIDE)
+            assert proposal is not None
+            assert proposal.config not in [trial.config for trial in run.trials.values()]
+            propose(run, proposal)
+
+    def test_no_proposal_is_wider_than_asked_for(self, space: SearchSpace) -> None:
+        policy, run = self.make(space), self.run(space)
+        for _ in range(6):
+            proposal = policy.propose(run, 1)
+            assert proposal is not None and space.num_nodes(proposal.config) == 1
+            propose(run, proposal)
+            tell(space, run, landscape)
+
+    def test_it_ends_when_everything_has_been_proposed(self, space: SearchSpace) -> None:
+        few = Problem(space, 0).candidates.draw(5, Problem(space, 0).rng(self.run(space)), [], WIDE)
+        policy, run = self.make(space, only=few), self.run(space)
+        self.play(policy, run, 5)
+        assert policy.propose(run, WIDE) is None
+        proposed = [trial.config for trial in run.trials.values()]
+        assert all(space.canonical(config) in proposed for config in few)
+
+    @pytest.mark.parametrize("kind", ["oom", "timeout", "crash", "node_failure"])
+    def test_a_history_of_failures_alone_does_not_stop_it(
+        self, space: SearchSpace, kind: str
+    ) -> None:
+        self.play(self.make(space), self.run(space), 10, lambda _: (kind, 0.0))
+
+
+def propose(run: Run, proposal: Proposal) -> None:
+    """A trial for a proposal, as the driver would note it."""
+    number = len(run.trials) + 1
+    run.trials[number] = Trial(
+        number,
+        dict(proposal.config),
+        float(number),
+        proposal.by,
+        proposal.why,
+        dict(proposal.expected),
+    )
+
+
+def tell(space: SearchSpace, run: Run, answer: Answer) -> None:
+    """End the run's last trial."""
+    trial = run.trials[len(run.trials)]
+    kind, value = answer(trial.config)
+    trial.kind, trial.ended_t = kind, float(trial.number)
+    if kind == "ok":
+        trial.objective = value
+        if space.more_objectives:
+            keys = [objective.key for objective in space.objectives]
+            nodes = float(space.num_nodes(trial.config))
+            trial.objectives = {key: nodes if key == "num_nodes" else value for key in keys}
+            trial.objective = trial.objectives[keys[0]]
