@@ -1,0 +1,263 @@
+"""The functions of ``import meshtune``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis.run.events import Closed, Ended, Event, Opened, Started
+from analysis.run.fold import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from analysis.report.sensitivity import Sensitivity
+    from meshtune.study import Study
+    from search_spaces import SearchSpace
+    from slurm.launcher import Launcher
+
+__all__ = [
+    "Closed", "Ended", "Event", "Opened", "Run", "Started",
+    "load", "load_space", "plot_sensitivity", "predict", "report", "search", "sensitivity",
+]  # fmt: skip
+
+Listener = Callable[[Event, Run], None]
+
+
+def load_space(reference: str | Path) -> SearchSpace:
+    """Read a search space.
+
+    >>> import meshtune
+    >>> space = meshtune.load_space("tiny_cpu")
+    >>> space.name, space.raw_size
+    ('tiny_cpu', 3240)
+
+    Args:
+        reference: a file, or the name of a shipped space.
+
+    Raises:
+        SpaceError: that names the file, line, key, value and remedy.
+    """
+    from search_spaces import load_space as load
+
+    return load(str(reference))
+
+
+def search(
+    space: SearchSpace | str | Path,
+    *,
+    launcher: Launcher | str | None = None,
+    trials: int | None = None,
+    run_dir: str | Path | None = None,
+    policy: str = "meshtune",
+    seed: int | None = None,
+    simulate: str = "",
+    listen: Listener | None = None,
+) -> Run:
+    """Start or resume a search, and return its run.
+
+    >>> import meshtune
+    >>> space = meshtune.load_space("gpt_22b_frontier")
+    >>> run = meshtune.search(space, launcher="simulate", trials=8, run_dir=folder)
+    >>> run.best.config["tp"], len(run.trials)
+    (1, 8)
+
+    As with the command, what has ended is never run again: called once more with more trials, it
+    goes on. An exception, such as Ctrl-C, ends the trials that run; they run again then.
+
+    Args:
+        space: or what :func:`load_space` takes.
+        launcher: gives trials their processes: ``local``, ``srun``, ``simulate``, an installed
+            one, or an object. Default: srun inside a Slurm allocation, else local.
+        trials: budget, in place of the space's own.
+        run_dir: default: ``runs/NAME``, NAME being the space's.
+        policy: what chooses the configurations; see ``meshtune search --help``.
+        seed: default: 0, or the run's own.
+        simulate: settings of the simulated cluster, ``KEY=VALUE,...``.
+        listen: called with each event (``meshtune.Opened``, ``Started``, ``Ended``, ``Closed``)
+            and the run so far.
+
+    Raises:
+        SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
+    """
+    from analysis.run.folder import RunFolder
+    from slurm.launcher import Launcher
+    from workflows.launching import launcher_for
+    from workflows.search.budget import Budget
+    from workflows.search.driver import Driver, Tick
+    from workflows.search.session import open_driver
+
+    space = _space(space)
+    if trials is not None:
+        space = replace(space, budget=space.budget.model_copy(update={"trials": trials}))
+    simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
+    default = Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+    folder = RunFolder(Path(run_dir or default))
+
+    def tell(event: Event | Tick, driver: Driver) -> None:
+        if listen is not None and not isinstance(event, Tick):
+            listen(event, driver.state)
+
+    if isinstance(launcher, Launcher):
+        with open_driver(space, folder, launcher, seed, Budget.of(space), tell, policy) as driver:
+            driver.run()
+            return driver.state
+    with closing(launcher_for(space, folder, launcher, simulate)) as named:
+        return search(
+            space, launcher=named, run_dir=folder.path, policy=policy, seed=seed, listen=listen
+        )
+
+
+def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
+    """The configurations that the cost model expects to be best, before anything runs.
+
+    >>> import meshtune
+    >>> frame = meshtune.predict("gpt_22b_frontier", top=3)
+    >>> list(frame.columns)[-7:-2]
+    ['step_time_s', 'step_time_low_s', 'step_time_high_s', 'tokens_per_second', 'tflops_per_gpu']
+
+    Args:
+        space: or what :func:`load_space` takes.
+        top: how many, the best first.
+
+    Returns:
+        A row for each: its parameters, the predicted step time with its 95 % interval, throughput,
+        ``memory_bytes`` of the fullest GPU and ``fits``, the probability that this is enough.
+
+    Raises:
+        NotPricedError, MissingFactError: if the cost model cannot price the space.
+    """
+    import pandas as pd
+
+    from analysis.prediction.pricing import Pricing
+    from analysis.prediction.ranking import rank
+
+    ranking = rank(Pricing(_space(space)), top)
+    prediction = ranking.prediction
+    low_s, high_s = prediction.interval_s()
+    return pd.DataFrame(ranking.configs).assign(
+        step_time_s=prediction.step_time_s,
+        step_time_low_s=low_s,
+        step_time_high_s=high_s,
+        tokens_per_second=prediction.tokens_per_second,
+        tflops_per_gpu=prediction.tflops_per_gpu,
+        memory_bytes=prediction.memory.total,
+        fits=prediction.fits,
+    )
+
+
+def load(run: Run | Study | str | Path) -> pd.DataFrame:
+    """A run as a table: one row per trial that has ended.
+
+    >>> import meshtune
+    >>> frame = meshtune.load(run)
+    >>> frame[["trial", "p:tp", "objective", "kind"]].iloc[0].to_dict()["kind"]
+    'ok'
+
+    Args:
+        run: what :func:`search` returned, a study, or a run's folder.
+
+    Returns:
+        ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless it succeeded), ``kind`` (how
+        it ended), ``m:KEY`` per metric of its result, and more: see ``analysis.load``.
+    """
+    from analysis import load as read
+
+    return read(_folder(run))
+
+
+def report(run: Run | Study | str | Path) -> Path:
+    """Write a run's report, and return its path.
+
+    >>> import meshtune
+    >>> meshtune.report(run).name
+    'index.html'
+
+    Args:
+        run: as of :func:`load`.
+    """
+    from analysis.report.page import write_report
+
+    return Path(write_report(_folder(run)))
+
+
+def sensitivity(
+    frame: pd.DataFrame,
+    objective: str = "objective",
+    parameters: Sequence[str] | None = None,
+    seed: int = 0,
+) -> Sensitivity:
+    """Which parameters drive an objective: SHAP values of a forest over the trials.
+
+    Figure 10 of Dash et al. 2023, for a search of one's own:
+
+    >>> import meshtune
+    >>> space = meshtune.load_space("gpt_22b_frontier")     # what may be searched
+    >>> run = meshtune.search(space, launcher="simulate", trials=24, run_dir=other_folder)
+    >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
+    >>> found.mean_abs.index[0]                             # the parameter that matters most
+    'gas'
+    >>> meshtune.plot_sensitivity(found).savefig(picture)
+
+    Any other table will do:
+
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"tp": [1, 2, 4, 8] * 4, "pp": [1] * 8 + [2] * 8})
+    >>> table["speed"] = 10.0 / table["tp"] + table["pp"]
+    >>> list(meshtune.sensitivity(table, objective="speed").mean_abs.index)
+    ['tp', 'pp']
+
+    Args:
+        frame: a row for each trial; those whose objective is not a finite number are left out.
+        objective: the column to explain.
+        parameters: the columns that explain it. Default: ``p:NAME`` where there are such (as
+            :func:`load` has), else all others.
+        seed: of the forests and the bootstrap.
+
+    Raises:
+        NotEnough: for too few rows, or where nothing varied.
+        KeyError: if there is no such column.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from analysis.report.sensitivity import objective_sensitivity
+
+    if parameters is None:
+        named = [str(name) for name in frame if str(name).startswith("p:")]
+        parameters = named or [str(name) for name in frame if name != objective]
+    values = pd.to_numeric(frame[objective], errors="coerce").astype(float)
+    numbers = frame["trial"] if "trial" in frame else np.arange(1, len(frame) + 1)
+    ended = np.where(np.isfinite(values), "ok", "failed")
+    table = pd.DataFrame({"trial": numbers, "kind": frame.get("kind", ended), "objective": values})
+    for name in parameters:
+        table[f"p:{name.removeprefix('p:')}"] = frame[name]
+    return objective_sensitivity(table, seed)
+
+
+def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective") -> Figure:
+    """Mean |SHAP| per parameter as bars, and every trial's SHAP value beside it.
+
+    Args:
+        found: by :func:`sensitivity`.
+        effect: what the SHAP values are, with the objective's unit, for the axes.
+
+    Returns:
+        A matplotlib figure.
+    """
+    from analysis.report.plots import sensitivity_figure
+
+    return sensitivity_figure(found, effect)
+
+
+def _space(space: SearchSpace | str | Path) -> SearchSpace:
+    return load_space(space) if isinstance(space, (str, Path)) else space
+
+
+def _folder(run: Any) -> Path:
+    """Of a run, a study, or where a run is."""
+    return Path(getattr(run, "directory", run))

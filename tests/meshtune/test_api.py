@@ -1,0 +1,108 @@
+"""``import meshtune`` in a script or a notebook."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshtune
+from meshtune.own_packages import ROOT
+from slurm.registry import RegistryError
+
+GUIDE = ROOT / "docs" / "guide" / "python-api.md"
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the examples need and do not show."""
+    place = tmp_path_factory.mktemp("examples")
+    run = meshtune.search("gpt_22b_frontier", launcher="simulate", trials=8, run_dir=place / "run")
+    return {
+        "run": run,
+        "folder": place / "folder",
+        "other_folder": place / "other",
+        "picture": place / "figure10.png",
+    }
+
+
+@pytest.mark.parametrize("module", ["meshtune", "meshtune.api", "meshtune.study"])
+def test_the_examples_in_docstrings_are_true(module: str, names: dict[str, Any]) -> None:
+    found = doctest.testmod(importlib.import_module(module), extraglobs=names)
+    assert found.attempted and not found.failed
+
+
+def test_the_examples_of_the_guide_are_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testfile(str(GUIDE), module_relative=False)
+    assert found.attempted and not found.failed
+
+
+def test_importing_meshtune_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, meshtune\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'pandas', 'deephyper', 'rich', 'yaml'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "HEAVY []" in done.stdout, done.stderr
+
+
+def test_a_listener_is_told_of_every_start_and_end_as_the_journal_has_them(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def listen(event: meshtune.Event, run: meshtune.Run) -> None:
+        told.append(type(event).__name__)
+        if isinstance(event, meshtune.Ended):
+            assert run.trials[event.trial].attempts[-1].kind == event.kind
+
+    run = meshtune.search(
+        "gpt_22b_frontier",
+        launcher="simulate",
+        trials=3,
+        policy="random",
+        simulate="seed=1",
+        run_dir=tmp_path / "run",
+        listen=listen,
+    )
+    assert (told[0], told[-1]) == ("Opened", "Closed")
+    attempts = sum(len(trial.attempts) for trial in run.trials.values())
+    assert told.count("Started") == told.count("Ended") == attempts >= 3
+
+
+def test_a_search_called_again_with_more_trials_goes_on(tmp_path: Path) -> None:
+    for trials in (2, 4):
+        run = meshtune.search(
+            "gpt_22b_frontier",
+            launcher="simulate",
+            trials=trials,
+            policy="random",
+            run_dir=tmp_path / "run",
+        )
+    assert len(run.trials) == 4 and len(run.opened_t) == 2
+
+
+def test_an_unknown_launcher_or_policy_is_an_error_that_leaves_nothing(tmp_path: Path) -> None:
+    for wrong in ({"launcher": "slrm"}, {"launcher": "simulate", "policy": "guess"}):
+        with pytest.raises(RegistryError, match="there are"):
+            meshtune.search("gpt_22b_frontier", trials=1, run_dir=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sensitivity_leaves_out_what_failed_and_takes_the_columns_it_is_told() -> None:
+    import pandas as pd
+
+    table = pd.DataFrame({"a": [1, 2, 3, 4] * 3, "b": [5, 6] * 6, "noise": range(12)})
+    table["y"] = 2.0 * table["a"]
+    table.loc[0, "y"] = float("nan")
+    found = meshtune.sensitivity(table, "y", ["a", "b"])
+    assert set(found.mean_abs.index) == {"a", "b"} and found.n == 11
+    with pytest.raises(KeyError):
+        meshtune.sensitivity(table, "z")
