@@ -1,4 +1,4 @@
-"""The size and the troubles of a cluster on paper, and when its nodes fail."""
+"""The size and the troubles of a simulated cluster, and when its nodes fail."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.outcome.watch import Termination
 from slurm.simulated.clock import Check, VirtualClock
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
-from slurm.simulated.trial import Done, Workload, life
+from slurm.simulated.trial import SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import Lease, Outcome, TrialSpec
 
@@ -75,12 +75,12 @@ class SimulatedLauncher(Launcher):
         began = self._clock.time()
         end, steps = self._end(spec, lease, began)
         until = began + end.elapsed_s
-        speaker = _Speaker(spec, steps, self.workload, stop_rule)
-        self._clock.sleep(until, spec.name, stop, speaker.checks(began) if stop_rule else ())
+        reporter = _StepReporter(spec, steps, self.workload, stop_rule)
+        self._clock.sleep(until, spec.name, stop, reporter.checks(began) if stop_rule else ())
         now = self._clock.time()
-        if speaker.early_stop:
+        if reporter.early_stop:
             end = Evidence(
-                Termination.STOPPED_EARLY, now - began, speaker.early_stop, nodes=lease.nodes
+                Termination.STOPPED_EARLY, now - began, reporter.early_stop, nodes=lease.nodes
             )
         elif now < until:  # only a stop ends a sleep too early
             end = Evidence(Termination.STOPPED, now - began, nodes=lease.nodes)
@@ -97,11 +97,13 @@ class SimulatedLauncher(Launcher):
         limit_s = self.cluster.time_s
         return None if limit_s is None else self._start + limit_s - self._clock.time()
 
-    def _end(self, spec: TrialSpec, lease: Lease, began: float) -> tuple[Evidence, list[Done]]:
+    def _end(
+        self, spec: TrialSpec, lease: Lease, began: float
+    ) -> tuple[Evidence, list[SimulatedStep]]:
         """What a trial that begins now will leave, and after how long; and its steps until then."""
         chance = random.Random(f"{self.cluster.seed}/{spec.name}")
         slowness = max(self._slowness[node] for node in lease.nodes)
-        evidence, steps = life(spec, lease, self.cluster, self.workload, slowness, chance)
+        evidence, steps = simulate(spec, lease, self.cluster, self.workload, slowness, chance)
         for at, node in self._failures.between(
             began - self.cluster.repair_s, began + evidence.elapsed_s
         ):
@@ -119,21 +121,21 @@ class SimulatedLauncher(Launcher):
         return evidence, steps
 
 
-class _Speaker:
-    """A trial's word on its steps, in virtual time."""
+class _StepReporter:
+    """A trial's reports on its steps, in virtual time."""
 
     def __init__(
-        self, spec: TrialSpec, done: list[Done], work: Workload, stop_rule: StopRule | None
+        self, spec: TrialSpec, done: list[SimulatedStep], work: Workload, stop_rule: StopRule | None
     ) -> None:
         self.early_stop: EarlyStop | None = None
         self._spec, self._done, self._work, self._stop_rule = spec, done, work, stop_rule
-        self._said: list[StepReport] = []
+        self._reports: list[StepReport] = []
 
     def checks(self, began: float) -> list[Check]:
-        """The moments at which somebody listens."""
-        return [(began + done.at_s, partial(self._say, done)) for done in self._done]
+        """The moments at which a step is reported."""
+        return [(began + done.at_s, partial(self._report, done)) for done in self._done]
 
-    def _say(self, done: Done) -> bool:
-        self._said.append(self._work.step(self._spec.config, done.number, done.step_time_s))
-        self.early_stop = self._stop_rule(self._said) if self._stop_rule else None
+    def _report(self, done: SimulatedStep) -> bool:
+        self._reports.append(self._work.step(self._spec.config, done.number, done.step_time_s))
+        self.early_stop = self._stop_rule(self._reports) if self._stop_rule else None
         return self.early_stop is not None

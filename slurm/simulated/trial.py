@@ -48,11 +48,11 @@ class Workload(Protocol):
         ...
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> StepReport:
-        """What the trainer says after a step."""
+        """The trainer's report after a step."""
         ...
 
 
-class Done(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A step of a trial."""
 
     at_s: float  # its end, since the trial's start
@@ -60,14 +60,14 @@ class Done(NamedTuple):
     step_time_s: float
 
 
-def life(
+def simulate(
     spec: TrialSpec,
     lease: Lease,
     cluster: SimulatedCluster,
     work: Workload,
     slowness: float,
     chance: random.Random,
-) -> tuple[Evidence, list[Done]]:
+) -> tuple[Evidence, list[SimulatedStep]]:
     """What a trial on nodes that do not fail will leave, and after how long; its steps until then.
 
     Chance is asked the same questions in the same order whatever the answers are, so that one
@@ -116,13 +116,13 @@ def life(
 
 def _seen(
     spec: TrialSpec, lease: Lease, quiet_s: Sequence[float], left: Mapping[str, Any]
-) -> tuple[Evidence, list[Done]]:
+) -> tuple[Evidence, list[SimulatedStep]]:
     """What is seen of a trial whose logs grow after these times, and that leaves this."""
     end, elapsed_s = _watched(quiet_s, spec)
     ends_s = itertools.accumulate(quiet_s)
     next(ends_s)  # of the start
     steps = [
-        Done(at_s, number, step_s)
+        SimulatedStep(at_s, number, step_s)
         for number, (at_s, step_s) in enumerate(zip(ends_s, quiet_s[1:], strict=True), start=1)
         if at_s < elapsed_s
     ]
