@@ -1,4 +1,12 @@
-"""Nodes and processes: pool, launchers, step lifecycle, outcomes.
+"""Nodes and processes: pool, launchers, outcomes, batch jobs. Imports neither torch nor deephyper.
 
-Imports neither torch nor deephyper.
+A name is imported when it is used first: the fork server and its ranks pay for what they need.
+
+>>> from slurm import Kind
+>>> Kind.OOM.told, Kind.NODE_FAILURE.told
+(True, False)
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -19,7 +19,7 @@ from analysis.preflight.summary import preflight_summary, preflight_warnings
 from analysis.run.atomic import write_atomically
 from analysis.units import counted
 from slurm.launcher import Launcher, LauncherError
-from slurm.outcome.evidence import clear
+from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import Kind
 from slurm.python import module_argv
 from slurm.trial import Lease, TrialSpec
@@ -85,7 +85,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
     """
     lease = _lease(launcher, spec)
     spec.directory.mkdir(parents=True, exist_ok=True)
-    clear(spec.directory)
+    clear_attempt(spec.directory)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())

@@ -17,7 +17,7 @@ from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
 from slurm.local.shepherd import Request, marker
 from slurm.outcome.classify import classify
-from slurm.outcome.evidence import clear, gather
+from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, Termination, watch
@@ -89,7 +89,7 @@ class LocalLauncher(Launcher):
         stop: threading.Event,
         stop_rule: StopRule | None = None,
     ) -> Outcome:
-        clear(spec.directory)
+        clear_attempt(spec.directory)
         request = self._request(spec, lease)
         self._write_command(spec, lease, request)
         if problem := _cannot_start(spec, request.env):

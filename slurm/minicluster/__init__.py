@@ -1,1 +1,6 @@
-"""A real Slurm on one Linux machine."""
+"""A real Slurm on one machine, for tests and for trying things."""
+
+from slurm.minicluster.cluster import Minicluster, Status, down, missing, status, up
+from slurm.minicluster.daemons import MiniclusterError
+
+__all__ = ["Minicluster", "MiniclusterError", "Status", "down", "missing", "status", "up"]

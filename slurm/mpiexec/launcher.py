@@ -19,7 +19,7 @@ from slurm.mpiexec.proof import ANSWER_S, Sweeper, Swept, run_mpiexec
 from slurm.mpiexec.sweep import end_trials
 from slurm.mpiexec.texts import MPIEXEC_TEXTS
 from slurm.outcome.classify import classify
-from slurm.outcome.evidence import clear, gather
+from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
 from slurm.trial import Lease, Outcome, TrialSpec
@@ -82,7 +82,7 @@ class MpiexecLauncher(Launcher):
         stop_rule: StopRule | None = None,
     ) -> Outcome:
         argv = self.command(spec, lease)
-        clear(spec.directory)
+        clear_attempt(spec.directory)
         (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
         child, pump = self._start(argv, spec, lease)
         try:

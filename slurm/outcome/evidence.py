@@ -41,7 +41,7 @@ class Evidence:
     texts: LauncherTexts = NO_TEXTS  # by which the launcher's own lines are understood
 
 
-def clear(directory: Path) -> None:
+def clear_attempt(directory: Path) -> None:
     """Remove what an earlier attempt left, so that it cannot pass for this one's."""
     for name in (RESULT_NAME, STDOUT_NAME, STDERR_NAME):
         (directory / name).unlink(missing_ok=True)

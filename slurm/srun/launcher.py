@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from slurm import processes
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.outcome.classify import classify
-from slurm.outcome.evidence import clear, gather
+from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
@@ -102,7 +102,7 @@ class SrunLauncher(Launcher):
         environ = srun_environment(
             spec, lease, self.site, self.allocation.address(lease.nodes[0]), os.environ
         ) | {"SLURM_JOB_ID": self.allocation.job}
-        clear(spec.directory)
+        clear_attempt(spec.directory)
         (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
         if not self._pacing.wait(stop):
             return Outcome(Kind.CANCELLED, message="stopped before it was launched")

@@ -12,7 +12,7 @@ from analysis.run.events import Ended
 from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
-from slurm.outcome.evidence import clear
+from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import BLAMELESS, Kind
 from slurm.python import module_argv
 from slurm.trial import Outcome, ResultSource, TrialSpec
@@ -50,7 +50,7 @@ class TrialFactory:
         What an earlier attempt left is removed first, so that it cannot pass for this one's.
         """
         spec = self.spec(number, attempt, config)
-        clear(spec.directory)
+        clear_attempt(spec.directory)
         files: dict[str, Any] = {
             "trial.json": {
                 "name": spec.name,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm.outcome.classify import classify, read_result
-from slurm.outcome.evidence import Evidence, clear, gather
+from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.watch import Termination, Watched
 from slurm.trial import Lease, ResultSource, TrialSpec
@@ -69,7 +69,7 @@ def test_an_earlier_attempts_result_cannot_pass_for_this_ones(tmp_path: Path) ->
     (tmp_path / "result.json").write_text(json.dumps(OK))
     (tmp_path / "stdout.log").write_text('MESHTUNE_RESULT {"x": 1}\n')
     (tmp_path / "config.json").write_text("{}")
-    clear(tmp_path)
+    clear_attempt(tmp_path)
     assert left(tmp_path, 0).result is None
     assert (tmp_path / "config.json").exists()
 

@@ -63,7 +63,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.report.plots import COLOURS
-from analysis.report.tables import row
+from analysis.report.tables import trial_row
 from analysis.report.trajectory import failures
 from analysis.run.fold import Run
 from analysis.run.trial import TOLD, Attempt, Trial
@@ -92,5 +92,5 @@ attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "disk_full", "m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="disk_full", message="m", ended_t=60.0)
 (shown,) = failures(run).to_dict("records")
 assert (shown["words"], shown["told"], shown["colour"]) == ("no space left", False, "gray")
-assert row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
+assert trial_row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
 """
