@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from trainer.axes import Axes
 from trainer.config import TrainConfig
 from trainer.formats import Format
-from trainer.placement import Grid, Level, Placement, Topology
+from trainer.placement import Level, Placement, Topology
 from trainer.presets import PRESETS, Preset, Wishes, place
 from trainer.zero.layout import UnitLayout, secondary_wire, step_traffic, sum_format
 from trainer.zero.traffic import step_volume
@@ -47,7 +48,7 @@ class Collective(NamedTuple):
     @property
     def ranks(self) -> list[int]:
         """Of the first group."""
-        return Grid(pp=1, dp=RANKS, tp=1).replica_groups(self.size, self.stride)[0]
+        return Axes({"dp": RANKS}).groups("dp", self.size, self.stride)[0]
 
     def wire(self, placement: Placement) -> Format:
         """Number format on the way."""

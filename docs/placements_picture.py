@@ -11,7 +11,8 @@ from pathlib import Path
 
 from placements import RANKS, SMALL, layer_collectives, small
 
-from trainer.placement import Grid, Level, Placement
+from trainer.axes import Axes
+from trainer.placement import Level, Placement
 from trainer.presets import Preset
 
 PICTURE = Path(__file__).parent / "images" / "placements.svg"
@@ -87,10 +88,10 @@ def states(placement: Placement, top: int) -> Iterator[str]:
 
 def traffic(placement: Placement, top: int) -> tuple[list[str], int]:
     """A line for every group, with a dot for each of its ranks; and where they end."""
-    grid, drawn, y = Grid(pp=1, dp=RANKS, tp=1), [], top
+    axes, drawn, y = Axes({"dp": RANKS}), [], top
     for collective, times in layer_collectives(placement).items():
         ink = LINKS[SMALL.level(collective.ranks)]
-        for number, ranks in enumerate(grid.replica_groups(collective.size, collective.stride)):
+        for number, ranks in enumerate(axes.groups("dp", collective.size, collective.stride)):
             line = y + number % collective.stride * 5
             middles = [die_left(rank) + DIE / 2 for rank in ranks]
             path = f"M{middles[0]:g} {line}H{middles[-1]:g}"

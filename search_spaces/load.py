@@ -27,6 +27,7 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
+from trainer.axes import ordered
 from trainer.result import FIGURES
 from trainer.rules.expression import (
     MAX_NUMBER,
@@ -115,12 +116,13 @@ class _Builder:
         self.model = model.config() if model else None
         self.own_trainer = file.trainer.command is not None
         self.static = facts.static_facts(self.model, cluster)
-        self.defaults = facts.defaults(file.trainer.builtin)
+        self.defaults = facts.defaults(file.trainer)
 
     def build(self, name: str) -> SearchSpace:
         if self.model is None and not self.own_trainer:
             raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
         self._facts()
+        self._axes()
         own = self._parameters()
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
@@ -165,11 +167,16 @@ class _Builder:
             rules.pinned(name, own[name].array[0], condition)
             for name, condition in conditions.items()
         ]
-        builtin = rules.builtin(types, own_trainer=self.own_trainer, allow=self.file.allow)
+        builtin = rules.builtin(
+            types,
+            own_trainer=self.own_trainer,
+            own_axes=self.file.trainer.axes,
+            allow=self.file.allow,
+        )
         if self.file.trainer.builtin is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
-            derive = partial(facts.derive, own, conditions, self.static, self.defaults)
+            derive = partial(facts.derive, own, conditions, self.static, self.defaults, ())
             builtin += placements.one_placement(own)
             builtin += placements.counted_once(own, conditions, derive)
         given = [
@@ -183,6 +190,26 @@ class _Builder:
             if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
                 key = "cluster" if hasattr(self.cluster, name) else "model"
                 raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
+
+    def _axes(self) -> None:
+        """Further parallel axes are parameters of whole numbers."""
+        axes = self.file.trainer.axes
+        for index, name in enumerate(axes):
+            path = ("trainer", "axes", index)
+            if name in ordered() or name in facts.DERIVED:
+                known = ", ".join(ordered())
+                raise self.document.error(
+                    path, f"found {name}, accepted names other than {known}, which always count"
+                )
+            if name in axes[:index]:
+                raise self.document.error(path, f"found {name} twice, accepted once")
+            if name not in self.file.parameters:
+                raise self.document.error(
+                    path,
+                    f"found {name}, accepted parameters of this space: "
+                    f"{', '.join(self.file.parameters)}{nearest(name, self.file.parameters)}",
+                    at_value=True,
+                )
 
     def _parameters(self) -> dict[str, Parameter]:
         return {name: self._parameter(name) for name in self.file.parameters}
@@ -206,7 +233,13 @@ class _Builder:
         if builtin is not None and getattr(builtin, name, None) is not None:
             raise self.document.error(path, "found here and under trainer.builtin, accepted once")
         spec = self.file.parameters[name]
-        return parameters.build(name, spec, self.document, own_trainer=self.own_trainer)
+        return parameters.build(
+            name,
+            spec,
+            self.document,
+            own_trainer=self.own_trainer,
+            is_axis=name in self.file.trainer.axes,
+        )
 
     def _conditions(
         self, own: Mapping[str, Parameter], types: Mapping[str, ValueType]

@@ -40,6 +40,7 @@ _ANNOTATIONS: dict[str, Any] = {
 _TYPES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(annotation) for name, annotation in _ANNOTATIONS.items()
 }
+_DEGREE = TypeAdapter[Any](_Count)
 # A user's own trainer may mean something else by these; no built-in rule reads them.
 _FREE = {
     *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
@@ -97,8 +98,18 @@ def value_type_of(value: Scalar) -> ValueType:
     return "text" if isinstance(value, str) else "number"
 
 
-def build(name: str, spec: Any, document: Document, *, own_trainer: bool) -> Parameter:
-    """The parameter of a checked file; raises SpaceError at the value that is wrong."""
+def build(
+    name: str, spec: Any, document: Document, *, own_trainer: bool, is_axis: bool = False
+) -> Parameter:
+    """The parameter of a checked file; raises SpaceError at the value that is wrong.
+
+    Args:
+        name: of the parameter.
+        spec: its values as the file has them.
+        document: the file.
+        own_trainer: a trainer of the user's may take any values.
+        is_axis: it is a parallel axis that only that trainer knows: a degree.
+    """
     path: tuple[str | int, ...] = ("parameters", name)
     if isinstance(spec, Range):
         values: Sequence[Scalar] = _range(spec, path, document)
@@ -111,6 +122,7 @@ def build(name: str, spec: Any, document: Document, *, own_trainer: bool) -> Par
             path, f"found {len(values):,} values, accepted at most {MAX_VALUES:,}", at_value=True
         )
     adapter = None if own_trainer and name in _FREE else _TYPES.get(name)
+    adapter = _DEGREE if is_axis else adapter
     listed = isinstance(spec, list)
     for index, value in enumerate(values):
         where = (*path, index) if listed else path

@@ -113,7 +113,9 @@ class SearchSpace:
     @cached_property
     def reads(self) -> dict[str, frozenset[str]]:
         """The parameters that each name in rules comes from; none for facts of the model."""
-        return _facts.reads(self.parameters, self.conditions, self._static, self._defaults)
+        return _facts.reads(
+            self.parameters, self.conditions, self._static, self._defaults, self.trainer.axes
+        )
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The raw configurations of these numbers, as one column per parameter.
@@ -128,7 +130,14 @@ class SearchSpace:
 
     def columns(self, raw: Mapping[str, Any]) -> Facts:
         """Every name that rules can use, from columns of raw configurations."""
-        return _facts.derive(self.parameters, self.conditions, self._static, self._defaults, raw)
+        return _facts.derive(
+            self.parameters,
+            self.conditions,
+            self._static,
+            self._defaults,
+            self.trainer.axes,
+            raw,
+        )
 
     def violations(self, columns: Mapping[str, Any]) -> Violations:
         """Apply every rule to N raw configurations, given as one column per parameter."""
@@ -320,7 +329,7 @@ class SearchSpace:
 
     @cached_property
     def _defaults(self) -> dict[str, Scalar]:
-        return _facts.defaults(self.trainer.builtin)
+        return _facts.defaults(self.trainer)
 
 
 def _one_row(config: Mapping[str, Scalar]) -> dict[str, list[Scalar]]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from trainer.axes import Axes, beside_dp, ordered, ranks_of_replica
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
@@ -200,10 +201,15 @@ class TrainConfig(_Record):
 
     def data_parallel(self, world_size: int) -> int:
         """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""
-        asked = {"world_size": world_size, "tp": self.tp, "pp": self.pp}
-        if broken := refusal(REQUIREMENTS, asked):
+        return int(self.axes(world_size).sizes["dp"])
+
+    def axes(self, world_size: int) -> Axes:
+        """The parallel axes and their sizes; raises ConfigError if they leave no whole replicas."""
+        degrees = {name: getattr(self, name) for name in beside_dp()}
+        if broken := refusal(REQUIREMENTS, {"world_size": world_size, **degrees}):
             raise ConfigError(broken)
-        return world_size // (self.tp * self.pp)
+        dp = world_size // ranks_of_replica(degrees)
+        return Axes({name: degrees.get(name, dp) for name in ordered()})
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
         """Ranks of a node and of a pair.

@@ -83,33 +83,6 @@ def shared_within(ranks: int, dp: Any, tp: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Grid:
-    """All ranks as a grid; the number of a rank is ((pp) * dp + dp) * tp + tp."""
-
-    pp: int
-    dp: int
-    tp: int
-
-    def replica_groups(self, size: int, stride: int) -> list[list[int]]:
-        """Global ranks of all groups of ``size`` data-parallel ranks, ``stride`` apart.
-
-        They tile the data-parallel axis: blocks of ``size * stride`` ranks, each cut into
-        ``stride`` groups.
-        """
-        span = size * stride
-        firsts = [block + i for block in range(0, self.dp, span) for i in range(stride)]
-        return [
-            [
-                (pp * self.dp + replica) * self.tp + tp
-                for replica in range(first, first + span, stride)
-            ]
-            for pp in range(self.pp)
-            for tp in range(self.tp)
-            for first in firsts
-        ]
-
-
-@dataclass(frozen=True)
 class Share:
     """One state: the ranks it is split over, and its number format.
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from search_spaces.cluster import Cluster, Collective, Nic
+from trainer.axes import Axes
 
 from .constants import Array, Constants, constant
 
@@ -59,6 +60,20 @@ def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = N
     columns = [size, stride] if world is None else [size, stride, world]
     whole = np.broadcast_arrays(*[np.atleast_1d(np.asarray(c, np.float64)) for c in columns])
     return RankGroup(*whole)
+
+
+def along(axes: Axes, name: str, size: Array | None = None, apart: ArrayLike = 1) -> RankGroup:
+    """The groups of so many ranks of a parallel axis; see ``Axes.groups``.
+
+    Args:
+        axes: of the jobs; columns.
+        name: of the axis.
+        size: ranks of a group; default all of the axis.
+        apart: of its members, along the axis.
+    """
+    size = axes.sizes[name] if size is None else size
+    stride = np.broadcast_to(np.asarray(apart * axes.stride(name), np.float64), size.shape)
+    return RankGroup(size, stride, axes.world_size)
 
 
 def members_per_node(cluster: Cluster, group: RankGroup) -> Array:

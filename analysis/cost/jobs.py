@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.axes import Axes, beside_dp, ordered, ranks_of_replica
 from trainer.config import ModelConfig
 
 Array = NDArray[np.float64]
@@ -96,6 +97,11 @@ class Jobs:
         return Jobs(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
     @property
+    def axes(self) -> Axes:
+        """The parallel axes and their sizes."""
+        return Axes({name: getattr(self, name) for name in ordered()})
+
+    @property
     def global_batch(self) -> Array:
         """Sequences per step over all replicas."""
         return self.mbs * self.gas * self.dp
@@ -152,13 +158,10 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
         }
     given |= columns
     if "dp" not in given:
-        given["dp"] = np.asarray(given["world_size"]) / (
-            np.asarray(given["tp"]) * np.asarray(given["pp"])
-        )
+        replica = ranks_of_replica({name: np.asarray(given[name]) for name in beside_dp()})
+        given["dp"] = np.asarray(given["world_size"]) / replica
     if "world_size" not in given:
-        given["world_size"] = (
-            np.asarray(given["dp"]) * np.asarray(given["tp"]) * np.asarray(given["pp"])
-        )
+        given["world_size"] = Axes({name: np.asarray(given[name]) for name in ordered()}).world_size
     given = {**_shards(given), **given}
     names = [f.name for f in fields(Jobs)]
     if missing := [name for name in names if name not in given]:

@@ -201,7 +201,7 @@ def _stage_memory(
         buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
     if state == "short":
         buffers += constants.hole_share * activations * passing
-    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in (jobs.tp, jobs.pp, jobs.dp))
+    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in jobs.axes.sizes.values())
     return MemoryParts(
         **states,
         activations=activations,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from analysis.cost import collectives as links
-from analysis.cost.collectives import LinkConstants, RankGroup, one_adapter
+from analysis.cost.collectives import LinkConstants, one_adapter
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
+from analysis.cost.groups import along
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces.cluster import Cluster
@@ -187,7 +188,7 @@ def _tensor(
     reduce-scatter and a gathering (Korthikanti et al. 2022), and the backward pass gathers the
     inputs of the two products that are split by columns again.
     """
-    group = RankGroup(jobs.tp, np.ones(len(jobs)), jobs.world_size)
+    group = along(jobs.axes, "tp")
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
     parallel = jobs.sequence_parallel | framework.sequence_parallel
     gather = links.all_gather_s(cluster, c, group, num_bytes)
@@ -205,7 +206,7 @@ def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants)
     """
     share = np.where(jobs.sequence_parallel | framework.sequence_parallel, jobs.tp, 1.0)
     num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
-    one = links.send_s(cluster, c, jobs.tp * jobs.dp, num_bytes, jobs.pp)
+    one = links.send_s(cluster, c, jobs.axes.stride("pp"), num_bytes, jobs.pp)
     nodes = jobs.world_size / cluster.gpus_per_node
     # A switch rather than a slope: large jobs meet a disturbed network, small ones hardly ever.
     host = c.send_s + c.crowded_send_s / (1 + (64 / nodes) ** 6)
@@ -250,7 +251,7 @@ def _data(
     by_layer = one_adapter(cluster) if framework.one_adapter else cluster
 
     def gather(over: Cluster, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
-        group = RankGroup(size, stride * jobs.tp, jobs.world_size)
+        group = along(jobs.axes, "dp", size, stride)
         return calls * links.all_gather_s(over, c, group, num_bytes / calls)
 
     # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
@@ -266,19 +267,19 @@ def _data(
     inner = units * links.reduce_scatter_s(
         by_layer,
         c,
-        RankGroup(jobs.gradient_shard, jobs.tp, jobs.world_size),
+        along(jobs.axes, "dp", jobs.gradient_shard),
         weights * reduce_bytes / units,
     )
     rest = weights * reduce_bytes / jobs.gradient_shard
     further = jobs.optimizer_shard / jobs.gradient_shard
     scatter = links.reduce_scatter_s(
-        cluster, c, RankGroup(further, jobs.gradient_shard * jobs.tp, jobs.world_size), rest
+        cluster, c, along(jobs.axes, "dp", further, jobs.gradient_shard), rest
     )
     copies = jobs.dp / jobs.optimizer_shard
     sums = links.all_reduce_s(
         cluster,
         c,
-        RankGroup(copies, jobs.optimizer_shard * jobs.tp, jobs.world_size),
+        along(jobs.axes, "dp", copies, jobs.optimizer_shard),
         rest / further,
     )
     every = _reduces_every_time(jobs, framework)

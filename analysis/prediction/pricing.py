@@ -20,10 +20,11 @@ from search_spaces import SearchSpace
 from search_spaces.frameworks import MEGATRON_DEEPSPEED, MESHTUNE, framework_named
 from search_spaces.rules.rule import Facts
 from slurm.outcome.kinds import Kind
+from trainer.axes import SPLITS, beside_dp
 from trainer.formats import Format
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
-_NEEDED = ("tp", "pp", "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
+_NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
@@ -63,6 +64,11 @@ class Pricing:
     def __init__(self, space: SearchSpace) -> None:
         if space.model is None:
             raise NotPricedError("the space has no model")
+        if unknown := unpriced_axes(space):
+            raise NotPricedError(
+                f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
+                f"{', '.join(SPLITS)}; the search is Bayesian optimization without it"
+            )
         self.space, self._shape = space, space.model
         some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
         missing = [name for name in _NEEDED if name not in space.columns(some).columns]
@@ -221,6 +227,11 @@ class Pricing:
         rows = [self.space.raw(config) for config in configs]
         raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
         return self.jobs(self.space.columns(raw), len(rows))
+
+
+def unpriced_axes(space: SearchSpace) -> list[str]:
+    """Parallel axes that only the user's trainer knows, and that are not 1 everywhere."""
+    return [name for name in space.trainer.axes if set(space.parameters[name].values) != {1}]
 
 
 def price(space: SearchSpace) -> Pricing | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
-from analysis.prediction.pricing import NotPricedError, Pricing
+from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_axes
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
 from analysis.units import GIB, config_text, counted, duration
@@ -116,7 +116,11 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
     if not len(indices):
         check(space)
     if pricing is None:
-        return ()
+        return tuple(
+            f"note: the cost model cannot price the parallel axis {name}: it neither filters nor "
+            "ranks configurations"
+            for name in unpriced_axes(space)
+        )
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         return _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)

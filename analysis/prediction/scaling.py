@@ -17,7 +17,6 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import LIKELY
 from analysis.units import GIB, config_text
 from search_spaces import Parameter, SearchSpace
-from trainer.rules.requirements import REQUIREMENTS
 
 Scaling = Literal["weak", "strong"]
 DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
@@ -170,7 +169,6 @@ def _doubled(count: int, most: int | None) -> list[int]:
 
 def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> SearchSpace:
     """The space with these nodes and micro-batches, and what any configuration must keep."""
-    general = {requirement.name for requirement in REQUIREMENTS}
     values = {
         name: tuple(dict.fromkeys(config[name] for config in configs))
         for name in ("num_nodes", "gas")
@@ -180,7 +178,7 @@ def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> Search
     return replace(
         space,
         parameters=others | {name: Parameter(name, found) for name, found in values.items()},
-        rules=tuple(rule for rule in space.rules if rule.name in general),
+        rules=tuple(rule for rule in space.rules if rule.required),
     )
 
 

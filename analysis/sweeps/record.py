@@ -182,7 +182,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
     """Rows whose degrees do not multiply to what the row itself says."""
     j = table.jobs
     return {
-        "dp * tp * pp is not the number of GPUs": j.dp * j.tp * j.pp != world_size,
+        "dp * tp * pp is not the number of GPUs": j.axes.world_size != world_size,
         "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
     }
 

@@ -174,6 +174,11 @@ class TrainerSpec(_Record):
         default=None,
         description="whose habits the cost model assumes for a command; default megatron-lm",
     )
+    axes: list[Identifier] = Field(
+        default=[],
+        description="parameters that are further parallel axes of a command, innermost first, "
+        "between tp and dp: the ranks are the product of all axes",
+    )
 
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:
@@ -181,6 +186,8 @@ class TrainerSpec(_Record):
             raise ValueError("accepted exactly one of: builtin, command")
         if self.framework is not None and self.command is None:
             raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
+        if self.axes and self.command is None:
+            raise ValueError("'axes' goes with 'command'; the built-in trainer has tp, dp and pp")
         if self.result is not None and self.command is None:
             raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self

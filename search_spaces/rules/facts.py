@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.schema import BuiltinTrainer, Scalar
+from search_spaces.language.schema import Scalar, TrainerSpec
 from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
+from trainer.axes import beside_dp, ranks_of_replica
 from trainer.config import ModelConfig, TrainConfig
 from trainer.rules.expression import Array, Expression, ValueType, constant
 
@@ -38,9 +39,10 @@ def static_facts(model: ModelConfig | None, cluster: Cluster) -> dict[str, Scala
     return {name: v for name, v in facts.items() if isinstance(v, (bool, int, float, str))}
 
 
-def defaults(trainer: BuiltinTrainer | None) -> dict[str, Scalar]:
+def defaults(spec: TrainerSpec) -> dict[str, Scalar]:
     """Values of parameters that the space does not have, or that are inactive."""
-    known: dict[str, Any] = {"num_nodes": 1, "tp": 1, "pp": 1, "vpp": 1}
+    known: dict[str, Any] = {"num_nodes": 1, "vpp": 1, **dict.fromkeys(beside_dp(spec.axes), 1)}
+    trainer = spec.builtin
     if trainer is not None:
         fields = TrainConfig.model_fields
         known |= {name: fields[name].get_default() for name in SEARCHABLE}
@@ -81,6 +83,7 @@ def reads(
     conditions: Mapping[str, Expression],
     static: Mapping[str, Scalar],
     known: Mapping[str, Scalar],
+    own_axes: Sequence[str] = (),
 ) -> dict[str, frozenset[str]]:
     """The parameters that each name comes from, as ``derive`` computes it; none for constants."""
     found = {name: frozenset[str]() for name in (*static, *known)}
@@ -92,7 +95,7 @@ def reads(
     for name in condition_order(conditions):
         found[name] = of(name, *conditions[name].names)
     found["world_size"] = of("num_nodes")
-    found["dp"] = of("num_nodes", "tp", "pp")
+    found["dp"] = of("num_nodes", *beside_dp(own_axes))
     if _places(known):
         placed = of("zero_stage", "dp", *placements.TYPES)
         for name in placements.TYPES:
@@ -107,6 +110,7 @@ def derive(
     conditions: Mapping[str, Expression],
     static: Mapping[str, Scalar],
     known: Mapping[str, Scalar],
+    own_axes: Sequence[str],
     raw: Mapping[str, Array],
 ) -> Facts:
     """All facts of raw configurations, as columns.
@@ -131,7 +135,7 @@ def derive(
         else:
             missing[name] = np.logical_not(is_active)
     columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
-    columns["dp"] = np.floor_divide(columns["world_size"], columns["tp"] * columns["pp"])
+    columns["dp"] = np.floor_divide(columns["world_size"], ranks_of_replica(columns, own_axes))
     if _places(known):
         counts = {name: active.get(name, np.True_) for name in typed}
         columns |= placements.resolved(columns, counts)

@@ -6,13 +6,13 @@ Where a parameter is inactive and the trainer has no default for it, rules that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainer.rules.expression import Array, Expression, ValueType
-from trainer.rules.requirements import REQUIREMENTS, SWITCHED_OFF_BY
+from trainer.rules.requirements import SWITCHED_OFF_BY, requirements
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,15 @@ class Rule:
     text: str
     names: frozenset[str]
     _test: Callable[[Facts], Array]
+    required: bool = False
+    """By trainers, and not by this space alone."""
 
     def holds(self, facts: Facts) -> np.ndarray:
         """Where the rule is kept; the shape is that of the columns it reads."""
         return np.asarray(self._test(facts))
 
 
-def expressed(name: str, expression: Expression) -> Rule:
+def expressed(name: str, expression: Expression, required: bool = False) -> Rule:
     """A rule from an expression; it holds where a parameter that it names is missing."""
 
     def test(facts: Facts) -> Array:
@@ -48,7 +50,7 @@ def expressed(name: str, expression: Expression) -> Rule:
             kept = kept | facts.missing[missing]
         return kept
 
-    return Rule(name, expression.text, expression.names, test)
+    return Rule(name, expression.text, expression.names, test, required)
 
 
 def pinned(parameter: str, value: Array, condition: Expression) -> Rule:
@@ -62,13 +64,24 @@ def pinned(parameter: str, value: Array, condition: Expression) -> Rule:
 
 
 def builtin(
-    types: Mapping[str, ValueType], *, own_trainer: bool, allow: Iterable[str]
+    types: Mapping[str, ValueType],
+    *,
+    own_trainer: bool,
+    own_axes: Sequence[str] = (),
+    allow: Iterable[str],
 ) -> list[Rule]:
-    """The requirements that the space has the facts for, as rules."""
+    """The requirements that the space has the facts for, as rules.
+
+    Args:
+        types: of the names that the space has.
+        own_trainer: it is the user's, and what only the built-in one needs does not count.
+        own_axes: parallel axes that only that trainer knows.
+        allow: requirements that the space switches off.
+    """
     off = {SWITCHED_OFF_BY[name] for name in allow}
     return [
-        expressed(requirement.name, requirement.condition)
-        for requirement in REQUIREMENTS
+        expressed(requirement.name, requirement.condition, required=True)
+        for requirement in requirements(own_axes)
         if requirement.name not in off
         and not (own_trainer and requirement.builtin_only)
         and requirement.condition.names <= types.keys()

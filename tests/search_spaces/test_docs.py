@@ -15,7 +15,8 @@ from trainer.rules.requirements import REQUIREMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "spaces.md").read_text()
-OTHERS = [DOCS.parent / "README.md", DOCS / "guide" / "own-trainer.md"]
+GUIDE = DOCS / "guide"
+OTHERS = [DOCS.parent / "README.md", GUIDE / "own-trainer.md", GUIDE / "own-axes.md"]
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = YAML.findall(PAGE)
 WHOLE = [text for page in OTHERS for text in YAML.findall(page.read_text())]

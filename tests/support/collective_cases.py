@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from trainer.axes import Axes
 from trainer.formats import BLOCK, Format
 from trainer.parallel.collectives import Group, Traffic
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
-from trainer.placement import Grid, Topology
+from trainer.placement import Topology
 
 SIZES = (1, 3, 255, 256, 257, 1000)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,7 +56,7 @@ def cases() -> dict[str, Any]:
 
 
 def group(size: int, stride: int, traffic: Traffic) -> Group:
-    every = Grid(1, dist.get_world_size(), 1).replica_groups(size, stride)
+    every = Axes({"dp": dist.get_world_size()}).groups("dp", size, stride)
     handle, _ = dist.new_subgroups_by_enumeration(every)
     mine = next(ranks for ranks in every if dist.get_rank() in ranks)
     return Group(handle, mine, Topology(4).level(mine), traffic)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from trainer.axes import Axes
 from trainer.config import TrainConfig
 from trainer.parallel.collectives import Group, Traffic
-from trainer.placement import Grid, Placement, Topology
+from trainer.placement import Placement, Topology
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks as a grid (pp, dp, tp).
-
-    Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest
-    apart, since they talk least (Narayanan et al. 2021, section 3).
-    """
+    """This rank among all, and its groups; ``trainer.axes`` has the order of the axes."""
 
     device: DeviceMesh
-    grid: Grid
+    axes: Axes
     topology: Topology
     placement: Placement
     pp: Axis
@@ -66,7 +63,7 @@ class Mesh:
             return self.dp.group
         key = (size, stride, stream)
         if key not in self._blocks:
-            every = self.grid.replica_groups(size, stride)
+            every = self.axes.groups("dp", size, stride)
             handle, _ = dist.new_subgroups_by_enumeration(every)
             rank = dist.get_rank()
             mine = next(ranks for ranks in every if rank in ranks)
@@ -92,9 +89,10 @@ def build_mesh(
     world_size = dist.get_world_size()
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)
-    grid = Grid(config.pp, config.data_parallel(world_size), config.tp)
-    shape = (grid.pp, grid.dp, grid.tp)
-    mesh = init_device_mesh(device_type, shape, mesh_dim_names=("pp", "dp", "tp"))
+    axes = config.axes(world_size)
+    names = tuple(reversed([*axes.sizes]))  # torch names the outermost first
+    shape = tuple(axes.sizes[name] for name in names)
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
 
     def group(handle: dist.ProcessGroup) -> Group:
         ranks = dist.get_process_group_ranks(handle)
@@ -102,18 +100,17 @@ def build_mesh(
 
     embedding = None
     if config.model.tied_embeddings and config.pp > 1:
-        last = (grid.pp - 1) * grid.dp * grid.tp
-        ends = [[first, last + first] for first in range(grid.dp * grid.tp)]
+        ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
         handle, _ = dist.new_subgroups_by_enumeration(ends)
-        if mesh.get_local_rank("pp") in (0, grid.pp - 1):
+        if mesh.get_local_rank("pp") in (0, config.pp - 1):
             embedding = group(handle)
     pp, dp, tp = (
         Axis(size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None)
-        for name, size in zip(("pp", "dp", "tp"), shape, strict=True)
+        for name, size in zip(names, shape, strict=True)
     )
     return Mesh(
         device=mesh,
-        grid=grid,
+        axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),
         pp=pp,

@@ -7,11 +7,12 @@ has the values and a remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from trainer.axes import beside_dp
 from trainer.rules.expression import Expression, ValueType, constant, parse
 
 DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
@@ -41,24 +42,38 @@ class Requirement:
         refusal: what the trainer says where it is not met; values stand in braces. Empty for what
             only a search leaves out, although a trainer could run it.
         builtin_only: of the built-in trainer; others may pad, say.
+        axes: parallel axes that the condition reads.
     """
 
     name: str
     text: str
     refusal: str = ""
     builtin_only: bool = False
+    axes: tuple[str, ...] = ()
 
     @cached_property
     def condition(self) -> Expression:
-        return parse(self.text, TYPES)
+        return parse(self.text, {**dict.fromkeys(self.axes, "number"), **TYPES})
 
 
-REQUIREMENTS = (
-    Requirement(
-        "world_by_tp_pp",
-        "world_size % (tp * pp) == 0",
-        "tp {tp} * pp {pp} does not divide the number of ranks, {world_size}",
-    ),
+def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
+    """All of them, in the order in which they are asked.
+
+    Args:
+        own_axes: parallel axes that only a user's own trainer knows; see ``trainer.axes``.
+    """
+    axes = beside_dp(own_axes)
+    whole_replicas = Requirement(
+        f"world_by_{'_'.join(axes)}",
+        f"world_size % ({' * '.join(axes)}) == 0",
+        f"{' * '.join(f'{name} {{{name}}}' for name in axes)} does not divide the number of ranks, "
+        "{world_size}",
+        axes=axes,
+    )
+    return (whole_replicas, *_OTHERS)
+
+
+_OTHERS = (
     Requirement("tp_within_node", "gpus_per_node % tp == 0"),
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
     Requirement(
@@ -167,6 +182,7 @@ REQUIREMENTS = (
         builtin_only=True,
     ),
 )
+REQUIREMENTS = requirements()
 # Spaces can switch these off.
 SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node"}
 

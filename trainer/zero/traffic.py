@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainer.axes import Axes
 from trainer.config import TrainConfig
 from trainer.formats import Format
 from trainer.model.shapes import Parameter, in_order, stage_parameters
@@ -41,7 +42,8 @@ def step_volume(
     config.check(world_size, local_world_size)
     num_bytes: Counter[tuple[str, Level]] = Counter()
     calls: Counter[tuple[str, Level]] = Counter()
-    seat = _Seat(config, world_size, rank, config.topology(world_size, local_world_size))
+    topology = config.topology(world_size, local_world_size)
+    seat = _Seat(config.axes(world_size), rank, topology)
     placement = config.place(world_size, local_world_size)
     for one in _all_sent(config, seat, placement):
         num_bytes[one.purpose, one.level] += one.num_bytes * one.times
@@ -67,28 +69,25 @@ class _Calls:
 class _Seat:
     """Where a rank stands, and how far its groups reach."""
 
-    def __init__(self, config: TrainConfig, world_size: int, rank: int, topology: Topology) -> None:
-        self.rank, self.world, self.topology = rank, world_size, topology
-        self.tp, self.num_pp = config.tp, config.pp
-        self.dp = config.data_parallel(world_size)
-        self.pp = rank // (self.dp * self.tp)
-        self.replica = rank // self.tp % self.dp
+    def __init__(self, axes: Axes, rank: int, topology: Topology) -> None:
+        self.axes, self.rank, self.topology = axes, rank, topology
+        self.tp, self.dp, self.num_pp = (axes.sizes[name] for name in ("tp", "dp", "pp"))
+        self.pp, self.replica = axes.place(rank, "pp"), axes.place(rank, "dp")
 
     def of_replicas(self, size: int, stride: int) -> Level:
         """Of this rank's group of so many data-parallel ranks, so far apart."""
-        span = size * stride
-        first = self.replica // span * span + self.replica % stride
-        begin = self.rank + (first - self.replica) * self.tp
-        return self.topology.level(range(begin, begin + span * self.tp, stride * self.tp))
+        return self.topology.level(self.axes.group_of(self.rank, "dp", size, stride))
 
     def of_tensor(self) -> Level:
-        first = self.rank // self.tp * self.tp
-        return self.topology.level(range(first, first + self.tp))
+        return self.topology.level(self.axes.group_of(self.rank, "tp"))
 
     def of_stage(self, pp: int) -> Level:
         """Of this rank and the one that stands as it does in another pipeline stage."""
-        peer = self.rank + (pp % self.num_pp - self.pp) * self.dp * self.tp
-        return self.topology.level((self.rank, peer))
+        stages = self.axes.group_of(self.rank, "pp")
+        return self.topology.level((self.rank, stages[pp % self.num_pp]))
+
+    def of_all(self) -> Level:
+        return self.topology.level(range(self.axes.world_size))
 
 
 def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterator[_Calls]:
@@ -106,9 +105,9 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
             yield from _tensor(config, seat, index == 0, index == num_stages - 1)
         if config.pp > 1:
             yield from _pipeline(config, seat, index, num_stages)
-    if seat.world > 1:
-        size = ring.all_reduce_bytes(2 * 8, seat.world)  # two numbers in float64
-        yield _Calls("totals", seat.topology.level(range(seat.world)), size)
+    if (world_size := seat.axes.world_size) > 1:
+        size = ring.all_reduce_bytes(2 * 8, world_size)  # two numbers in float64
+        yield _Calls("totals", seat.of_all(), size)
 
 
 def _sharded(

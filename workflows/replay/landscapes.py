@@ -18,8 +18,9 @@ from analysis.sweeps.gpus import resized
 from analysis.sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from analysis.sweeps.record import Table, TableError, number_column, read_csv
 from search_spaces import SearchSpace, load_space
+from trainer.axes import beside_dp
 
-_VARIED = ("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
+_VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
 _SAME = (*_MODEL, "gated", "tied_embeddings", "seq_length")  # in every row of a landscape
 _WORDS = {code: word for word, code in RECOMPUTE.items()}

@@ -1,0 +1,126 @@
+"""A parallel axis that only one's own trainer knows: a space is all that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.prediction.pricing import NotPricedError, Pricing, price
+from analysis.prediction.ranking import foreseen, likely_to_fit
+from search_spaces import SearchSpace, SpaceError, check, load_space
+from search_spaces.points.candidates import Candidates
+
+Load = Callable[[str], SearchSpace]
+
+
+def text(axes: Any = ("cp",), **parameters: Any) -> str:
+    return yaml.safe_dump(
+        {
+            "version": 1,
+            "model": "llama_8b",
+            "cluster": "dgx_h100",
+            "trainer": {"command": ["train", "--cp={cp}", "--dp={dp}"], "axes": list(axes)},
+            "parameters": {
+                "num_nodes": [1, 2],
+                "tp": [1, 2, 4, 8],
+                "cp": [1, 2, 3, 4],
+                "pp": [1, 2],
+                "mbs": 1,
+                "gas": 8,
+                "zero_stage": 1,
+                **parameters,
+            },
+            "objective": {"maximize": "tokens_per_second"},
+        }
+    )
+
+
+def test_the_ranks_are_the_product_of_all_axes(load: Load) -> None:
+    space = load(text())
+    rows = Candidates(space).draw(1000, np.random.default_rng(0), [], 8)
+    assert len(rows) == check(space).valid
+    for row in rows:
+        facts = space.facts(row)
+        assert facts["tp"] * facts["cp"] * facts["pp"] * facts["dp"] == facts["world_size"]
+        assert facts["global_batch_size"] == 8 * facts["dp"]
+
+
+def test_a_configuration_that_leaves_no_whole_replicas_is_removed_by_a_rule_that_says_so(
+    load: Load,
+) -> None:
+    space = load(text())
+    config = {"num_nodes": 1, "tp": 2, "cp": 3, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    assert space.first_violation(config) == (
+        "world_by_tp_cp_pp: world_size % (tp * cp * pp) == 0 (cp 3, pp 1, tp 2, world_size 8)"
+    )
+    assert "world_by_tp_pp" not in {rule.name for rule in space.rules}
+
+
+def test_the_command_has_the_degree_and_the_replicas_that_it_leaves(load: Load) -> None:
+    config = {"num_nodes": 2, "tp": 2, "cp": 4, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    assert load(text()).command(config, "d") == ("train", "--cp=4", "--dp=2")
+
+
+def test_an_axis_that_is_inactive_counts_as_one(load: Load) -> None:
+    content = yaml.safe_load(text()) | {"conditions": {"cp": "num_nodes > 1"}}
+    space = load(yaml.safe_dump(content))
+    config = {"num_nodes": 1, "tp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    assert space.facts(config)["dp"] == 4
+
+
+def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) -> None:
+    space = load(text())
+    with pytest.raises(NotPricedError, match="cannot price the parallel axis cp: it knows tp, dp"):
+        Pricing(space)
+    assert "cannot price the parallel axis cp" in likely_to_fit(check(space))
+    assert ["cp" in line for line in foreseen(space, price(space))] == [True]
+
+
+def test_a_degree_of_one_is_priced_as_without_it(load: Load) -> None:
+    config = {"num_nodes": 1, "tp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    with_one = Pricing(load(text(cp=1))).predict([{**config, "cp": 1}])
+    content = yaml.safe_load(text([]))
+    content["trainer"]["command"] = ["train"]
+    del content["parameters"]["cp"]
+    without = Pricing(load(yaml.safe_dump(content))).predict([config])
+    assert with_one.step_time_s == without.step_time_s
+    assert with_one.peak_bytes == without.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("axes", "complaint"),
+    [
+        (["ep"], "key 'trainer.axes[0]': found ep, accepted parameters of this space"),
+        (["cp", "cp"], "found cp twice"),
+        (["dp"], "found dp, accepted names other than tp, dp, pp"),
+    ],
+)
+def test_an_axis_that_is_no_parameter_or_known_already_is_refused(
+    load: Load, axes: list[str], complaint: str
+) -> None:
+    with pytest.raises(SpaceError) as caught:
+        load(text(axes))
+    assert complaint in str(caught.value)
+
+
+def test_the_degrees_of_an_axis_are_whole_numbers(load: Load) -> None:
+    with pytest.raises(SpaceError, match="cp"):
+        load(text(cp=[1, 0]))
+    with pytest.raises(SpaceError, match="cp"):
+        load(text(cp=["a", "b"]))
+
+
+def test_the_built_in_trainer_has_no_axes_but_its_own(load: Load, good: str) -> None:
+    with pytest.raises(SpaceError, match="'axes' goes with 'command'"):
+        load(good.replace("  builtin:", "  axes: [tp]\n  builtin:"))
+
+
+def test_a_space_without_such_axes_is_what_it_was(load: Load) -> None:
+    named, without = load(text()), load(text([]))
+    assert named.fingerprint != without.fingerprint
+    assert "axes" not in without.frozen() and load(named.frozen()).trainer.axes == ["cp"]
+    assert load_space("gpt_22b_frontier").trainer.axes == []

@@ -1,0 +1,92 @@
+"""Parallel axes: their order, their sizes, what each splits, and which ranks are a group.
+
+The mesh, spaces, the cost model and landscapes read the same record. Sizes are whole numbers, or
+numpy columns of them where many configurations are meant; torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Size = Any  # int, or a numpy column
+
+SPLITS = {
+    "tp": "each layer's matrices, and with sequence parallelism its activations",
+    "dp": "the batch, and as the placement says weights, gradients and optimizer states",
+    "pp": "layers, into stages",
+}
+"""The axes that the trainer and the cost model know, innermost first, and what each splits.
+
+Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest apart,
+since they talk least (Narayanan et al. 2021, section 3).
+"""
+
+
+def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
+    """All axes, innermost first; those of a user's own trainer lie between tp and dp."""
+    innermost, *others = SPLITS
+    return (innermost, *own, *others)
+
+
+def beside_dp(own: Sequence[str] = ()) -> tuple[str, ...]:
+    """The axes that a configuration has degrees of; dp is what they leave of the ranks."""
+    return tuple(name for name in ordered(own) if name != "dp")
+
+
+def ranks_of_replica(degrees: Mapping[str, Size], own: Sequence[str] = ()) -> Size:
+    """Ranks that hold one replica: the product of all degrees but dp."""
+    return math.prod(degrees[name] for name in beside_dp(own))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Sizes by axis, innermost first: rank 1 is beside rank 0 on the first axis.
+
+    Attributes:
+        sizes: of every axis; a rank's number counts through them, the first one fastest.
+    """
+
+    sizes: Mapping[str, Size]
+
+    @property
+    def world_size(self) -> Size:
+        """Ranks of the job."""
+        return math.prod(self.sizes.values())
+
+    def stride(self, name: str) -> Size:
+        """From one rank of an axis to the next: ranks of all axes inside it."""
+        names = [*self.sizes]
+        return math.prod(self.sizes[inner] for inner in names[: names.index(name)])
+
+    def place(self, rank: int, name: str) -> int:
+        """Where a rank stands on an axis."""
+        return int(rank // self.stride(name) % self.sizes[name])
+
+    def groups(self, name: str, size: int | None = None, apart: int = 1) -> list[list[int]]:
+        """Ranks of all groups of so many ranks of an axis; they tile it.
+
+        Args:
+            name: of the axis.
+            size: ranks of a group; default all of the axis.
+            apart: of its members, along the axis: blocks of ``size * apart`` ranks are each cut
+                into ``apart`` groups.
+        """
+        span = (size or self.sizes[name]) * apart
+        stride, whole = self.stride(name), self.sizes[name]
+        firsts = [block + i for block in range(0, whole, span) for i in range(apart)]
+        return [
+            [outer + place * stride + inner for place in range(first, first + span, apart)]
+            for outer in range(0, self.world_size, whole * stride)
+            for inner in range(stride)
+            for first in firsts
+        ]
+
+    def group_of(self, rank: int, name: str, size: int | None = None, apart: int = 1) -> range:
+        """The ranks of this rank's own group among ``groups``."""
+        span, stride = (size or self.sizes[name]) * apart, self.stride(name)
+        own = self.place(rank, name)
+        first = rank + (own // span * span + own % apart - own) * stride
+        return range(first, first + span * stride, apart * stride)
