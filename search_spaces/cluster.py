@@ -6,8 +6,10 @@ one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
@@ -118,3 +120,26 @@ class Cluster(_Record):
         if peak is None:
             raise ValueError(f"cluster {self.name} states no peak for {precision}")
         return peak
+
+
+_SHIPPED = Path(__file__).with_name("clusters")
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster that a file of its own describes, such as ``meshtune preflight`` writes.
+
+    Raises:
+        ValueError: if a fact is missing, unknown or out of range.
+    """
+    return Cluster.model_validate(yaml.safe_load(path.read_text()))
+
+
+def shipped_cluster(name: str) -> Cluster:
+    """One of the clusters that come with meshtune."""
+    return read_cluster(_SHIPPED / f"{name}.yaml")
+
+
+def shipped_clusters() -> dict[str, Cluster]:
+    """The clusters that come with meshtune, by name."""
+    found = [read_cluster(path) for path in sorted(_SHIPPED.glob("*.yaml"))]
+    return {cluster.name: cluster for cluster in found}

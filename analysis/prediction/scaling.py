@@ -74,25 +74,10 @@ def scale(
         ValueError: if no number of nodes can be had; it says why.
     """
     space = pricing.space
-    facts: dict[str, Any] = space.facts(config)
-    ranks = int(facts["tp"] * facts["pp"])
+    counts = sorted(set(nodes)) or _doubled(space.num_nodes(config), space.cluster.num_nodes)
     left_out: dict[str, list[int]] = {}
-    wished = []
-    for count in sorted(set(nodes)) or _doubled(space.num_nodes(config), space.cluster.num_nodes):
-        gas = int(facts["gas"])
-        replicas = count * space.cluster.gpus_per_node // ranks
-        if mode == "strong" and replicas:
-            gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
-            if rest or not gas:
-                why = (
-                    f"{facts['global_batch_size']} sequences are not a whole number of "
-                    f"micro-batches of {facts['mbs']} on each replica"
-                )
-                left_out.setdefault(why, []).append(count)
-                continue
-        wished.append({**space.raw(config), "num_nodes": count, "gas": gas})
-    wider = _widened(space, wished)
-    prices = Pricing(wider)
+    wished = _resized(space, config, mode, counts, left_out)
+    prices = Pricing(_widened(space, wished))
     prices.model = pricing.model
     kept = []
     for other in wished:
@@ -113,6 +98,33 @@ def scale(
         efficiency_log_sd=_efficiency_log_sd(prediction),
         left_out=reasons,
     )
+
+
+def _resized(
+    space: SearchSpace,
+    config: Mapping[str, Any],
+    mode: Scaling,
+    counts: Sequence[int],
+    left_out: dict[str, list[int]],
+) -> list[dict[str, Any]]:
+    """The configuration on each number of nodes; those that cannot be go to ``left_out``."""
+    facts: dict[str, Any] = space.facts(config)
+    ranks = int(facts["tp"] * facts["pp"])
+    wished = []
+    for count in counts:
+        gas = int(facts["gas"])
+        replicas = count * space.cluster.gpus_per_node // ranks
+        if mode == "strong" and replicas:
+            gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
+            if rest or not gas:
+                why = (
+                    f"{facts['global_batch_size']} sequences are not a whole number of "
+                    f"micro-batches of {facts['mbs']} on each replica"
+                )
+                left_out.setdefault(why, []).append(count)
+                continue
+        wished.append({**space.raw(config), "num_nodes": count, "gas": gas})
+    return wished
 
 
 def scaling_table(scaled: Scaled, tokens: float) -> str:

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import yaml
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
 from analysis.preflight.facts import collectives, derived_links, derived_nic, points, significant
-from search_spaces.cluster import Cluster, Link, Nic
+from search_spaces.cluster import Cluster, Link, Nic, shipped_clusters
 
 # NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
 _MODEL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)\b")
@@ -25,14 +24,6 @@ _OWN_WIDTH = 34  # of a key and its value, before a comment
 
 class NotMeasuredError(ValueError):
     """The measurement ended before the least of a cluster's facts were known."""
-
-
-def shipped_clusters() -> dict[str, Cluster]:
-    """The clusters that come with meshtune, by name."""
-    folder = resources.files("search_spaces").joinpath("clusters")
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".yaml")), key=lambda f: f.name)
-    found = [Cluster.model_validate(yaml.safe_load(f.read_text())) for f in files]
-    return {cluster.name: cluster for cluster in found}
 
 
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
@@ -51,7 +42,7 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
         same = model and own and model[1] == own[1] and len(units) <= 1
         if same and abs(memory - 1) < _SAME_MEMORY:
             found.append(cluster)
-    return [m for m in found if m.name == name] or found
+    return [c for c in found if c.name == name] or found
 
 
 def cluster_file(
@@ -96,8 +87,8 @@ class _Facts:
         self.points = points(result.get("collectives", []))
         known = clusters_with(self.device, name)
         self.known = known[0] if known else None
-        alike = [m for m in known if m.gpus_per_node == self.per_node]
-        self.links = self._agreed([m.links for m in alike])
+        alike = [c for c in known if c.gpus_per_node == self.per_node]
+        self.links = self._agreed([c.links for c in alike])
         self.nic, self.nic_source = self._nic(alike)
 
     def lines(self) -> list[str]:
@@ -148,7 +139,7 @@ class _Facts:
         return significant(self.per_node / cores) if shared else None
 
     def _nic(self, alike: Sequence[Cluster]) -> tuple[Nic | None, str]:
-        named = [m for m in alike if m.name == self.name and m.nic]
+        named = [c for c in alike if c.name == self.name and c.nic]
         if named:
             return named[0].nic, f"as in {self.name}.yaml"
         adapters = self.result.get("adapters") or {}
@@ -156,7 +147,7 @@ class _Facts:
         if adapters and real:
             rates = sorted(adapters.values())
             return Nic(count=len(rates), gb_per_s=rates[0]), ", ".join(sorted(adapters))
-        agreed = self._agreed([m.nic for m in alike])
+        agreed = self._agreed([c.nic for c in alike])
         if agreed and real:
             return agreed, f"as in {alike[0].name}.yaml"
         return derived_nic(self.points, self.per_node), "measured"

@@ -7,14 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-import search_spaces
-from search_spaces.cluster import Cluster, Link, Nic
+from search_spaces.cluster import Cluster, Link, Nic, read_cluster, shipped_cluster
 
 
 class UnknownGpuError(ValueError):
-    """A table names a GPU whose machine is not known here."""
+    """A table names a GPU whose cluster is not known here."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +51,6 @@ _SPELLINGS = {
 }
 
 
-def shipped(name: str) -> Cluster:
-    """A cluster of ``search_spaces/clusters`` by its name."""
-    path = Path(search_spaces.__file__).parent / "clusters" / f"{name}.yaml"
-    return Cluster.model_validate(yaml.safe_load(path.read_text()))
-
-
 def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
     """Facts of the cluster that a GPU's published name stands for.
 
@@ -73,7 +64,7 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
         UnknownGpuError: that lists the known spellings.
     """
     if gpu.endswith(".yaml") and Path(gpu).is_file():
-        return Cluster.model_validate(yaml.safe_load(Path(gpu).read_text()))
+        return read_cluster(Path(gpu))
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
     plain = _SPELLINGS.get(plain, plain)
     if plain not in _GPUS:
@@ -82,10 +73,10 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
             f"found gpu {gpu!r}, accepted (any case and signs): {names}, "
             "or the path of a cluster's file *.yaml"
         )
-    found = [shipped(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
+    found = [shipped_cluster(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
     if gpus_per_node is None:
         return found[0]
-    fitting = [m for m in found if m.gpus_per_node == gpus_per_node]
+    fitting = [c for c in found if c.gpus_per_node == gpus_per_node]
     return fitting[0] if fitting else resized(found[0], gpus_per_node)
 
 

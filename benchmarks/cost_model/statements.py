@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.jobs import FULL, Jobs, jobs
-from analysis.sweeps.gpus import cluster_of, shipped, with_network
+from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import Cluster, shipped_cluster
 from search_spaces.frameworks import Framework, framework_named
 from trainer.flops import hardware_flops
 from trainer.formats import BLOCK, Format
@@ -112,7 +112,7 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
             )
             for size in mbs
         ]  # fmt: skip
-        setup = Setup(_joined(parts), shipped("frontier"), habits)
+        setup = Setup(_joined(parts), shipped_cluster("frontier"), habits)
         made.append(Statement("Dash", row["model"], float(row["tflops_per_gcd"]), setup))
     return made
 
@@ -140,7 +140,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
         j = j[j.num_heads % j.tp == 0]
         cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
-        facts = shipped(cluster) if cluster else cluster_of(row["gpu"], per_node)
+        facts = shipped_cluster(cluster) if cluster else cluster_of(row["gpu"], per_node)
         habits = replace(framework_named("axonn"), flash_attention=row["system"] != "Frontier")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
@@ -174,7 +174,7 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
             {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[1]
         )
         habits = replace(framework_named("megatron-deepspeed"), flash_attention=True)
-        return Setup(j, shipped("frontier"), habits)
+        return Setup(j, shipped_cluster("frontier"), habits)
 
     zero3, zero_pp, topo = (setup(preset, 384) for preset in ("zero3", "zero++", "zero_topo"))
     return [
@@ -203,7 +203,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
 
     Number of nodes and batch are not stated: 4 nodes, 8,192 tokens a GPU.
     """
-    cluster = with_network(shipped("dgx_a100"), 1, 12.5 / 8)
+    cluster = with_network(shipped_cluster("dgx_a100"), 1, 12.5 / 8)
     made = []
     for _, row in frame.iterrows():
         if row["model"] not in _TUNED:

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
-from analysis.sweeps.gpus import shipped
 from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
 from analysis.units import GIB
 from benchmarks.published.single import gpt, gpt_flops, table
+from search_spaces.cluster import shipped_cluster
 
 
 def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
@@ -23,7 +23,7 @@ def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
     made = table(
         path,
         j,
-        shipped("dgx_a100"),
+        shipped_cluster("dgx_a100"),
         "megatron-lm-v3",
         step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("chunks a stage are not stated: the least that divide its layers are taken",),
@@ -46,7 +46,7 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
     made = table(
         path,
         j,
-        shipped("dgx_a100"),
+        shipped_cluster("dgx_a100"),
         np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
         step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
@@ -72,7 +72,9 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
     times = [
         number_column(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")
     ]
-    made = table(path, j, shipped("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times))
+    made = table(
+        path, j, shipped_cluster("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times)
+    )
     return drop(made, contradictory(made, batch, number_column(twice, "n_gpu")))
 
 
@@ -167,7 +169,7 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     made = table(
         path,
         j,
-        next(iter(clusters.values()), shipped("dgx_h100")),
+        next(iter(clusters.values()), shipped_cluster("dgx_h100")),
         "megatron-lm",
         clusters=clusters,
         cluster=cluster,

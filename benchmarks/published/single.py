@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask, jobs
-from analysis.sweeps.gpus import cluster_of, shipped, with_network
+from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import (
     Keys,
     Table,
@@ -21,7 +21,7 @@ from analysis.sweeps.record import (
     shape_keys,
 )
 from analysis.units import GIB
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import Cluster, shipped_cluster
 
 
 def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
@@ -80,7 +80,7 @@ def vtrain(path: Path, frame: pd.DataFrame) -> Table:
     made = table(
         path,
         j,
-        with_network(shipped("dgx_a100"), 4, 25),
+        with_network(shipped_cluster("dgx_a100"), 4, 25),
         "megatron-deepspeed",
         step_time_s=number_column(frame, "iter_ms") / 1e3,
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
@@ -111,7 +111,7 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
     made = table(
         path,
         j,
-        shipped("jean_zay_a100"),
+        shipped_cluster("jean_zay_a100"),
         np.where(fp32_gradients, "deepspeed-bf16", "megatron-deepspeed"),
         step_time_s=number_column(frame, "sec_per_iter"),
         peak_bytes=peak_bytes,

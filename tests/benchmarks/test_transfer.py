@@ -11,12 +11,12 @@ import pytest
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
 from analysis.cost.jobs import jobs
 from analysis.cost.step import TimeConstants, step
-from analysis.sweeps.gpus import shipped
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.published.single import table as published
+from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named
 
 PRIOR = TimeConstants()
@@ -35,29 +35,29 @@ def made(name: str, framework: str, cluster: str, hidden: float) -> Table:
             "dp": 8, "gas": 4, "mbs": mbs, "zero_stage": 0,
         }
     )  # fmt: skip
-    times = step(asked, shipped(cluster), framework_named(framework), TRUE).total
-    return published(Path(name), asked, shipped(cluster), framework, step_time_s=times)
+    times = step(asked, shipped_cluster(cluster), framework_named(framework), TRUE).total
+    return published(Path(name), asked, shipped_cluster(cluster), framework, step_time_s=times)
 
 
 def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_together() -> None:
     parts = parts_of([made("a", "fsdp", "dgx_a100", 8192), made("b", "axonn", "dgx_h100", 6144)])
-    found = transferred(parts, shipped("alps"), framework_named("fsdp"))
+    found = transferred(parts, shipped_cluster("alps"), framework_named("fsdp"))
     assert 0.55 < found.gemm_share < 0.75 < PRIOR.gemm_share  # of the H100, by the other framework
     assert found.launch_s > 2 * PRIOR.launch_s  # of the framework, on the other GPU
     assert found.inter_node_share == PRIOR.inter_node_share  # a network's, and it is not known
-    nowhere = transferred(parts, shipped("frontier"), framework_named("nanotron"))
+    nowhere = transferred(parts, shipped_cluster("frontier"), framework_named("nanotron"))
     assert nowhere.launch_s == PRIOR.launch_s
     kinds = [
-        transferred(parts, shipped(c), framework_named("nanotron"))
+        transferred(parts, shipped_cluster(c), framework_named("nanotron"))
         for c in ("dgx_a100", "dgx_h100")
     ]
     assert nowhere.gemm_share == pytest.approx(np.median([k.gemm_share for k in kinds]), rel=1e-3)
-    assert transferred([], shipped("frontier"), framework_named("nanotron")) == PRIOR
+    assert transferred([], shipped_cluster("frontier"), framework_named("nanotron")) == PRIOR
 
 
 def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:
     assert not set(OF_FRAMEWORK) & set(OF_GPU)
-    assert gpu_kind(shipped("alps")) == gpu_kind(shipped("dgx_h200")) == 989
+    assert gpu_kind(shipped_cluster("alps")) == gpu_kind(shipped_cluster("dgx_h200")) == 989
 
 
 def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None:
@@ -73,14 +73,14 @@ def test_an_interval_covers_the_rows_within_it() -> None:
 
 
 def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:
-    at_home = cost_model(shipped("dgx_h100"), framework_named("nanotron"))
-    abroad = cost_model(shipped("perlmutter"), framework_named("nanotron"))
+    at_home = cost_model(shipped_cluster("dgx_h100"), framework_named("nanotron"))
+    abroad = cost_model(shipped_cluster("perlmutter"), framework_named("nanotron"))
     assert at_home.covariance is not None and at_home.log_sd != abroad.log_sd
     assert abroad.covariance is None
     assert abroad.constants.inter_node_share == PRIOR.inter_node_share
     assert abroad.memory.constants == at_home.memory.constants
-    other = cost_model(shipped("perlmutter"), framework_named("fsdp"))
+    other = cost_model(shipped_cluster("perlmutter"), framework_named("fsdp"))
     assert abroad.constants.gemm_share == other.constants.gemm_share != PRIOR.gemm_share
-    unknown = cost_model(shipped("tiny_cpu"), framework_named("meshtune"))
+    unknown = cost_model(shipped_cluster("tiny_cpu"), framework_named("meshtune"))
     assert unknown.constants.step_s == PRIOR.step_s and unknown.log_sd == abroad.log_sd
     assert tables()["h100_nanotron_sweep"] > 0

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from analysis.prediction.pricing import Pricing
-from analysis.preflight.file import NotMeasuredError, cluster_file, shipped_clusters
+from analysis.preflight.file import NotMeasuredError, cluster_file
 from search_spaces import load_space
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import Cluster, shipped_clusters
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
 from slurm.python import module_argv

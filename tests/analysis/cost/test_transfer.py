@@ -12,7 +12,7 @@ from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.cost.step import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
-from analysis.sweeps.gpus import shipped
+from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named
 
 ALL = [f.name for f in fields(TimeConstants)]
@@ -20,7 +20,7 @@ NETWORK = [name for name in ALL if name not in (*OF_FRAMEWORK, *OF_GPU)]
 
 
 def model(cluster: str, framework: str, **constants: float) -> CostModel:
-    start = CostModel(shipped(cluster), framework_named(framework))
+    start = CostModel(shipped_cluster(cluster), framework_named(framework))
     return replace(start, constants=replace(start.constants, **constants))
 
 

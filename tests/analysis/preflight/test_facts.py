@@ -17,8 +17,7 @@ from analysis.preflight.facts import (
     link_warnings,
     slow_gpu_warnings,
 )
-from analysis.preflight.file import shipped_clusters
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import Cluster, shipped_clusters
 
 MIB = 2**20
 
