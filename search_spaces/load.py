@@ -22,11 +22,13 @@ from search_spaces.rules import deepspeed, facts, placements
 from search_spaces.rules import rule as rules
 from search_spaces.space import (
     ENERGY_FIGURES,
-    PLACEHOLDER,
-    TRIAL_PLACEHOLDERS,
     Objective,
     SearchSpace,
 )
+from search_spaces.trainers.command import PLACEHOLDER, TRIAL_PLACEHOLDERS
+from search_spaces.trainers.registry import make_trainer
+from search_spaces.trainers.trainer import Trainer
+from slurm.registry import RegistryError
 from trainer.axes import ordered
 from trainer.result import FIGURES
 from trainer.rules.expression import (
@@ -114,7 +116,8 @@ class _Builder:
         self.document, self.file, self.cluster = document, file, cluster
         self.model_name = model.name if model else ""
         self.model = model.config() if model else None
-        self.own_trainer = file.trainer.command is not None
+        self.own_trainer = file.trainer.builtin is None
+        self.adapter = self._adapter()
         self.static = facts.static_facts(self.model, cluster)
         self.defaults = facts.defaults(file.trainer)
 
@@ -170,7 +173,7 @@ class _Builder:
         builtin = rules.builtin(
             types,
             own_trainer=self.own_trainer,
-            own_axes=self.file.trainer.axes,
+            own_axes=self.adapter.axes,
             allow=self.file.allow,
         )
         if self.file.trainer.builtin is not None:
@@ -183,7 +186,19 @@ class _Builder:
             rules.expressed(f"constraint_{number}", expression)
             for number, expression in enumerate(constraints, start=1)
         ]
-        return (*once, *builtin, *given)
+        needed = [
+            rules.expressed(f"trainer_{number}", self._parse(text, ("trainer", "use"), types))
+            for number, text in enumerate(self.adapter.constraints, start=1)
+        ]
+        return (*once, *builtin, *given, *needed)
+
+    def _adapter(self) -> Trainer:
+        try:
+            return make_trainer(self.file.trainer)
+        except RegistryError as error:
+            raise self.document.error(("trainer", "use"), str(error), at_value=True) from error
+        except ValueError as error:  # the trainer's own
+            raise self.document.error(("trainer", "options"), str(error)) from error
 
     def _facts(self) -> None:
         for name, value in self.static.items():
@@ -193,7 +208,7 @@ class _Builder:
 
     def _axes(self) -> None:
         """Further parallel axes are parameters of whole numbers."""
-        axes = self.file.trainer.axes
+        axes = self.adapter.axes
         for index, name in enumerate(axes):
             path = ("trainer", "axes", index)
             if name in ordered() or name in facts.DERIVED:
@@ -238,7 +253,7 @@ class _Builder:
             spec,
             self.document,
             own_trainer=self.own_trainer,
-            is_axis=name in self.file.trainer.axes,
+            is_axis=name in self.adapter.axes,
         )
 
     def _conditions(

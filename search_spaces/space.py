@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from search_spaces import parameters as _parameters
 from search_spaces.cluster import Cluster
 from search_spaces.language.document import scalar
 from search_spaces.language.schema import (
@@ -28,11 +26,11 @@ from search_spaces.language.schema import (
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
+from search_spaces.trainers.registry import make_trainer
+from search_spaces.trainers.trainer import Trainer, TrialFacts
 from trainer.config import ModelConfig
 from trainer.rules.expression import Array, Expression
 
-PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
-TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 
 
@@ -114,7 +112,7 @@ class SearchSpace:
     def reads(self) -> dict[str, frozenset[str]]:
         """The parameters that each name in rules comes from; none for facts of the model."""
         return _facts.reads(
-            self.parameters, self.conditions, self._static, self._defaults, self.trainer.axes
+            self.parameters, self.conditions, self._static, self._defaults, self.adapter.axes
         )
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -135,7 +133,7 @@ class SearchSpace:
             self.conditions,
             self._static,
             self._defaults,
-            self.trainer.axes,
+            self.adapter.axes,
             raw,
         )
 
@@ -217,53 +215,36 @@ class SearchSpace:
     def world_size(self, config: Mapping[str, Any]) -> int:
         return int(self.facts(config)["world_size"])
 
-    def train_config(self, config: Mapping[str, Any], data: str) -> dict[str, Any]:
-        """What ``TrainConfig.parse`` accepts for this trial, reading the tokens at ``data``.
+    @cached_property
+    def adapter(self) -> Trainer:
+        """What is known of the trainer."""
+        return make_trainer(self.trainer)
+
+    def train_config(self, config: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:
+        """The content of a trial's ``config.json``: for the built-in trainer, what
+        ``TrainConfig.parse`` accepts, reading the tokens at ``data``.
 
         Raises:
-            ValueError: if the space has no model, or runs the user's own trainer.
+            ValueError: if the built-in trainer gets no data.
         """
-        if self.trainer.builtin is None or self.model is None:
-            raise ValueError(f"{self.name} does not use the built-in trainer")
-        searched = {
-            name: value
-            for name, value in self.canonical(config).items()
-            if name in _parameters.SEARCHABLE
-        }
-        return {
-            **self.trainer.builtin.model_dump(exclude_none=True),
-            **searched,
-            "ranks_per_node": self.cluster.gpus_per_node,
-            "ranks_per_pair": self._static["ranks_per_pair"],
-            "model": self.model.model_dump(exclude_none=True),
-            "data": data,
-            "warmup_steps": self.trial.warmup_steps,
-            "measured_steps": self.trial.measured_steps,
-        }
+        return self.adapter.config_file(self._trial(config, Path(), data))
 
     def command(self, config: Mapping[str, Any], trial_dir: Path | str) -> tuple[str, ...]:
-        """The argv of the user's own trainer: ``{tp}`` and the like replaced, ``{{x}}`` kept
-        as ``{x}``; true and false are written so.
+        """The argv of every rank of a trial in that folder."""
+        return self.adapter.command(self._trial(config, Path(trial_dir)))
 
-        Raises:
-            ValueError: if the space uses the built-in trainer.
-        """
-        if self.trainer.command is None:
-            raise ValueError(f"{self.name} uses the built-in trainer")
-        values: dict[str, Any] = {
-            **self.facts(config),
-            "trial_dir": str(trial_dir),
-            "warmup_steps": self.trial.warmup_steps,
-            "measured_steps": self.trial.measured_steps,
-        }
-
-        def fill(match: re.Match[str]) -> str:
-            if match[1]:
-                return "{" + match[1] + "}"
-            value = values[match[2]]
-            return str(value).lower() if isinstance(value, bool) else str(value)
-
-        return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.trainer.command)
+    def _trial(
+        self, config: Mapping[str, Any], directory: Path, data: str | None = None
+    ) -> TrialFacts:
+        return TrialFacts(
+            config=self.canonical(config),
+            facts=self.facts(config),
+            directory=directory,
+            warmup_steps=self.trial.warmup_steps,
+            measured_steps=self.trial.measured_steps,
+            model=self.model,
+            data=data,
+        )
 
     def unsupported(self) -> list[str]:
         """Objectives that the built-in trainer does not measure.

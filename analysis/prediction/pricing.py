@@ -17,13 +17,12 @@ from analysis.metrics import metric
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
-from search_spaces.frameworks import MEGATRON_DEEPSPEED, MESHTUNE, framework_named
+from search_spaces.frameworks import MEGATRON_DEEPSPEED, framework_named
 from search_spaces.rules.rule import Facts
 from slurm.outcome.kinds import Kind
 from trainer.axes import SPLITS, beside_dp
 from trainer.formats import Format
 
-DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
@@ -80,9 +79,7 @@ class Pricing:
         if builtin is not None and builtin.device_memory_bytes:
             gib = builtin.device_memory_bytes / 2**30
             cluster = cluster.model_copy(update={"memory_gib": gib})
-        habits = (
-            MESHTUNE if builtin else framework_named(space.trainer.framework or DEFAULT_FRAMEWORK)
-        )
+        habits = framework_named(space.adapter.framework)
         if on_cpu:
             habits = replace(habits, name="meshtune on CPU", flash_attention=False)
         self.model = cost_model(cluster, habits)
@@ -231,7 +228,7 @@ class Pricing:
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
     """Parallel axes that only the user's trainer knows, and that are not 1 everywhere."""
-    return [name for name in space.trainer.axes if set(space.parameters[name].values) != {1}]
+    return [name for name in space.adapter.axes if set(space.parameters[name].values) != {1}]
 
 
 def price(space: SearchSpace) -> Pricing | None:

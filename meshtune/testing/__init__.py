@@ -1,4 +1,4 @@
-"""Contract suites: tests that authors of launchers and policies run on them. Needs pytest."""
+"""Contract suites: tests that authors of launchers, policies and trainers run on them."""
 
 import pytest
 

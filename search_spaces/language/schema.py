@@ -160,7 +160,7 @@ class ResultPatterns(_Record):
 
 
 class TrainerSpec(_Record):
-    """What a trial runs: the built-in trainer, or the user's own command."""
+    """What a trial runs: the built-in trainer, the user's own command, or an installed trainer."""
 
     builtin: BuiltinTrainer | None = None
     command: list[str] | None = Field(
@@ -168,6 +168,8 @@ class TrainerSpec(_Record):
         min_length=1,
         description="argv of every rank; {tp} and the like are replaced, no shell reads it",
     )
+    use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
+    options: dict[str, Any] = Field(default={}, description="of the installed trainer")
     result: ResultPatterns | None = None
     env: dict[str, str] = Field(default={}, description="environment of every rank")
     framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
@@ -182,8 +184,10 @@ class TrainerSpec(_Record):
 
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:
-        if (self.builtin is None) == (self.command is None):
-            raise ValueError("accepted exactly one of: builtin, command")
+        if [self.builtin, self.command, self.use].count(None) != 2:
+            raise ValueError("accepted exactly one of: builtin, command, use")
+        if self.options and self.use is None:
+            raise ValueError("'options' goes with 'use'")
         if self.framework is not None and self.command is None:
             raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
         if self.axes and self.command is None:

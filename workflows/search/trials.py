@@ -14,7 +14,6 @@ from analysis.run.trial import Trial
 from search_spaces import SearchSpace
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import BLAMELESS, Kind
-from slurm.python import module_argv
 from slurm.trial import Outcome, ResultSource, TrialSpec
 from trainer.config import ConfigError
 from workflows.search.objectives import figures
@@ -60,29 +59,24 @@ class TrialFactory:
                 "env": dict(spec.env),
             }
         }
-        files["config.json"] = (
-            dict(config) if self.data is None else self.space.train_config(config, self.data)
-        )
+        files["config.json"] = self.space.train_config(config, self.data)
         self.folder.write_trial(number, files)
         return spec
 
     def spec(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
         """What to start for ``config``; writes nothing."""
         directory = self.folder.trial(number)
-        trainer, trial = self.space.trainer, self.space.trial
-        argv = module_argv("trainer", str(directory / "config.json"))
-        if trainer.command:
-            argv = self.space.command(config, directory)
+        trial = self.space.trial
         return TrialSpec(
             name=self.name(number, attempt),
             directory=directory,
-            argv=argv,
+            argv=self.space.command(config, directory),
             num_nodes=self.space.num_nodes(config),
             ranks_per_node=self.space.cluster.gpus_per_node,
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
-            env=dict(trainer.env),
-            result=ResultSource(trainer.result.patterns if trainer.result else {}),
+            env=dict(self.space.trainer.env),
+            result=ResultSource(self.space.adapter.patterns),
             config=dict(config),
         )
 

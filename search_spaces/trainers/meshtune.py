@@ -1,0 +1,39 @@
+"""meshtune's own trainer: ``trainer: {builtin: {...}}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from search_spaces.parameters import SEARCHABLE
+from search_spaces.trainers.trainer import Trainer, TrialFacts
+from slurm.python import module_argv
+
+
+class MeshtuneTrainer(Trainer):
+    """The built-in trainer; ``trainer.config`` reads what is written for it."""
+
+    framework = "meshtune"
+
+    def command(self, trial: TrialFacts) -> tuple[str, ...]:
+        return module_argv("trainer", str(trial.directory / "config.json"))
+
+    def config_file(self, trial: TrialFacts) -> dict[str, Any]:
+        """What ``TrainConfig.parse`` accepts.
+
+        Raises:
+            ValueError: if no data is given; on a simulated cluster nobody reads it.
+        """
+        assert self.spec.builtin is not None and trial.model is not None  # the schema requires both
+        if trial.data is None:
+            raise ValueError("the built-in trainer needs tokens")
+        searched = {name: value for name, value in trial.config.items() if name in SEARCHABLE}
+        return {
+            **self.spec.builtin.model_dump(exclude_none=True),
+            **searched,
+            "ranks_per_node": trial.facts["gpus_per_node"],
+            "ranks_per_pair": trial.facts["ranks_per_pair"],
+            "model": trial.model.model_dump(exclude_none=True),
+            "data": trial.data,
+            "warmup_steps": trial.warmup_steps,
+            "measured_steps": trial.measured_steps,
+        }

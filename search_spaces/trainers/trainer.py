@@ -1,0 +1,79 @@
+"""What a search needs to know of a trainer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from search_spaces.language.schema import TrainerSpec
+from trainer.config import ModelConfig
+
+DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
+
+
+@dataclass(frozen=True)
+class TrialFacts:
+    """One trial, as its trainer is told.
+
+    Attributes:
+        config: canonical.
+        facts: parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
+        directory: of the trial; its ranks are started there.
+        warmup_steps, measured_steps: to train.
+        model: that is trained; None where the space names none.
+        data: the built-in trainer's tokens; None for another.
+    """
+
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    directory: Path
+    warmup_steps: int
+    measured_steps: int
+    model: ModelConfig | None = None
+    data: str | None = None
+
+
+class Trainer(ABC):
+    """A program that trains one configuration.
+
+    Its metrics are found in ``result.json`` in the trial's folder, in a line ``MESHTUNE_RESULT
+    {json}`` of its standard output, or by ``patterns``.
+
+    Args:
+        spec: what the space says under ``trainer``; ``spec.options`` are a trainer's own.
+
+    Raises:
+        ValueError: for wrong options; the message says what is accepted.
+    """
+
+    framework: str = DEFAULT_FRAMEWORK
+    """By whose habits the cost model prices it."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def command(self, trial: TrialFacts) -> tuple[str, ...]:
+        """The argv of every rank; pure."""
+
+    def config_file(self, trial: TrialFacts) -> dict[str, Any]:
+        """The content of the trial's ``config.json``; default its configuration."""
+        return dict(trial.config)
+
+    @property
+    def patterns(self) -> Mapping[str, str]:
+        """By metric the regular expression, with the number in a group, that finds it in a log."""
+        return {}
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Parameters that are further parallel axes, innermost first, between tp and dp."""
+        return ()
+
+    @property
+    def constraints(self) -> Sequence[str]:
+        """What every configuration has to satisfy, in the language of spaces: ``mbs <= 8``."""
+        return ()
