@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,57 +18,45 @@ from analysis.finalists import (
     repeats_since_proposal,
     verdict,
 )
-from analysis.run.events import Ended, Proposed, Started
-from analysis.run.fold import Run, apply, read_run
+from analysis.run.events import Ended, Event, Proposed, Started
+from analysis.run.fold import Run, apply
 from analysis.run.frame import load
 from analysis.verdict import early_stop_lines, standard_errors, verdict_lines
+from support.run_book import RunBook
 
 FOLDER = Path("run")
 Write = Callable[..., Run]
 
 
-class Book:
-    """Writes a journal of trials that are measured again, and reads it back."""
+class Book(RunBook):
+    """Trials that are measured again and again."""
 
     def __init__(self, folder: Path, minimize: bool = False) -> None:
-        self.folder, self.t = folder, 100.0
-        folder.mkdir()
-        key = "minimize" if minimize else "maximize"
-        self.write("opened", space="s", fingerprint="f", seed=0, launcher="local", nodes=["n"],
-                   objective={key: "speed"})  # fmt: skip
+        super().__init__(folder, {"minimize" if minimize else "maximize": "speed"})
         self.attempts: dict[int, int] = {}
 
-    def write(self, event: str, **keys: Any) -> None:
+    def write(self, event: Event) -> None:
         self.t += 10
-        with (self.folder / "journal.jsonl").open("a") as file:
-            file.write(json.dumps({"v": 1, "t": self.t, "event": event, **keys}) + "\n")
-
-    def start(self, trial: int) -> int:
-        """A trial's next attempt; returns its number."""
-        repeat = {"repeat": True} if trial in self.attempts else {}
-        if not repeat:
-            self.write("proposed", trial=trial, config={"tp": trial}, by="random", why="")
-        self.attempts[trial] = attempt = self.attempts.get(trial, 0) + 1
-        name = f"r-{trial}-{attempt}"
-        self.write("started", trial=trial, attempt=attempt, name=name, nodes=["n", "m"], **repeat)
-        return attempt
+        super().write(event)
 
     def measure(self, trial: int, speed: float | None, kind: str = "ok", **more: Any) -> None:
         repeat = trial in self.attempts
-        attempt = self.start(trial)
+        if not repeat:
+            self.propose(trial, {"tp": trial})
+        self.attempts[trial] = attempt = self.attempts.get(trial, 0) + 1
+        self.start(trial, attempt, ["n", "m"], repeat)
         result = {"speed": speed, "mark": attempt} if speed else {}
-        self.write("ended", trial=trial, attempt=attempt, kind=kind, objective=speed,
-                   result=result, message=f"attempt {attempt}", nodes=["n", "m"],
-                   final=not repeat, **more)  # fmt: skip
+        message = f"attempt {attempt}"
+        self.end(
+            trial, kind, speed, attempt=attempt, result=result, message=message,
+            final=not repeat, **more,
+        )  # fmt: skip
 
     def run(self, speeds: Mapping[int, Sequence[float]]) -> Run:
         for trial, all_of_it in speeds.items():
             for speed in all_of_it:
                 self.measure(trial, speed)
         return self.read()
-
-    def read(self) -> Run:
-        return read_run(self.folder)
 
 
 @pytest.fixture
@@ -92,7 +79,7 @@ def test_a_trial_is_worth_the_median_of_its_measurements(book: Book) -> None:
     assert trial.measurements == [100.0, 40.0, 104.0]
     assert trial.result["mark"] == 1  # the figures beside it are of the same measurement
     assert [a.repeat for a in trial.attempts] == [False, True, True]
-    assert trial.ended_t == 140.0  # when it was first known
+    assert trial.ended_t == run.opened_t[0] + 30  # when it was first known
 
 
 def test_a_lucky_winner_is_revised(book: Book) -> None:
@@ -138,12 +125,12 @@ def test_what_was_stopped_early_is_never_the_best_until_it_is_measured_whole(boo
 def test_a_journal_from_before_repeats_is_read(book: Book) -> None:
     book.measure(1, 100.0)
     run = book.read()
-    text = (book.folder / "journal.jsonl").read_text()
+    text = (book.directory / "journal.jsonl").read_text()
     assert "repeat" not in text and "early" not in text
     assert run.trials[1].measurements == [100.0]
     assert not run.trials[1].early
     assert verdict_lines(run) == []
-    frame = load(book.folder)
+    frame = load(book.directory)
     assert list(frame["measurements"]) == [1]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.cost.jobs import FULL, SELECTIVE, Jobs, jobs
-from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
@@ -21,73 +21,13 @@ from benchmarks.cost_model.statements import read_statements
 from benchmarks.published.read import read_table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
+from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 NAN = float("nan")
-SWEEP = (
-    "model,layers,hidden,heads,kv_heads,ffn,gated,tied_emb,vocab,seq,gpu,n_nodes,n_gpu,dp,tp,pp,"
-    "mbs,gas,gbs,zero_stage,tok_s,peak_mem_GB,crashed_or_oom"
-)
-
-
-def sweep(path: Path, rows: Sequence[str], columns: str = SWEEP) -> Path:
-    path.write_text("# a source\n" + "\n".join([columns, *rows]) + "\n")
-    return path
-
-
-def row(
-    dp: int = 8,
-    tp: int = 1,
-    mbs: int = 1,
-    gas: int = 4,
-    *,
-    layers: int = 16,
-    gpu: str = "H100-80GB",
-    nodes: int = 1,
-    tok_s: str = "1000",
-    gb: str = "10",
-    failed: int = 0,
-) -> str:
-    shape = f"m{layers},{layers},2048,32,8,8192,1,1,131072,4096,{gpu},{nodes},{dp * tp},{dp},{tp},1"
-    return f"{shape},{mbs},{gas},{mbs * gas * dp},1,{tok_s},{gb},{failed}"
-
-
-def changed(**values: str) -> str:
-    """A row with other values in these columns."""
-    columns = dict(zip(SWEEP.split(","), row().split(","), strict=True))
-    return ",".join({**columns, **values}.values())
-
-
-def failed_row(dp: int = 8, mbs: int = 1, gas: int = 4) -> str:
-    return row(dp, 1, mbs, gas, tok_s="", gb="", failed=1)
-
-
-def read_sweep(path: Path, rows: Sequence[str]) -> Table:
-    table = read_table(sweep(path / "any_name.csv", rows))
-    assert table is not None
-    return table
 
 
 # ---- tables ----
-
-
-def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
-    table = read_sweep(tmp_path, [row(), failed_row(mbs=2, gas=2)])
-    assert table.form == "sweep" and list(table.framework) == ["nanotron"] * 2
-    assert table.step_time_s[0] == pytest.approx(32 * 4096 / 1000)
-    assert table.peak_bytes[0] == 10 * 2**30
-    assert np.isnan(table.step_time_s[1]) and list(table.failed) == [False, True]
-    assert table.clusters["dgx_h100"].memory_gib == 80
-
-
-def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
-    columns = SWEEP + ",recompute,sequence_parallel,framework"
-    rows = [row(4, 2) + ",full,0,Megatron-LM", row(4, 2) + ",selective,1,", row(4, 2) + ",,,fsdp"]
-    table = read_table(sweep(tmp_path / "a.csv", rows, columns))
-    assert table is not None
-    assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
-    assert list(table.jobs.sequence_parallel) == [False, True, True]
-    assert list(table.framework) == ["megatron-lm", "nanotron", "fsdp"]
 
 
 @pytest.mark.parametrize(
@@ -124,66 +64,6 @@ def test_a_table_that_cannot_be_read_does_not_hide_the_others(
     assert "## right" in printed
     assert f"{tmp_path}/wrong.csv:3: tp is 'two'" in printed
     assert "short.csv (no column kv_heads)" in printed
-
-
-def test_flags_are_words_or_digits(tmp_path: Path) -> None:
-    path = sweep(tmp_path / "a.csv", [changed(gated="true", crashed_or_oom="False")])
-    table = read_table(path)
-    assert table is not None and table.jobs.gated.all() and not table.failed.any()
-
-
-def test_a_gpu_may_be_a_clusters_file(tmp_path: Path) -> None:
-    own = tmp_path / "own.yaml"
-    own.write_text("{name: own, gpus_per_node: 4, memory_gib: 192, peak_bf16_tflops: 1307}\n")
-    assert cluster_of(str(own), 4).memory_gib == 192
-    assert cluster_of("NVIDIA A100-SXM4-80GB").name == "dgx_a100"
-
-
-def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
-    wrong = row().replace(",32,1,1000", ",33,1,1000")
-    table = read_sweep(tmp_path, [row(), wrong])
-    assert len(table) == 1
-    assert dict(table.left_out) == {"mbs * gas * dp is not the global batch": 1}
-
-
-def test_columns_of_no_known_form_are_no_table(tmp_path: Path) -> None:
-    assert read_table(sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")) is None
-
-
-def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
-    ran = row(mbs=2, gas=2)
-    table = read_sweep(tmp_path, [ran, failed_row(mbs=1), failed_row(mbs=4, gas=1)])
-    assert list(table.not_memory) == [False, True, False]
-    fewer_replicas = read_sweep(tmp_path, [ran, failed_row(dp=4, mbs=1)])
-    assert not fewer_replicas.not_memory.any()
-
-
-@pytest.mark.parametrize(
-    ("gpu", "gpus_per_node", "cluster", "memory_gib"),
-    [
-        ("A100-80GB-SXM4", None, "dgx_a100", 80),
-        ("A100-40GB", 4, "perlmutter", 40),
-        ("a100_40gb", 8, "dgx_a100/40GiB", 40),
-        ("GH200-H100-96GB", 4, "alps", 96),
-        ("MI250X-GCD-64GB", None, "frontier", 64),
-        ("V100-16GB (4/node, OPA)", None, "jean_zay_v100/16GiB", 16),
-        ("H200", 8, "dgx_h200", 140),
-    ],
-)
-def test_a_gpu_stands_for_a_cluster(
-    gpu: str, gpus_per_node: int | None, cluster: str, memory_gib: float
-) -> None:
-    found = cluster_of(gpu, gpus_per_node)
-    assert (found.name, found.memory_gib) == (cluster, memory_gib)
-
-
-def test_a_node_of_another_size_keeps_its_share_of_the_network() -> None:
-    small, large = cluster_of("H100", 4), cluster_of("MI250X", 2)
-    assert small.gpus_per_node == 4 and [link.gpus for link in small.links] == [4]
-    assert small.nic is not None and small.nic.count * small.nic.gb_per_s == 200
-    assert [(link.gpus, link.gb_per_s) for link in large.links] == [(2, 200)]
-    with pytest.raises(UnknownGpuError, match="accepted"):
-        cluster_of("GTX 1080")
 
 
 # ---- folds ----

@@ -4,60 +4,23 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from analysis.prediction.pricing import Pricing
 from analysis.preflight.file import NotMeasuredError, cluster_file
 from search_spaces import load_space
-from search_spaces.cluster import Cluster, shipped_clusters
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
 from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site
+from support.preflight_results import WHEN, preflight_result, written
 from workflows.cli.main import main
 from workflows.preflight import cluster_name, conclude, default_ranks
-
-WHEN = datetime(2026, 1, 2, tzinfo=UTC)
-H100 = {
-    "type": "cuda", "name": "NVIDIA H100 80GB HBM3", "memory_bytes": int(79.11 * 2**30),
-    "compute_units": 132, "library": "NCCL 2.27.3",
-}  # fmt: skip
-
-
-def result(device: dict[str, Any] = H100, **changes: Any) -> dict[str, Any]:
-    """What ``trainer.preflight`` leaves of two nodes of eight GPUs."""
-    rates = [700.0] * 15 + [690.0]
-    inside = {"gpus": 8, "nodes": 1, "stride": 1}
-    across = {"gpus": 16, "nodes": 2, "stride": 1}
-    large = {"operation": "all_reduce", "size_bytes": 2**28}
-    return {
-        "status": "ok", "message": "", "device": device, "torch": "2.13.0",
-        "ranks_per_node": 8, "hosts": ["n1"] * 8 + ["n2"] * 8, "cpus_per_node": 96,
-        "adapters": {f"mlx5_{i}:1": 50.0 for i in range(8)},
-        "gemm": [
-            {"of": "square", "dtype": "bfloat16", "rows": n, "columns": n, "inner": n,
-             "tflops": [share * rate for rate in rates]}
-            for n, share in ((4096, 0.9), (8192, 1.0))
-        ],
-        "copy": [{"bytes": 2**30, "gb_per_s": [2900.0] * 16}],
-        "collectives": [
-            {**large, **inside, "seconds": 2 * 7 / 8 * 2**28 / 360e9},
-            {**large, **across, "seconds": 2 * 15 / 16 * 2**28 / 330e9},
-        ],
-        **changes,
-    }  # fmt: skip
-
-
-def written(text: str) -> Cluster:
-    return Cluster.model_validate(yaml.safe_load(text))
 
 
 def test_this_machine_is_measured_and_a_space_can_be_priced_with_it(
@@ -121,59 +84,11 @@ def test_wrong_arguments_are_refused_before_anything_is_measured(
     assert [p.name for p in tmp_path.iterdir()] == ["here.yaml"]
 
 
-def test_a_known_gpu_has_its_data_sheet_and_the_figures_measured() -> None:
-    text, sheet = cluster_file(result(), "hal", WHEN)
-    machine, dgx = written(text), shipped_clusters()["dgx_h100"]
-    assert machine.peak_bf16_tflops == dgx.peak_bf16_tflops
-    assert (machine.memory_gb_per_s, machine.power_watts) == (3350, 700)
-    assert (machine.links, machine.nic) == (dgx.links, dgx.nic)
-    assert machine.gemm_bf16_tflops == 700
-    assert [c.bus_gb_per_s for c in machine.measured] == [360, 330]
-    assert sheet.links == dgx.links
-    assert machine.source == "meshtune preflight, 2026-01-02, n1, torch 2.13.0, NCCL 2.27.3"
-
-
-@pytest.mark.parametrize(
-    ("name", "memory_gib", "units", "peak"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 79.25, 108, 312),
-        ("NVIDIA A100-SXM4-40GB", 39.4, 108, 312),
-        ("AMD Instinct MI250X", 63.98, 110, 191.5),
-        ("NVIDIA H200", 139.8, 132, 989),
-        ("NVIDIA GH200 120GB", 94.5, 132, 989),
-        ("Tesla V100-SXM2-32GB", 31.7, 80, 125),
-        ("NVIDIA H100 PCIe", 79.1, 114, 700),  # another chip: what was measured
-        ("NVIDIA H20", 95.0, 78, 700),
-        ("NVIDIA GeForce RTX 4090", 23.6, 128, 700),
-    ],
-)
-def test_gpus_are_known_by_what_torch_calls_them(
-    name: str, memory_gib: float, units: int, peak: float
-) -> None:
-    device = {**H100, "name": name, "memory_bytes": memory_gib * 2**30, "compute_units": units}
-    text, _ = cluster_file(result(device), "hal", WHEN)
-    assert written(text).peak_bf16_tflops == peak
-    assert ("state the data sheet's peak" in text) == (peak == 700)
-
-
-def test_a_node_of_another_width_keeps_the_gpus_facts_but_not_its_links() -> None:
-    inside = {"gpus": 4, "nodes": 1, "stride": 1, "operation": "all_reduce", "size_bytes": 2**28}
-    changed = result(
-        ranks_per_node=4, hosts=["n1"] * 4, adapters={},
-        collectives=[{**inside, "seconds": 2 * 3 / 4 * 2**28 / 150e9}],
-    )  # fmt: skip
-    text, sheet = cluster_file(changed, "hal", WHEN)
-    machine = written(text)
-    assert machine.peak_bf16_tflops == 989
-    assert [link.gb_per_s for link in machine.links] == [200]  # of which 75 % were measured
-    assert sheet.links == [] and machine.nic is None
-
-
 def test_an_unfinished_measurement_is_written_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unfinished = tmp_path / "result.json"
-    partial = result(status="error", message="ended after gemm", collectives=[], copy=[])
+    partial = preflight_result(status="error", message="ended after gemm", collectives=[], copy=[])
     unfinished.write_text(json.dumps(partial))
     out = tmp_path / "hal.yaml"
     assert conclude(unfinished, out, "hal", "timeout: no progress for 300 s") == 1
@@ -193,13 +108,13 @@ def test_a_measurement_of_nothing_writes_nothing(
         assert not out.exists()
     assert "nothing to write" in capsys.readouterr().err
     with pytest.raises(NotMeasuredError):
-        cluster_file(result(gemm=[]), "hal", WHEN)
+        cluster_file(preflight_result(gemm=[]), "hal", WHEN)
 
 
 def test_slow_links_and_gpus_are_named_when_they_are_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = result()
+    slow = preflight_result()
     slow["collectives"][1]["seconds"] *= 20
     slow["gemm"][-1]["tflops"][9] = 400.0
     file = tmp_path / "result.json"

@@ -11,11 +11,11 @@ import yaml
 
 from analysis.prediction.held_out import cross_validated
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.ranking import likely_to_fit
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import SearchSpace, load_space
+from search_spaces import SearchSpace, check, load_space
 from search_spaces.points.candidates import Candidates
-from workflows.cli.main import main
 
 
 @pytest.fixture
@@ -121,35 +121,8 @@ def test_a_cluster_without_links_costs_the_forecast_not_the_report(
     del content["cluster"]["nic"]
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(content))
     assert cross_validated(made) is None
-    assert main(["check", str(tmp_path / "space.yaml")]) == 0
-
-
-def test_check_says_how_many_configurations_are_expected_to_fit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    space = load_space("gpt_175b_frontier_table4")
-    configs = Candidates(space).draw(10**6, np.random.default_rng(0), [], 10**6)
-    likely = np.count_nonzero(Pricing(space).predict(configs).fits >= 0.5)
-    assert 0 < likely < len(configs)
-    assert main(["check", "gpt_175b_frontier_table4"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        f"{likely:,} of {len(configs):,} valid configurations are predicted to fit in "
-        "64 GiB (cost model, uncalibrated)"
-    )
-
-
-def test_check_says_why_it_predicts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    space = tmp_path / "space.yaml"
-    space.write_text(
-        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
-        "trainer: {command: [train, '{mbs}']}\nparameters: {mbs: [1, 2]}\n"
-        "objective: {maximize: speed}\n"
-    )
-    assert main(["check", str(space)]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "memory is not predicted: the space has no model"
+    space = load_space(tmp_path / "space.yaml")
+    assert "predicted to fit" in likely_to_fit(check(space))
 
 
 def test_peak_memory_is_compared_with_what_the_trainer_would_report(

@@ -16,7 +16,6 @@ from analysis.report.scaling import scaling_figure
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
-from workflows.cli.main import main
 
 # Dash et al. 2023, Table V.
 RECIPE = {"num_nodes": 16, "tp": 4, "pp": 16, "vpp": 1, "mbs": 1, "gas": 320, "zero_stage": 1}
@@ -134,37 +133,3 @@ def test_the_figure_is_a_png(pricing: Pricing) -> None:
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
     assert png(figure).startswith(b"\x89PNG")
-
-
-def test_the_command_prints_a_table_and_draws(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    picture = tmp_path / "strong.png"
-    command = ["predict", "llama_8b_dgx_h100", "--scaling", "strong", "--nodes", "1,2,4"]
-    assert main([*command, "--tokens", "15e12", "--picture", str(picture)]) == 0
-    out = capsys.readouterr().out
-    assert "strong scaling of" in out and "days for 1.5e+13 tokens" in out
-    assert picture.stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (["--nodes", "1,2"], "--nodes goes with --scaling"),
-        (["--picture", "x.png"], "--picture goes with --scaling"),
-        (["--scaling", "weak", "--picture", "no/such/x.png"], "a folder that exists"),
-        (["--scaling", "weak", "--picture", "x.pdf"], "accepted a file *.png"),
-        (["--scaling", "weak", "--nodes", "100000"], "nodes_in_cluster"),
-    ],
-)
-def test_options_that_do_not_fit_are_one_clear_error(
-    options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", "gpt_175b_frontier", *options]) == 2
-    assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("value", ["0", "many", "1,x"])
-def test_nodes_are_positive_whole_numbers(value: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["predict", "tiny_cpu", "--scaling", "weak", "--nodes", value])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from analysis.pareto import non_dominated
 from analysis.report.front import front_figure, inline_svg
 from analysis.report.page import write_report
 from analysis.run.fold import Run, read_run
+from support.run_book import RunBook
 
 GOALS = [{"maximize": "tokens_per_second"}, {"minimize": "num_nodes"}]
 # Tokens per second and nodes of trials 1, 2, ...: 1, 3 and 5 are the front, 4 equals 3.
@@ -27,31 +26,11 @@ def write_run(
     goals: list[dict[str, str]],
     figures: list[tuple[float, ...] | None],
 ) -> Path:
-    """A run of these trials, with the events that a driver writes; None failed."""
-    keys = [next(iter(goal.values())) for goal in goals]
-    (directory / "trials").mkdir(parents=True)
-    t, lines = 1_700_000_000.0, []
-
-    def write(event: str, **more: Any) -> None:
-        lines.append(json.dumps({"v": 1, "t": t, "event": event, **more}))
-
-    write("opened", space="front", fingerprint="f", seed=0, launcher="simulate", nodes=["n0"],
-          objective=goals[0], objectives=goals)  # fmt: skip
+    """A run of these trials; None failed."""
+    book = RunBook(directory, *goals)
     for number, reached in enumerate(figures, start=1):
         config = {"num_nodes": number, "tp": 2}
-        write("proposed", trial=number, config=config, by="cost model", why="")
-        write("started", trial=number, attempt=1, name=f"t{number}", nodes=["n0"])
-        t += 60
-        objectives: Mapping[str, float] = dict(zip(keys, reached or (), strict=False))
-        write("ended", trial=number, attempt=1, kind="ok" if reached else "oom",
-              objective=reached[0] if reached else None, result={"status": "ok", **objectives},
-              message="", elapsed_s=60.0, nodes=["n0"], final=True,
-              **({"objectives": objectives} if reached else {}))  # fmt: skip
-        folder = directory / "trials" / f"{number:04d}"
-        folder.mkdir()
-        spec = {"num_nodes": 1, "ranks_per_node": 8, "argv": ["train", str(folder)], "env": {}}
-        (folder / "trial.json").write_text(json.dumps(spec))
-    (directory / "journal.jsonl").write_text("\n".join(lines) + "\n")
+        book.run_one(number, config, "ok" if reached else "oom", reached)
     return directory
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from analysis.report.trajectory import failure_window, failures, ranked_trials, trajectory
+from analysis.run.events import Closed
 from analysis.run.fold import read_run
 
 
@@ -39,7 +40,7 @@ def test_the_failure_share_is_of_the_last_window_and_ignores_lost_nodes(journal)
 def test_time_between_sessions_is_left_out(journal):
     book = journal()
     book.run_one(0, {"tp": 1}, "ok", 1.0)
-    book.write("closed", reason="the allocation ends")
+    book.write(Closed(reason="the allocation ends"))
     book.t += 86400
     book.open()
     book.run_one(1, {"tp": 2}, "ok", 2.0)
@@ -60,10 +61,10 @@ def test_failures_are_counted_by_kind_with_the_first_message(journal):
 
 def test_an_ok_trial_without_a_finite_objective_never_leads(journal):
     book = journal()
-    book.propose(0, {"tp": 1})
-    book.end(0, "ok", math.inf)
+    book.run_one(0, {"tp": 1}, "ok", 4.0)
     book.run_one(1, {"tp": 2}, "ok", 3.0)
     run = read_run(book.directory)
+    run.trials[0].objective = math.inf
     assert [t.number for t in ranked_trials(run)] == [1]
     assert trajectory(run)["best"].iloc[-1] == 3.0
 

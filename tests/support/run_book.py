@@ -1,0 +1,143 @@
+"""Run folders written event by event, as a driver would, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.run.events import Ended, Event, Opened, Proposed, Started
+from analysis.run.fold import Run, read_run
+from analysis.run.journal import Journal
+
+T0 = 1_700_000_000.0
+
+
+class RunBook:
+    """A run folder and its journal.
+
+    Args:
+        directory: of the run; it is made.
+        objectives: ``{maximize|minimize: key}`` of each.
+    """
+
+    def __init__(self, directory: Path, *objectives: Mapping[str, str]) -> None:
+        self.directory, self.t = directory, T0
+        self.objectives: Sequence[Mapping[str, str]] = objectives or ({"maximize": "speed"},)
+        directory.mkdir(parents=True)
+        self._journal = Journal(directory, clock=lambda: self.t, sync=False)
+        self.open()
+
+    def write(self, event: Event) -> None:
+        self._journal.write(event)
+
+    def read(self) -> Run:
+        return read_run(self.directory)
+
+    def open(self) -> None:
+        several = list(self.objectives) if len(self.objectives) > 1 else []
+        self.write(
+            Opened(
+                space="table4", fingerprint="f00d", seed=7, launcher="simulate",
+                nodes=[f"n{i:03d}" for i in range(16)], objective=self.objectives[0],
+                objectives=several or (),
+            )
+        )  # fmt: skip
+
+    def propose(
+        self,
+        trial: int,
+        config: Mapping[str, Any],
+        why: str = "",
+        expected: Mapping[str, float] | None = None,
+    ) -> None:
+        self.write(
+            Proposed(trial=trial, config=config, by="forest", why=why, expected=expected or {})
+        )
+
+    def start(
+        self, trial: int, attempt: int = 1, nodes: Iterable[str] = ("n000",), repeat: bool = False
+    ) -> None:
+        name = f"t{trial:04d}-{attempt}"
+        self.write(
+            Started(trial=trial, attempt=attempt, name=name, nodes=list(nodes), repeat=repeat)
+        )
+
+    def end(
+        self,
+        trial: int,
+        kind: str,
+        objective: float | None = None,
+        *,
+        attempt: int = 1,
+        message: str = "",
+        final: bool = True,
+        **more: Any,
+    ) -> None:
+        """An end; ``more`` are further fields of it."""
+        self.write(
+            Ended(
+                trial=trial, attempt=attempt, kind=kind, objective=objective, message=message,
+                final=final, **more,
+            )
+        )  # fmt: skip
+
+    def run_one(
+        self,
+        trial: int,
+        config: Mapping[str, Any],
+        kind: str,
+        reached: float | Sequence[float] | None,
+        message: str = "",
+        stderr_tail: str = "",
+    ) -> None:
+        """One trial from proposal to end, with the files that a driver leaves in its folder.
+
+        Args:
+            trial: its number.
+            config: its configuration.
+            kind: how it ended.
+            reached: the objective, or each of several; None if it failed.
+            message: of its end.
+            stderr_tail: of its standard error.
+        """
+        values = () if reached is None else (reached,) if isinstance(reached, float) else reached
+        keys = [next(iter(objective.values())) for objective in self.objectives]
+        found = dict(zip(keys, values, strict=False))
+        self.propose(trial, config)
+        self.t += 2
+        self.start(trial)
+        self.t += 20 if kind == "oom" else 60 + trial % 7
+        result = {"status": "ok", **found, "peak_memory_bytes": 60 << 30} if found else None
+        self.end(
+            trial, kind, next(iter(values), None), result=result, message=message,
+            objectives=found if len(keys) > 1 else {}, stderr_tail=stderr_tail,
+        )  # fmt: skip
+        self.leave_files(trial, config, stderr_tail)
+
+    def leave_files(self, trial: int, config: Mapping[str, Any], stderr_tail: str = "") -> None:
+        """What a driver and the built-in trainer leave in a trial's folder."""
+        folder = self._journal.run.folder.trial(trial)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("step 1\n")
+        (folder / "stderr.log").write_text(stderr_tail)
+        (folder / "config.json").write_text(json.dumps(train_config(config)))
+        spec = {
+            "name": f"t{trial:04d}",
+            "argv": ["/usr/bin/python", "-m", "trainer", str(folder / "config.json")],
+            "num_nodes": config.get("num_nodes", 1),
+            "ranks_per_node": 8,
+            "env": {},
+        }
+        (folder / "trial.json").write_text(json.dumps(spec))
+
+
+def train_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the built-in trainer is told for a configuration, of the 175B model of Dash et al."""
+    model = {
+        "num_layers": 96, "hidden_size": 12288, "num_heads": 96, "vocab_size": 51200,
+        "seq_length": 2048,
+    }  # fmt: skip
+    known = {"tp", "pp", "mbs", "gas", "zero_stage"} & config.keys()
+    return {"model": model, "data": "/data/tokens", **{name: config[name] for name in known}}
