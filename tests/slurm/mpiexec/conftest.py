@@ -107,7 +107,7 @@ def make_launcher(hosts: Hosts) -> Callable[..., MpiexecLauncher]:
         every = [Host(name) for name in names or ("node0", "node1", "node2", "node3")]
         # MPICH waits for a host that is down as long as it may.
         return MpiexecLauncher(
-            every, environ=hosts.environ, address=lambda _: "127.0.0.1", answer_s=10.0
+            every, environ=hosts.environ, address=lambda _: "127.0.0.1", answer_s=20.0
         )
 
     return make

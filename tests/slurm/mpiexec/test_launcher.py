@@ -1,4 +1,4 @@
-"""The mpiexec launcher on a real Open MPI: every kind of end, and nothing left behind."""
+"""What is particular to mpiexec, on a real MPI; test_contract.py has what every launcher does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from slurm.launcher import LauncherError
 from slurm.mpiexec.launcher import MpiexecLauncher
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease, Outcome, TrialSpec
+from support.waiting import wait_for
 
 NEVER = threading.Event()
 Make = Callable[..., MpiexecLauncher]
@@ -37,13 +37,6 @@ if os.environ["RANK"] == "0":
 HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 SLEEP = "time.sleep(600)"
-
-
-def wait_for(condition: Callable[[], object], what: str, deadline_s: float = 60.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not in {deadline_s} s: {what}"
-        time.sleep(0.05)
 
 
 def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
@@ -140,18 +133,6 @@ def test_ranks_get_the_drivers_environment_but_not_what_is_true_of_its_host_only
         assert seen["OMP_NUM_THREADS"] == "3"
 
 
-def test_a_rank_that_exits_with_3_is_a_crash_that_names_it(
-    make_launcher: Make, tmp_path: Path
-) -> None:
-    code = HANG + "os.environ['RANK'] == '1' and os._exit(3); " + SLEEP
-    spec = trial(tmp_path, "crash", code)
-    outcome = run_on(make_launcher(), spec)
-    assert outcome.kind is Kind.CRASH
-    assert outcome.message == "rank 1 on node0: exited with code 3"
-    assert outcome.lost_nodes == outcome.suspect_nodes == ()
-    assert_gone(spec)
-
-
 def test_a_rank_that_is_killed_is_a_crash_that_names_the_signal(
     make_launcher: Make, tmp_path: Path
 ) -> None:
@@ -173,19 +154,6 @@ def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
     assert_gone(spec)
 
 
-def test_a_hang_ends_even_if_its_ranks_ignore_the_polite_signal(
-    make_launcher: Make, tmp_path: Path
-) -> None:
-    spec = trial(
-        tmp_path, "hang", IGNORE_TERM + HANG + SLEEP, num_nodes=2, no_progress_timeout_s=2.0
-    )
-    outcome = run_on(make_launcher(), spec)
-    assert outcome.kind is Kind.TIMEOUT, outcome
-    assert "a hang" in outcome.message
-    assert outcome.lost_nodes == ()
-    assert_gone(spec)
-
-
 def test_every_rank_of_a_trial_that_is_timed_out_has_all_the_grace_to_say_goodbye(
     make_launcher: Make, tmp_path: Path
 ) -> None:
@@ -203,17 +171,6 @@ def test_every_rank_of_a_trial_that_is_timed_out_has_all_the_grace_to_say_goodby
     assert outcome.kind is Kind.TIMEOUT, outcome
     assert len(list(spec.directory.glob("bye?"))) == 4
     assert_gone(spec)
-
-
-def test_a_program_that_does_not_exist_is_a_launch_failure(
-    make_launcher: Make, tmp_path: Path
-) -> None:
-    spec = trial(tmp_path, "absent", "")
-    absent = TrialSpec(spec.name, spec.directory, ("/no/such",), 2, 2, timeout_s=60)
-    outcome = run_on(make_launcher(), absent)
-    assert outcome.kind is Kind.LAUNCH_FAILURE, outcome
-    assert "no program /no/such" in outcome.message
-    assert outcome.suspect_nodes == ()
 
 
 def test_a_host_that_is_down_fails_its_trial_and_leaves_the_pool(
@@ -282,17 +239,6 @@ def test_what_a_successful_trial_left_in_sessions_of_its_own_is_ended(
     spec = trial(tmp_path, "leaves", leave + SAY_WHO)
     assert run_on(make_launcher(), spec).kind is Kind.OK
     assert not of_trial(spec)
-
-
-def test_a_stopped_trial_is_cancelled_and_gone(make_launcher: Make, tmp_path: Path) -> None:
-    launcher, stop = make_launcher(), threading.Event()
-    spec = trial(tmp_path, "stopped", HANG + SLEEP)
-    thread, outcomes = in_thread(lambda: launcher.run(spec, Lease("1", ("node2",)), stop))
-    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
-    stop.set()
-    thread.join()
-    assert [o.kind for o in outcomes] == [Kind.CANCELLED]
-    assert_gone(spec)
 
 
 def test_lines_that_ranks_print_at_once_are_whole_in_the_log(
