@@ -148,7 +148,7 @@ def shaped(config: Config, changes: Config) -> Config:
         (1, {}, "build"),
         (8 * MB, {}, "build"),
         (32 * MB, {}, "forward"),
-        (65 * MB, WIDE, "backward"),
+        (58 * MB, WIDE, "backward"),
         (88 * MB, WIDE, "optimizer"),
     ],
 )
