@@ -80,9 +80,10 @@ def names_in(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[
 def every_import() -> tuple[Import, ...]:
     """Imports of all product modules; a name of a module of ours is cut to that module."""
     found = []
-    for module, file in modules().items():
+    stubs = [(name_of(file), file) for package in BELOW for file in (ROOT / package).rglob("*.pyi")]
+    for module, file in [*modules().items(), *stubs]:  # a facade's stub says what it imports lazily
         tree = ast.parse(file.read_text(), str(file))
-        for name, line in names_in(tree, module, file.name == "__init__.py"):
+        for name, line in names_in(tree, module, file.stem == "__init__"):
             parts = name.split(".")
             prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
             found.append(Import(module, next((p for p in prefixes if p in modules()), name), line))

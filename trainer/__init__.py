@@ -1,46 +1,9 @@
 """One trial's training. Knows nothing of searches; ``python -m trainer CONFIG.json`` runs it.
 
-What is imported here is free of torch: the records that say what is trained and how, and the
-formulas that follow from them.
+What it exports is listed in ``__init__.pyi`` and imported when it is first used: the records that
+say what is trained and how, and the rules and formulas that follow from them, all free of torch.
 """
 
-from trainer.config import (
-    ConfigError,
-    ModelConfig,
-    OptimizerConfig,
-    Precision,
-    Recompute,
-    TrainConfig,
-)
-from trainer.data.prepare import prepare_data, python_source_files
-from trainer.flops import hardware_flops, model_flops
-from trainer.formats import Format
-from trainer.parallel.ring import share_sent
-from trainer.placement import Placement, Topology
-from trainer.presets import PRESETS
-from trainer.result import FIGURES
-from trainer.sizes import layer_weights, stage_weights, table_weights
-from trainer.states import masters_are_weights
+import lazy_loader
 
-__all__ = [
-    "FIGURES",
-    "PRESETS",
-    "ConfigError",
-    "Format",
-    "ModelConfig",
-    "OptimizerConfig",
-    "Placement",
-    "Precision",
-    "Recompute",
-    "Topology",
-    "TrainConfig",
-    "hardware_flops",
-    "layer_weights",
-    "masters_are_weights",
-    "model_flops",
-    "prepare_data",
-    "python_source_files",
-    "share_sent",
-    "stage_weights",
-    "table_weights",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,66 @@
+# The facade: what __init__.py exports, each from its module when it is first used.
+from .axes import SPLITS, Axes, beside_dp, ordered, ranks_of_replica
+from .config import ConfigError, ModelConfig, OptimizerConfig, Precision, Recompute, TrainConfig
+from .data.prepare import prepare_data, python_source_files
+from .flops import hardware_flops, model_flops
+from .formats import Format
+from .parallel.ring import share_sent
+from .placement import Placement, Topology
+from .presets import PRESETS, resolve
+from .result import FIGURES
+from .rules.expression import (
+    MAX_NUMBER,
+    Array,
+    Expression,
+    ExpressionError,
+    ValueType,
+    constant,
+    parse,
+)
+from .rules.nearest import closest, nearest
+from .rules.requirements import DEGREES, QUANTIZED, SWITCHED_OFF_BY, requirements
+from .sizes import layer_weights, stage_weights, table_weights
+from .states import masters_are_weights, state_bytes
+
+__all__ = [
+    "DEGREES",
+    "FIGURES",
+    "MAX_NUMBER",
+    "PRESETS",
+    "QUANTIZED",
+    "SPLITS",
+    "SWITCHED_OFF_BY",
+    "Array",
+    "Axes",
+    "ConfigError",
+    "Expression",
+    "ExpressionError",
+    "Format",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Placement",
+    "Precision",
+    "Recompute",
+    "Topology",
+    "TrainConfig",
+    "ValueType",
+    "beside_dp",
+    "closest",
+    "constant",
+    "hardware_flops",
+    "layer_weights",
+    "masters_are_weights",
+    "model_flops",
+    "nearest",
+    "ordered",
+    "parse",
+    "prepare_data",
+    "python_source_files",
+    "ranks_of_replica",
+    "requirements",
+    "resolve",
+    "share_sent",
+    "stage_weights",
+    "state_bytes",
+    "table_weights",
+]
