@@ -168,11 +168,11 @@ def next_repeat(
 
     It is the first or the rival that is most likely better, whichever was measured less: of two
     means, the one with fewer measurements is what makes their difference uncertain. Before them
-    come trials in doubt. No winner is settled that was measured only once.
+    come trials in doubt. No winner is final that was measured only once.
 
     Args:
         run: with the repeats so far; those since the last proposal count.
-        confidence: at which the winner is settled, see ``Verdict.confidence``.
+        confidence: at which the winner is final, see ``Verdict.confidence``.
         max_repeats: of all trials together.
         running: trials that are being measured again; none runs twice at a time.
         possible: whether a trial can be measured again, here and now.

@@ -53,7 +53,7 @@ def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, 
 
 def early_stop_lines(run: Run) -> list[tuple[str, str]]:
     """How many trials were stopped early, and what that saved; nothing where none was."""
-    early = [t for t in run.trials.values() if t.saved_node_s or t.early]
+    early = [t for t in run.trials.values() if t.saved_node_s or t.stopped_early]
     if not early:
         return []
     saved_min = sum(t.saved_node_s for t in early) / 60
@@ -98,7 +98,7 @@ def attempt_text(run: Run, trial: Trial, attempt: Attempt) -> str | None:
     if attempt.repeat and attempt.kind == "ok":
         middle = f"median of {len(trial.measurements)}: {trial.objective:.5g}"
         return f"repeated {attempt.objective:.5g} {run.objective_key}; {middle}"
-    if attempt.early:
+    if attempt.stopped_early:
         why = attempt.message.removeprefix("stopped early: ")
         return f"stopped  {attempt.objective:.5g} {run.objective_key}; {why}"
     return None

@@ -192,10 +192,10 @@ def ranking_table(ranking: Ranking) -> str:
     """The ranking as text: one line per configuration."""
     prediction, pricing = ranking.prediction, ranking.pricing
     space = pricing.space
-    figure = pricing.objective(prediction)
+    predicted = pricing.objective(prediction)
     low, high = prediction.interval_s()
     heads = ["#", "step s", "95 % interval", "tokens/s", "TFLOP/s/GPU", "GiB", "fits", ""]
-    if figure is not None and space.objective.key not in ("tokens_per_second", "tflops_per_gpu"):
+    if predicted is not None and space.objective.key not in ("tokens_per_second", "tflops_per_gpu"):
         heads.insert(1, space.objective.key)
     rows = []
     for i, config in enumerate(ranking.configs):
@@ -209,8 +209,8 @@ def ranking_table(ranking: Ranking) -> str:
             f"{100 * prediction.fits[i]:.0f} %",
             config_text(config),
         ]
-        if len(heads) > len(row) and figure is not None:
-            row.insert(1, f"{figure[i]:.5g}")
+        if len(heads) > len(row) and predicted is not None:
+            row.insert(1, f"{predicted[i]:.5g}")
         rows.append(row)
     widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
     lines = []

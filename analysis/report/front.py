@@ -18,7 +18,7 @@ from analysis.report.plots import BLUE, DARK, PALE, plain
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
-WIDE = 8.0  # ratio of the largest to the smallest figure, from which an axis is logarithmic
+WIDE = 8.0  # ratio of the largest to the smallest value, from which an axis is logarithmic
 NAMED = 12  # points of the front that carry their trial's number
 TICKS = 10  # values of a whole number that are all named on its axis
 

@@ -35,7 +35,7 @@ def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
 
 
 def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Key figures that the trainer gave, other than the objective itself."""
+    """Key metrics that the trainer gave, other than the objective itself."""
     return [
         {"key": key, "label": units.label(key)}
         for key in KEY_METRICS
@@ -52,7 +52,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": trial.kind or ("running" if running else "pending"),
-        "early": trial.early,
+        "early": trial.stopped_early,
         "measurements": [
             units.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
         ],
@@ -82,8 +82,8 @@ def _why(trial: Trial, key: str) -> str:
     expected = trial.expected
     said = [trial.why] if trial.why else []
     if {"objective", "low", "high"} <= expected.keys():
-        figures = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
-        what, low, high = (units.number(figure) for figure in figures)
+        values = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
+        what, low, high = (units.number(value) for value in values)
         said.append(f"expected {what} ({low} to {high})")
     if "fits" in expected:
         said.append(f"runs with probability {expected['fits']:.0%}")

@@ -115,5 +115,5 @@ def ranked_trials(run: Run) -> list[Trial]:
     sign = -1 if run.maximize else 1
     return sorted(
         (t for t in run.trials.values() if succeeded(t)),
-        key=lambda t: (t.early, sign * (t.objective or 0.0), t.number),
+        key=lambda t: (t.stopped_early, sign * (t.objective or 0.0), t.number),
     )

@@ -73,8 +73,8 @@ class Run:
         """A success's objectives in order, signed so that more is better."""
         if not self.objectives:
             return ((trial.objective or 0.0) * (1 if self.maximize else -1),)
-        figures = [trial.objectives.get(key, trial.objective or 0.0) for key, _ in self.goals]
-        return tuple(x if up else -x for x, (_, up) in zip(figures, self.goals, strict=True))
+        values = [trial.objectives.get(key, trial.objective or 0.0) for key, _ in self.goals]
+        return tuple(x if up else -x for x, (_, up) in zip(values, self.goals, strict=True))
 
     @property
     def best(self) -> Trial | None:
@@ -83,7 +83,8 @@ class Run:
         What was stopped early is none: it was slower than the best of its time, and who knows how
         it would have ended.
         """
-        done = [t for t in self.trials.values() if t.ok and t.objective is not None and not t.early]
+        done = [t for t in self.trials.values() if t.ok and t.objective is not None]
+        done = [t for t in done if not t.stopped_early]
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
     def comparable(self) -> list[Trial]:
@@ -93,7 +94,7 @@ class Run:
             for _, trial in sorted(self.trials.items())
             if trial.ok
             and len(self.goals) > 1
-            and not trial.early
+            and not trial.stopped_early
             and all(math.isfinite(trial.objectives.get(key, math.nan)) for key, _ in self.goals)
         ]
 
@@ -174,7 +175,7 @@ def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
             attempt.kind, attempt.message = event.kind, event.message
             attempt.objective, attempt.objectives = event.objective, objectives
             attempt.result = result
-            attempt.early = bool(event.early)
+            attempt.stopped_early = bool(event.early)
             attempt.saved_node_s = float(event.saved_node_s or 0.0)
             if attempt.repeat:
                 _revise(trial, attempt, event.stderr_tail)
@@ -189,11 +190,11 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
     """What a trial is worth after it was measured once more.
 
     The median of its measurements: on real clusters single runs take several times as long as
-    their like, and would pull a mean along. The figures beside the objective are those of the
+    their like, and would pull a mean along. The metrics beside the objective are those of the
     measurement nearest to it, so that they belong together. A trial whose repeats fail more often
     than it was measured has failed.
     """
-    complete = [a for a in trial.attempts if a.objective is not None and not a.early]
+    complete = [a for a in trial.attempts if a.objective is not None and not a.stopped_early]
     if repeat.failed and trial.failed_repeats > len(complete):
         trial.kind, trial.objective, trial.result = repeat.kind, None, repeat.result
         trial.message = f"failed when it was measured again: {repeat.message}"

@@ -51,7 +51,7 @@ def load(directory: Path | str) -> pd.DataFrame:
                 "by": trial.by,
                 "message": trial.message,
                 "measurements": len(trial.measurements),
-                "early": trial.early,
+                "early": trial.stopped_early,
                 **{f"m:{key}": value for key, value in metrics(trial.result).items()},
             }
         )

@@ -27,7 +27,7 @@ class Attempt:
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
-    early: bool = False  # stopped before its last step: the figures are of the steps until then
+    stopped_early: bool = False  # before its last step: the metrics are of the steps until then
     saved_node_s: float = 0.0  # what that cost less, as far as it is known
 
     @property
@@ -80,17 +80,17 @@ class Trial:
         return last if last and last.ended_t is None else None
 
     @property
-    def early(self) -> bool:
+    def stopped_early(self) -> bool:
         """Whether it was stopped for being too slow, and never measured to its end."""
-        measured = [a for a in self.attempts if a.kind == "ok"]
-        return self.ok and bool(measured) and all(a.early for a in measured)
+        complete = [a for a in self.attempts if a.kind == "ok"]
+        return self.ok and bool(complete) and all(a.stopped_early for a in complete)
 
     @property
     def measurements(self) -> list[float]:
         """The objective, once for every time that it was measured to the end; at least once."""
         if self.objective is None:
             return []
-        complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.early]
+        complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.stopped_early]
         return [x for x in complete if x is not None] or [self.objective]
 
     @property

@@ -112,7 +112,7 @@ def test_what_was_stopped_early_is_never_the_best_until_it_is_measured_whole(boo
     book.measure(1, 70.0)
     book.measure(2, 75.0, early=True, saved_node_s=120.0)
     run = book.read()
-    assert run.trials[2].ok and run.trials[2].early
+    assert run.trials[2].ok and run.trials[2].stopped_early
     assert run.best is run.trials[1]
     assert run.trials[2].saved_node_s == 120.0
     assert early_stop_lines(run) == [("early stop", "1 trial, 2 node-minutes saved")]
@@ -128,7 +128,7 @@ def test_a_journal_from_before_repeats_is_read(book: Book) -> None:
     text = (book.directory / "journal.jsonl").read_text()
     assert "repeat" not in text and "early" not in text
     assert run.trials[1].measurements == [100.0]
-    assert not run.trials[1].early
+    assert not run.trials[1].stopped_early
     assert verdict_lines(run) == []
     frame = load(book.directory)
     assert list(frame["measurements"]) == [1]

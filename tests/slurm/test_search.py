@@ -136,8 +136,8 @@ def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(
     trials = read_run(run_dir).trials.values()
     assert {t.kind for t in trials} == {"ok"}
     first, *others = trials
-    assert first.objective is not None and not first.early
-    assert all(t.early and t.objective == 100.0 for t in others)
+    assert first.objective is not None and not first.stopped_early
+    assert all(t.stopped_early and t.objective == 100.0 for t in others)
     assert {a.nodes for t in trials for a in t.attempts} == {first.attempts[0].nodes}
     assert max(t.elapsed_s for t in trials) < 600
 

@@ -66,20 +66,10 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "result.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("", "not a best.yaml"),
-        ("meshtune_best: 1\n", "neither `train` nor `command`"),
-        ("meshtune_best: 1\ncommand: [x]\n", "has no key 'num_nodes'"),
-        ("meshtune_best: 1\ntrain: {tp: none}\n", "tp:"),
-        ("{: [", "cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_best_yaml_is_a_clear_error(
-    tmp_path: Path, text: str, complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_file_that_is_no_best_yaml_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "best.yaml"
-    path.write_text(text)
+    path.write_text("")
     assert main(["train", str(path)]) == 2
-    assert complaint in capsys.readouterr().err
+    assert "not a best.yaml" in capsys.readouterr().err

@@ -324,7 +324,7 @@ def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriv
     driver = make_driver(Scripted(script), "false", parameters=parameters)
     driver.run()
     trial = read_run(driver.folder.path).trials[2]
-    assert (trial.kind, trial.objective, trial.early) == ("ok", 500.0, True)
+    assert (trial.kind, trial.objective, trial.stopped_early) == ("ok", 500.0, True)
     assert trial.saved_node_s == 60.0
     assert trial.message == "stopped early: too slow"
     assert driver.state.best is not None and driver.state.best.number == 3

@@ -299,7 +299,7 @@ def test_a_driver_killed_between_an_early_stop_and_its_effect_stops_it_the_next_
     assert killed.returncode == -signal.SIGKILL
     finish(place)
     run = read_run(place / "run")
-    stopped = [t for t in run.trials.values() if t.early]
+    stopped = [t for t in run.trials.values() if t.stopped_early]
     assert stopped and all(t.config["tp"] == 1 for t in stopped)
     assert "preempted" in [a.kind for t in stopped for a in t.attempts]
     assert run.best is not None and run.best.config["tp"] == 2

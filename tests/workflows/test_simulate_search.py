@@ -130,9 +130,9 @@ def test_finals_and_early_stops_are_the_same_in_every_run_and_save_node_time(
         journals.append((tmp_path / name / "journal.jsonl").read_text())
     whole, early_run, _ = runs
     assert journals[1] == journals[2]
-    stopped = [t for t in early_run.trials.values() if t.early]
-    assert len(stopped) > 5 and not any(t.early for t in whole.trials.values())
-    assert early_run.best is not None and not early_run.best.early
+    stopped = [t for t in early_run.trials.values() if t.stopped_early]
+    assert len(stopped) > 5 and not any(t.stopped_early for t in whole.trials.values())
+    assert early_run.best is not None and not early_run.best.stopped_early
     for trial in stopped:  # of what a trial measures in whole, the part is right
         [first] = [a for a in trial.attempts if a.kind == "ok"]
         assert first.result["tflops_per_gpu"] == trial.objective

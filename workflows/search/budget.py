@@ -139,7 +139,9 @@ class NodeHours:
         what successes took besides. Else as long as the longest success; before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
-        done = [t for t in run.trials.values() if t.ok and not t.early and t.attempts][-RECENT:]
+        done = [t for t in run.trials.values() if t.ok and not t.stopped_early and t.attempts][
+            -RECENT:
+        ]
         predicted = self._predicted_s([*configs, *(t.config for t in done)])
         if predicted is None:
             longest_s = max((t.attempts[-1].elapsed_s for t in done), default=timeout_s)

@@ -1,0 +1,48 @@
+"""``results.csv``: DeepHyper's columns, derived from the journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.run.results import ResultsFile, write_results
+from support.run_book import RunBook
+
+
+def test_one_objective_is_a_column_in_which_failures_are_named(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    book.run_one(1, {"tp": 2}, "ok", 5.0)
+    book.run_one(2, {"tp": 4}, "oom", None)
+    book.propose(3, {"tp": 8})  # has not ended
+    run = book.read()
+    write_results(run.folder, run)
+    assert run.folder.results_file.read_text().splitlines() == [
+        "p:tp,objective,job_id,job_status,m:peak_memory_bytes,m:speed,m:status",
+        "2,5.0,1,DONE,64424509440,5.0,ok",
+        "4,F_oom,2,FAILED,,,",
+    ]
+
+
+def test_several_objectives_are_columns_beside_whether_the_trial_is_pareto_optimal(
+    tmp_path: Path,
+) -> None:
+    book = RunBook(tmp_path / "run", {"maximize": "speed"}, {"minimize": "num_nodes"})
+    for number, reached in enumerate([(5.0, 1.0), (4.0, 2.0), None], start=1):
+        book.run_one(number, {"tp": 2}, "ok" if reached else "oom", reached)
+    run = book.read()
+    write_results(run.folder, run)
+    lines = [line.split(",") for line in run.folder.results_file.read_text().splitlines()]
+    assert lines[0][1:3] == ["objective_0", "objective_1"]
+    assert lines[0][-1] == "pareto_efficient"
+    assert [line[1:3] for line in lines[1:]] == [["5.0", "1.0"], ["4.0", "2.0"], ["F_oom"] * 2]
+    assert [line[-1] for line in lines[1:]] == ["True", "False", "False"]
+
+
+def test_the_file_is_written_only_while_it_is_stale(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    run = book.read()
+    results = ResultsFile(run.folder)
+    results.catch_up(run)
+    assert not run.folder.results_file.exists()
+    results.stale = True
+    results.catch_up(run)
+    assert run.folder.results_file.exists() and not results.stale
