@@ -74,8 +74,7 @@ def simulate(
     rate that changes leaves all other troubles as they were.
 
     Args:
-        spec: of the trial.
-        lease: its nodes.
+        spec, lease: the trial, and its nodes.
         cluster: how often what goes wrong.
         work: what the trial would do.
         slowness: of its slowest node, a factor.
@@ -98,12 +97,10 @@ def simulate(
     if fails < cluster.launch_failure:
         quiet_s = [LAUNCH_FAILURE_S]
         left = _launch_failure(node)
-    elif refused:
-        quiet_s = [start_up_s]
-        left = _refused()
-    elif needed_bytes > work.memory_bytes:
+    elif refused or needed_bytes > work.memory_bytes:
         quiet_s = [start_up_s]  # the first micro-batch shows it
-        left = _out_of_memory(node, task, needed_bytes, work.memory_bytes)
+        memory = (needed_bytes, work.memory_bytes)
+        left = _refused() if refused else _out_of_memory(node, task, *memory)
     elif crashes < cluster.crash:
         quiet_s = quiet_s[: reached + 2]
         left = _crash(node, task)

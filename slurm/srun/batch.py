@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm.launcher import LauncherError
@@ -61,7 +61,24 @@ def batch_script(
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
-    directives = [
+    directives = _directives(run, site, nodes, time, chosen)
+    search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
+    search += ["--launcher", "srun", "--site", site.reference, *options]
+    return _SCRIPT.format(
+        directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
+        modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
+        search=shlex.join(search),
+        ended=shlex.quote(_ENDED),
+        journal=shlex.quote(str(run / "journal.jsonl")),
+        script=shlex.quote(str(run / SCRIPT_NAME)),
+    )
+
+
+def _directives(
+    run: Path, site: Site, nodes: int, time: str, chosen: Mapping[str, str | None]
+) -> list[str]:
+    """The options of sbatch, the user's before the site's."""
+    return [
         f"--job-name=meshtune-{run.name}",
         f"--nodes={nodes}",
         f"--time={time}",
@@ -75,16 +92,6 @@ def batch_script(
         "--open-mode=append",
         f"--output={str(run).replace('%', '%%')}/{LOG_NAME}",
     ]
-    search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
-    search += ["--launcher", "srun", "--site", site.reference, *options]
-    return _SCRIPT.format(
-        directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
-        modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
-        search=shlex.join(search),
-        ended=shlex.quote(_ENDED),
-        journal=shlex.quote(str(run / "journal.jsonl")),
-        script=shlex.quote(str(run / SCRIPT_NAME)),
-    )
 
 
 def submit(script: str, run_dir: Path) -> str:
@@ -126,7 +133,7 @@ def time_limit_s(time: str) -> int:
     return total_s
 
 
-def _overridden(option: str, chosen: dict[str, str | None]) -> bool:
+def _overridden(option: str, chosen: Mapping[str, str | None]) -> bool:
     return any(value and option.startswith(f"--{name}=") for name, value in chosen.items())
 
 

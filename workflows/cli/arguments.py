@@ -30,7 +30,7 @@ def add_run_dir(parser: ArgumentParser) -> None:
     )
 
 
-def add_launcher(parser: ArgumentParser, known: str = "local, srun") -> None:
+def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") -> None:
     # Not ``choices``: installed distributions add launchers, and --help need not look for them.
     parser.add_argument(
         "--launcher",

@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
     parser = command(commands, "search", search, "Start or resume a search.")
     add_space(parser)
     add_run_dir(parser)
-    add_launcher(parser, "local, srun, simulate")
+    add_launcher(parser, "local, srun, mpiexec, simulate")
     parser.add_argument(
         "--simulate",
         default="",
