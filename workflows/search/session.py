@@ -59,7 +59,7 @@ def run_session(
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
     with open_driver(space, folder, launcher, seed, budget, progress, policy, pricing) as driver:
-        with progress, _signals(driver, progress):
+        with progress, stop_on_signals(driver, progress):
             ending = driver.run()
         console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
         console.print(Text(_report(folder)), soft_wrap=True)
@@ -167,7 +167,7 @@ def _in_slurm() -> bool:
 
 
 @contextmanager
-def _signals(driver: Driver, progress: Progress) -> Iterator[None]:
+def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
     """Ctrl-C or TERM: stop cleanly; a second one: quit now. USR1 (the allocation ends): drain."""
     asked = False  # the driver may be stopping for a reason of its own
 

@@ -22,7 +22,7 @@ from workflows.optimizer.registry import policy_names
 from workflows.replay.landscapes import Landscape, recorded
 from workflows.replay.play import Played, play, policy_for, summary
 
-TRUTH = Path(__file__).parents[2] / "../shared/truth/h100_nanotron_sweep.csv"
+TRUTH = Path(__file__).parents[3] / "../shared/truth/h100_nanotron_sweep.csv"
 
 
 @pytest.fixture

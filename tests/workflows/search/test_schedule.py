@@ -1,93 +1,39 @@
 """The driver when the search is over: finalists are measured again. And what was stopped early.
 
-Trials end as a script says; the statistics are in tests/analysis/test_finalists.py.
+Trials end as a script says; the statistics are in tests/analysis.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from analysis.run.events import Ended, Event, Started, read_records
 from analysis.run.fold import read_run
-from analysis.run.folder import RunFolder
-from analysis.run.journal import Journal
 from search_spaces import SearchSpace
-from slurm.launcher import Launcher
 from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, Outcome, TrialSpec
-from workflows.optimizer.registry import make_policy
+from slurm.trial import Lease, Outcome
+from support.scripted_launcher import Drivers, ScriptedLauncher, ok
 from workflows.search.budget import Budget, node_hours
 from workflows.search.driver import Driver, Listener, Tick
 from workflows.search.stopping import CONTINUE, DONE, Ending
-from workflows.search.trials import MAX_RETRIES, TrialFactory
+from workflows.search.trials import MAX_RETRIES
 
 Make = Callable[..., SearchSpace]
-Script = Callable[[int, int], Outcome]  # trial, attempt -> end
 MakeDriver = Callable[..., Driver]
 LUCKY = {1: 60.0, 2: 103.0, 3: 100.0, 4: 20.0}  # at first; then 2 shows that it was lucky
 
 
-class Scripted(Launcher):
-    """Trials end as ``script`` says; ``slow`` ones when the gate opens."""
-
-    name = "scripted"
-
-    def __init__(self, script: Script, num_nodes: int = 4) -> None:
-        self.script = script
-        self.names = [f"n{i}" for i in range(num_nodes)]
-        self.gate = threading.Event()
-        self.slow: set[int] = set()
-        self.left_s: float | None = None
-        self.asked: dict[tuple[int, int], bool] = {}  # whether somebody would judge the steps
-
-    def nodes(self) -> Sequence[str]:
-        return self.names
-
-    def command(self, spec: TrialSpec, lease: Lease) -> list[str]:
-        return list(spec.argv)
-
-    def run(
-        self,
-        spec: TrialSpec,
-        lease: Lease,
-        stop: threading.Event,
-        stop_rule: StopRule | None = None,
-    ) -> Outcome:
-        number, attempt = (int(part) for part in spec.name.rsplit("-", 2)[1:])
-        self.asked[number, attempt] = stop_rule is not None
-        while number in self.slow and not self.gate.wait(0.005) and not stop.is_set():
-            pass
-        if stop.is_set():
-            return Outcome(Kind.CANCELLED, message="stopped")
-        return self.script(number, attempt)
-
-    def settle(self, names: Iterable[str]) -> None:
-        pass
-
-    def time_left_s(self) -> float | None:
-        return self.left_s
-
-
-def ok(speed: float) -> Outcome:
-    return Outcome(Kind.OK, result={"speed": speed})
-
-
-def lucky(number: int, attempt: int) -> Outcome:
+def lucky(number: int, attempt: int, lease: Lease) -> Outcome:
     return ok(LUCKY[number] if attempt == 1 or number != 2 else 90.0)
 
 
 @pytest.fixture
-def make_driver(tmp_path: Path, make_space: Make) -> Iterable[MakeDriver]:
-    journals: list[Journal] = []
-
+def make_driver(drivers: Drivers, make_space: Make) -> MakeDriver:
     def make(
-        launcher: Scripted,
+        launcher: ScriptedLauncher,
         finalists: str = "{confidence: 0.9, max_repeats: 6}",
         budget: Budget | None = None,
         listen: Listener = lambda *_: None,
@@ -95,26 +41,9 @@ def make_driver(tmp_path: Path, make_space: Make) -> Iterable[MakeDriver]:
     ) -> Driver:
         keys = {"parameters": "{num_nodes: [1], mbs: {range: [1, 8]}}", **keys}
         space = make_space(finalists=finalists, trainer="{command: [t]}", **keys)
-        folder = RunFolder(tmp_path / "run")
-        folder.create(space)
-        for old in journals:
-            old.close()
-        journals.append(Journal(folder.path))
-        return Driver(
-            space=space,
-            folder=folder,
-            journal=journals[-1],
-            launcher=launcher,
-            policy=make_policy(space, 0, "random"),
-            factory=TrialFactory(space, folder, "meshtune-test", None),
-            budget=budget or Budget(trials=len(LUCKY)),
-            seed=0,
-            listen=listen,
-        )
+        return drivers.make(space, launcher, budget or Budget(trials=len(LUCKY)), listen)
 
-    yield make
-    for journal in journals:
-        journal.close()
+    return make
 
 
 def repeats(driver: Driver) -> dict[int, int]:
@@ -125,7 +54,7 @@ def repeats(driver: Driver) -> dict[int, int]:
 
 
 def test_a_lucky_winner_is_found_out(make_driver: MakeDriver) -> None:
-    launcher = Scripted(lucky)
+    launcher = ScriptedLauncher(lucky, 4)
     driver = make_driver(launcher)
     assert driver.run() == Ending("budget: 4 trials", DONE)
     best = driver.state.best
@@ -141,7 +70,7 @@ def test_a_lucky_winner_is_found_out(make_driver: MakeDriver) -> None:
 
 
 def test_repeats_are_no_trials_of_the_budget_but_their_time_counts(make_driver: MakeDriver) -> None:
-    driver = make_driver(Scripted(lucky))
+    driver = make_driver(ScriptedLauncher(lucky, 4))
     driver.run()
     assert len(driver.state.trials) == 4
     first = {t.number: t.attempts[0] for t in driver.state.trials.values()}
@@ -151,16 +80,16 @@ def test_repeats_are_no_trials_of_the_budget_but_their_time_counts(make_driver: 
 
 @pytest.mark.parametrize("finalists", ["false", "{max_repeats: 0}"])
 def test_they_can_be_switched_off(make_driver: MakeDriver, finalists: str) -> None:
-    driver = make_driver(Scripted(lucky), finalists)
+    driver = make_driver(ScriptedLauncher(lucky, 4), finalists)
     assert driver.run().code == DONE
     assert not repeats(driver)
 
 
 def test_no_more_repeats_than_asked_for(make_driver: MakeDriver) -> None:
-    driver = make_driver(Scripted(lucky), "{confidence: 0.999, max_repeats: 3}")
+    driver = make_driver(ScriptedLauncher(lucky, 4), "{confidence: 0.999, max_repeats: 3}")
     driver.run()
     assert sum(repeats(driver).values()) == 3
-    again = make_driver(Scripted(lucky), "{confidence: 0.999, max_repeats: 3}")
+    again = make_driver(ScriptedLauncher(lucky, 4), "{confidence: 0.999, max_repeats: 3}")
     assert again.run().code == DONE  # nothing is left to do, today or tomorrow
     assert sum(repeats(again).values()) == 3
 
@@ -168,7 +97,7 @@ def test_no_more_repeats_than_asked_for(make_driver: MakeDriver) -> None:
 def test_several_objectives_have_no_winner_to_settle(make_driver: MakeDriver) -> None:
     objective = "[{maximize: speed}, {minimize: num_nodes}]"
     parameters = "{num_nodes: [1, 2], mbs: {range: [1, 8]}}"
-    driver = make_driver(Scripted(lucky), objective=objective, parameters=parameters)
+    driver = make_driver(ScriptedLauncher(lucky, 4), objective=objective, parameters=parameters)
     assert driver.run().code == DONE
     assert not repeats(driver)
 
@@ -178,7 +107,7 @@ def test_an_interrupted_search_measures_nothing_again(make_driver: MakeDriver) -
         if isinstance(event, Ended) and event.trial == 2:
             driver.drain(Ending("the allocation ends", CONTINUE))
 
-    driver = make_driver(Scripted(lucky), listen=drain, budget=Budget(trials=8))
+    driver = make_driver(ScriptedLauncher(lucky, 4), listen=drain, budget=Budget(trials=8))
     assert driver.run().code == CONTINUE
     assert not repeats(driver)
 
@@ -189,14 +118,15 @@ def test_no_time_is_left_for_finalists_when_it_is_spent(make_driver: MakeDriver)
             driver.journal.clock = lambda: time.time() + 3600
 
     budget = Budget(trials=4, wall_time_s=1800)
-    driver = make_driver(Scripted(lucky, num_nodes=1), budget=budget, listen=spend)
+    driver = make_driver(ScriptedLauncher(lucky, num_nodes=1), budget=budget, listen=spend)
     assert "of wall time" in driver.run().reason
     assert not repeats(driver)
 
 
 def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> None:
-    launcher = Scripted(lucky)
+    launcher = ScriptedLauncher(lucky, 4)
     launcher.slow = {1}
+    launcher.gate.clear()
     ends: list[int] = []
 
     def note(event: Event | Tick, driver: Driver) -> None:
@@ -216,7 +146,7 @@ def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> Non
 def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
     make_driver: MakeDriver,
 ) -> None:
-    launcher = Scripted(lucky)
+    launcher = ScriptedLauncher(lucky, 4)
 
     def end_allocation(event: Event | Tick, driver: Driver) -> None:
         if isinstance(event, Ended) and all(t.ended for t in driver.state.trials.values()):
@@ -225,18 +155,19 @@ def test_an_allocation_that_ends_before_the_finalists_leaves_them_to_the_next(
     driver = make_driver(launcher, listen=end_allocation)
     assert driver.run().code == CONTINUE
     assert not repeats(driver)
-    driver = make_driver(Scripted(lucky))
+    driver = make_driver(ScriptedLauncher(lucky, 4))
     assert driver.run() == Ending("budget: 4 trials", DONE)
     assert repeats(driver)
     assert driver.state.best is not None and driver.state.best.number == 3
 
 
 def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: MakeDriver) -> None:
-    launcher = Scripted(lucky)
+    launcher = ScriptedLauncher(lucky, 4)
 
     def stop(event: Event | Tick, driver: Driver) -> None:
         trials = driver.state.trials
         if len(trials) == len(LUCKY) and all(t.ended for t in trials.values()):
+            launcher.gate.clear()
             launcher.slow = {2, 3}  # what starts from now on is a repeat
         if isinstance(event, Started) and trials[event.trial].ended:
             driver.stop(Ending("stopped by SIGINT", 130))
@@ -246,14 +177,14 @@ def test_a_stop_cancels_a_repeat_and_the_next_session_measures_it(make_driver: M
     cancelled = [a for t in driver.state.trials.values() for a in t.attempts if a.repeat]
     assert cancelled and {a.kind for a in cancelled} == {"cancelled"}
     assert all(t.ok for t in driver.state.trials.values())  # their first results stand
-    driver = make_driver(Scripted(lucky))
+    driver = make_driver(ScriptedLauncher(lucky, 4))
     assert driver.run().code == DONE
     assert driver.state.best is not None and driver.state.best.number == 3
 
 
 def test_a_repeat_that_a_killed_driver_left_is_taken_or_run_again(make_driver: MakeDriver) -> None:
-    make_driver(Scripted(lucky), "false").run()
-    driver = make_driver(Scripted(lucky))
+    make_driver(ScriptedLauncher(lucky, 4), "false").run()
+    driver = make_driver(ScriptedLauncher(lucky, 4))
     for number in (2, 3):
         driver.journal.write(Started(trial=number, attempt=2, name=f"meshtune-test-{number:04d}-2",
             nodes=[f"n{number}"], repeat=True,
@@ -270,22 +201,22 @@ def test_a_repeat_that_a_killed_driver_left_is_taken_or_run_again(make_driver: M
 
 
 def test_a_finalist_whose_nodes_always_fail_is_not_tried_for_ever(make_driver: MakeDriver) -> None:
-    def script(number: int, attempt: int) -> Outcome:
-        return lucky(number, attempt) if attempt == 1 else Outcome(Kind.NODE_FAILURE)
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return lucky(number, attempt, lease) if attempt == 1 else Outcome(Kind.NODE_FAILURE)
 
-    driver = make_driver(Scripted(script))
+    driver = make_driver(ScriptedLauncher(script, 4))
     assert driver.run().code == DONE
     assert set(repeats(driver).values()) == {MAX_RETRIES + 1}
     assert driver.state.best is not None and driver.state.best.number == 2
 
 
 def test_a_winner_that_fails_when_it_is_measured_again_is_none(make_driver: MakeDriver) -> None:
-    def script(number: int, attempt: int) -> Outcome:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
         if number == 2 and attempt > 1:
             return Outcome(Kind.OOM, message="CUDA out of memory")
-        return lucky(number, attempt)
+        return lucky(number, attempt, lease)
 
-    driver = make_driver(Scripted(script))
+    driver = make_driver(ScriptedLauncher(script, 4))
     assert driver.run().code == DONE
     assert driver.state.trials[2].kind == "oom"
     assert repeats(driver)[2] == 2
@@ -295,12 +226,14 @@ def test_a_winner_that_fails_when_it_is_measured_again_is_none(make_driver: Make
 def test_a_finalist_wider_than_what_is_left_does_not_hold_up_the_end(
     make_driver: MakeDriver,
 ) -> None:
-    def script(number: int, attempt: int) -> Outcome:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
         if attempt > 1:
             return Outcome(Kind.NODE_FAILURE, lost_nodes=("n0", "n1", "n2"))
         return ok(100.0 + number)
 
-    driver = make_driver(Scripted(script), parameters="{num_nodes: [2], mbs: {range: [1, 8]}}")
+    driver = make_driver(
+        ScriptedLauncher(script, 4), parameters="{num_nodes: [2], mbs: {range: [1, 8]}}"
+    )
     assert driver.run().code == DONE
     assert 1 <= sum(repeats(driver).values()) <= 2
 
@@ -309,7 +242,7 @@ def test_a_finalist_wider_than_what_is_left_does_not_hold_up_the_end(
 
 
 def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriver) -> None:
-    def script(number: int, attempt: int) -> Outcome:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
         if number == 2:
             return Outcome(
                 Kind.OK,
@@ -318,10 +251,10 @@ def test_what_was_stopped_early_is_told_and_never_the_best(make_driver: MakeDriv
                 stopped_early=True,
                 saved_s=30.0,
             )
-        return lucky(number, attempt)
+        return lucky(number, attempt, lease)
 
     parameters = "{num_nodes: [2], mbs: {range: [1, 8]}}"
-    driver = make_driver(Scripted(script), "false", parameters=parameters)
+    driver = make_driver(ScriptedLauncher(script, 4), "false", parameters=parameters)
     driver.run()
     trial = read_run(driver.folder.path).trials[2]
     assert (trial.kind, trial.objective, trial.stopped_early) == ("ok", 500.0, True)

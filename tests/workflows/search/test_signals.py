@@ -1,0 +1,61 @@
+"""Ctrl-C, TERM and USR1 while a search runs."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from search_spaces import SearchSpace
+from support.scripted_launcher import ScriptedLauncher, ok
+from workflows.search.driver import Driver
+from workflows.search.progress import Progress
+from workflows.search.session import stop_on_signals
+from workflows.search.stopping import FAILED, Ending
+
+Make = Callable[..., SearchSpace]
+MakeDriver = Callable[..., Driver]
+
+
+def test_only_the_second_ctrl_c_leaves_at_once_also_if_the_search_is_stopping_by_itself(
+    make_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()))
+    with Progress(Console(file=io.StringIO())) as progress, stop_on_signals(driver, progress):
+        driver.stop(Ending("nothing works", FAILED))
+        signal.raise_signal(signal.SIGINT)
+        assert not left
+        signal.raise_signal(signal.SIGINT)
+    assert left == [130]
+
+
+class Interrupting(io.RawIOBase):
+    """A terminal at which somebody presses Ctrl-C in the middle of a line."""
+
+    pressed = False
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_a_ctrl_c_in_the_middle_of_a_line_of_output_stops_the_search_cleanly(
+    make_driver: MakeDriver,
+) -> None:
+    out = io.TextIOWrapper(io.BufferedWriter(Interrupting()))
+    with Progress(Console(file=out)) as progress:
+        driver = make_driver(ScriptedLauncher(lambda n, a, lease: ok()), listen=progress)
+        with stop_on_signals(driver, progress):
+            assert driver.run() == Ending("stopped by SIGINT", 130)
