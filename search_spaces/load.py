@@ -18,8 +18,7 @@ from search_spaces.language.document import Document, SpaceError, Where, read, s
 from search_spaces.language.messages import validate
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
-from search_spaces.rules import deepspeed, facts, placements
-from search_spaces.rules import rule as rules
+from search_spaces.rules import deepspeed, facts, placements, rule as rules
 from search_spaces.space import (
     ENERGY_FIGURES,
     Objective,

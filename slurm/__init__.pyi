@@ -1,37 +1,41 @@
 from . import minicluster as minicluster
-from .launcher import Launcher as Launcher
-from .launcher import LauncherError as LauncherError
-from .launcher import LauncherOptions as LauncherOptions
-from .outcome.classify import classify as classify
-from .outcome.classify import read_result as read_result
-from .outcome.evidence import clear_attempt as clear_attempt
-from .outcome.evidence import gather as gather
-from .outcome.kinds import BLAMELESS as BLAMELESS
-from .outcome.kinds import FAILURES as FAILURES
-from .outcome.kinds import Kind as Kind
-from .outcome.kinds import SaidOf as SaidOf
-from .outcome.step_log import EarlyStop as EarlyStop
-from .outcome.step_log import StepReport as StepReport
-from .outcome.step_log import StopRule as StopRule
+from .launcher import (
+    Launcher as Launcher,
+    LauncherError as LauncherError,
+    LauncherOptions as LauncherOptions,
+)
+from .outcome.classify import classify as classify, read_result as read_result
+from .outcome.evidence import clear_attempt as clear_attempt, gather as gather
+from .outcome.kinds import (
+    BLAMELESS as BLAMELESS,
+    FAILURES as FAILURES,
+    Kind as Kind,
+    SaidOf as SaidOf,
+)
+from .outcome.step_log import EarlyStop as EarlyStop, StepReport as StepReport, StopRule as StopRule
 from .outcome.texts import LauncherTexts as LauncherTexts
 from .outcome.watch import watch as watch
 from .pool import NodePool as NodePool
 from .python import module_argv as module_argv
-from .registry import Registry as Registry
-from .registry import RegistryError as RegistryError
-from .registry import launcher_names as launcher_names
-from .registry import make_launcher as make_launcher
-from .simulated.cluster import EPOCH as EPOCH
-from .simulated.cluster import SimulatedCluster as SimulatedCluster
+from .registry import (
+    Registry as Registry,
+    RegistryError as RegistryError,
+    launcher_names as launcher_names,
+    make_launcher as make_launcher,
+)
+from .simulated.cluster import EPOCH as EPOCH, SimulatedCluster as SimulatedCluster
 from .simulated.launcher import SimulatedLauncher as SimulatedLauncher
 from .simulated.trial import Price as Price
-from .srun.batch import SCRIPT_NAME as SCRIPT_NAME
-from .srun.batch import BatchError as BatchError
-from .srun.batch import batch_script as batch_script
-from .srun.batch import submit as submit
-from .srun.site import SiteError as SiteError
-from .srun.site import load_site as load_site
-from .trial import Lease as Lease
-from .trial import Outcome as Outcome
-from .trial import ResultSource as ResultSource
-from .trial import TrialSpec as TrialSpec
+from .srun.batch import (
+    SCRIPT_NAME as SCRIPT_NAME,
+    BatchError as BatchError,
+    batch_script as batch_script,
+    submit as submit,
+)
+from .srun.site import SiteError as SiteError, load_site as load_site
+from .trial import (
+    Lease as Lease,
+    Outcome as Outcome,
+    ResultSource as ResultSource,
+    TrialSpec as TrialSpec,
+)

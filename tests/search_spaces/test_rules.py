@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.schema import BuiltinTrainer

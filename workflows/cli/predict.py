@@ -62,8 +62,7 @@ def add_commands(commands: Commands) -> None:
 def check(arguments: Namespace) -> int:
     """Print how many configurations a space has and what removes the others."""
     from analysis.prediction.ranking import likely_to_fit
-    from search_spaces import check as count
-    from search_spaces import load_space
+    from search_spaces import check as count, load_space
 
     report = count(load_space(arguments.space))
     print(report.text())

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from analysis.run.events import Closed, Ended, Opened, Proposed, RunError, Started, read_records
 from analysis.run.fold import fold, read_run

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm import processes
-from slurm.minicluster import cluster as mini
-from slurm.minicluster import config as miniconf
-from slurm.minicluster import daemons as minidaemons
+from slurm.minicluster import cluster as mini, config as miniconf, daemons as minidaemons
 from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm

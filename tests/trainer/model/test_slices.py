@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from trainer.model.slices import TensorShard
 

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from trainer.formats import Format
-from trainer.quantization import blocks as quantization
-from trainer.quantization import cpu as quantization_cpu
-from trainer.quantization import reference as quantization_torch
+from trainer.quantization import (
+    blocks as quantization,
+    cpu as quantization_cpu,
+    reference as quantization_torch,
+)
 from trainer.quantization.blocks import DTYPES, dequantize, dequantize_sum, quantize
 
 FORMATS = (Format.INT8, Format.INT4)
