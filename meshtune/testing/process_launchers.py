@@ -151,7 +151,7 @@ class ProcessLauncherContract(LauncherContract):
         spec = trial(code, SLEEP)
         outcome = self.start(launcher, spec).outcome()
         assert outcome.kind is Kind.CRASH
-        assert "code 3" in outcome.message
+        assert "exit code 3" in outcome.message
         assert outcome.exit_code != 0
         assert outcome.lost_nodes == ()
         self.assert_gone(spec)

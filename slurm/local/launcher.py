@@ -237,7 +237,7 @@ def _exit_code(ranks: Ranks) -> int | None:
 def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> None:
     lines = [
         f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
-        + (f"exited with code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
+        + (f"ended with exit code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
         for rank, code in ranks.exit_codes.items()
         if code != 0
     ]

@@ -40,7 +40,7 @@ done
 # Who ends because it was asked to has not failed, and the others keep their time to end.
 [ -z "$asked" ] && [ $code -ne 0 ] || exit 0
 if [ $code -le 128 ]; then
-  how="exited with code $code"
+  how="ended with exit code $code"
 else
   how="was ended by signal $((code - 128))"
   if [ $code -eq 137 ] && [ "$(oom_kills)" != "$kills" ]; then

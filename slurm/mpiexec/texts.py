@@ -39,6 +39,6 @@ MPIEXEC_TEXTS = LauncherTexts(
     ),
     task_end=re.compile(
         r"(?m)^meshtune: (?P<tasks>rank \d+) on (?P<node>[\w.-]+) "
-        r"(?P<what>(?:exited with|was ended by) .+)$"
+        r"(?P<what>(?:ended with|was ended by) .+)$"
     ),
 )

@@ -31,7 +31,7 @@ def test_a_crash_names_the_rank_that_failed_first(make: Any) -> None:
         outcome = run(launcher, make("sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'))
     assert outcome.kind is Kind.CRASH
     assert outcome.exit_code == 3
-    assert "rank 1 on local0 exited with code 3" in outcome.stderr_tail
+    assert "rank 1 on local0 ended with exit code 3" in outcome.stderr_tail
 
 
 def test_after_a_failure_the_other_ranks_may_still_write_a_result(

@@ -32,7 +32,7 @@ if [ -e "{folder}/down.$host" ]; then
 fi
 # A folder for temporary files of its own, or daemons of one job get into each other's way.
 mkdir -p "{temporary}/$host"
-exec env -i HOME="$HOME" PATH="$PATH" STANDS_FOR="$host" TMPDIR="{temporary}/$host" \\
+exec env -i HOME="$HOME" PATH="$PATH" ON_HOST="{folder}/$host" TMPDIR="{temporary}/$host" \\
   setsid /bin/sh -c "$*"
 """
 
@@ -44,24 +44,32 @@ class Hosts:
     folder: Path
 
     @property
-    def environ(self) -> dict[str, str]:
-        """A driver's environment."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM"))}
+    def settings(self) -> dict[str, str]:
+        """What a driver's environment has to say for mpiexec to find these hosts."""
         root = {
             f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1"
             for prefix in ("OMPI", "PRTE")
             for suffix in ("", "_CONFIRM")
         }
-        ssh = str(self.folder / "ssh")
         agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
-        agent = dict.fromkeys(agents, ssh)
         # The package is found wherever the tests are run from.
         here = {"PYTHONPATH": str(Path(__file__).parents[3])}
-        return inherited | root | agent | here
+        return root | dict.fromkeys(agents, str(self.folder / "ssh")) | here
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """A driver's environment."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "SLURM"))}
+        return inherited | self.settings
 
     def processes_on(self, host: str) -> set[int]:
         """What was started there; a process of the driver's own host is on none of these."""
-        return processes.with_environ(lambda env: env.get("STANDS_FOR") == host)
+        return processes.with_environ(lambda env: env.get("ON_HOST") == str(self.folder / host))
+
+    def processes_on_any(self) -> set[int]:
+        """Those of this test alone: another may run on hosts of the same names."""
+        ours = f"{self.folder}{os.sep}"
+        return processes.with_environ(lambda env: env.get("ON_HOST", "").startswith(ours))
 
     def daemons_on(self, host: str) -> set[int]:
         return {pid for pid in self.processes_on(host) if processes.name(pid) in ("orted", "prted")}
@@ -88,10 +96,11 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     temporary = tempfile.mkdtemp(prefix="mt-")  # a Unix socket's path must be short
     ssh.write_text(SSH.format(folder=folder, temporary=temporary))
     ssh.chmod(0o755)
-    yield Hosts(folder)
+    made = Hosts(folder)
+    yield made
     # Daemons whose mpiexec was killed notice it, but not at once.
     end = time.monotonic() + 20
-    while left := processes.with_environ(lambda env: "STANDS_FOR" in env):
+    while left := made.processes_on_any():
         if time.monotonic() > end:
             processes.send(left, signal.SIGKILL)
             pytest.fail("daemons or ranks were left behind")

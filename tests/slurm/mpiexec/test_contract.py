@@ -8,22 +8,28 @@ from typing import Any
 import pytest
 
 from meshtune.testing.process_launchers import ProcessLauncherContract
+from slurm import processes
 from slurm.launcher import Launcher
 from slurm.mpiexec.launcher import MpiexecLauncher
-
-HOSTS = ("node0", "node1")
+from slurm.trial import TRIAL_VARIABLE, TrialSpec
 
 
 class TestMpiexecLauncher(ProcessLauncherContract):
     @pytest.fixture
-    def launcher(self, hosts: Any, make_launcher: Callable[..., MpiexecLauncher]) -> Launcher:
-        self.environ = hosts.environ
-        return make_launcher(*HOSTS)
+    def launcher(self, make_launcher: Callable[..., MpiexecLauncher], hosts: Any) -> Launcher:
+        self.settings = hosts.settings
+        return make_launcher("node0", "node1")
 
     def code(self, launcher: Launcher) -> str:
         return (
+            "import os\n"
             "from slurm.mpiexec.hosts import Host\n"
             "from slurm.mpiexec.launcher import MpiexecLauncher\n"
-            f"launcher = MpiexecLauncher(map(Host, {HOSTS!r}), environ={self.environ!r},\n"
-            "                           address=lambda _: '127.0.0.1')"
+            f"environ = os.environ | {self.settings!r}\n"
+            f"launcher = MpiexecLauncher(map(Host, {launcher.nodes()!r}), environ=environ)"
         )
+
+    def assert_gone(self, spec: TrialSpec) -> None:
+        """Neither ranks, nor the mpiexec and the daemons that started them."""
+        super().assert_gone(spec)
+        assert not processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == spec.name)

@@ -1,4 +1,7 @@
-"""What is particular to mpiexec, on a real MPI; test_contract.py has what every launcher does."""
+"""What only the mpiexec launcher does, on a real MPI: hosts, their loss, and nothing left behind.
+
+What every launcher does is tested in ``test_contract.py``.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,8 @@ Make = Callable[..., MpiexecLauncher]
 SAY_WHO = """
 import json, os
 from pathlib import Path
-names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "STANDS_FOR",
-         "OF_THE_DRIVER", "PBS_JOBID", "OMP_NUM_THREADS"]
-seen = {n: os.environ.get(n) for n in names} | {"cwd": os.getcwd()}
+names = ["ON_HOST", "OF_THE_DRIVER", "PBS_JOBID", "OMP_NUM_THREADS"]
+seen = {name: os.environ.get(name) for name in names}
 Path("rank" + os.environ["RANK"]).write_text(json.dumps(seen))
 if os.environ["RANK"] == "0":
     Path("result.json").write_text('{"status": "ok", "x": 1}')
@@ -86,36 +88,14 @@ def seen_by_ranks(spec: TrialSpec) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in paths]
 
 
-def test_a_one_host_and_a_two_host_trial_run_at_once_on_their_own_hosts(
+def test_ranks_are_on_the_leased_hosts_in_order_even_if_the_drivers_own_is_among_them(
     make_launcher: Make, tmp_path: Path
 ) -> None:
-    launcher = make_launcher()
-    both_up = "\nimport time\nwhile len(list(Path('..').glob('*/rank?'))) < 6: time.sleep(0.05)\n"
-    narrow = trial(tmp_path, "narrow", SAY_WHO + both_up)
-    wide = trial(tmp_path, "wide", SAY_WHO + both_up, num_nodes=2)
-    thread, outcomes = in_thread(lambda: run_on(launcher, narrow, first=3))
-    outcome = run_on(launcher, wide, first=1)
-    thread.join()
-    assert [o.kind for o in (outcome, *outcomes)] == [Kind.OK, Kind.OK], (outcome, outcomes)
-    assert outcome.result == {"status": "ok", "x": 1}
-    seen = seen_by_ranks(wide)
-    assert [s["STANDS_FOR"] for s in seen] == ["node1", "node1", "node2", "node2"]
-    assert [s["LOCAL_RANK"] for s in seen] == ["0", "1", "0", "1"]
-    assert {s["WORLD_SIZE"] for s in seen} == {"4"}
-    assert {s["LOCAL_WORLD_SIZE"] for s in seen} == {"2"}
-    assert {s["MASTER_ADDR"] for s in seen} == {"127.0.0.1"}
-    assert {s["cwd"] for s in seen} == {str(wide.directory)}
-    assert {s["STANDS_FOR"] for s in seen_by_ranks(narrow)} == {"node3"}
-    assert (wide.directory / "command.txt").read_text().startswith("mpiexec ")
-
-
-def test_rank_0_is_on_the_first_leased_host_even_if_the_drivers_own_is_leased_too(
-    make_launcher: Make, tmp_path: Path
-) -> None:
-    launcher = make_launcher("node1", socket.gethostname(), "node2")
+    launcher = make_launcher("node0", "node1", socket.gethostname(), "node2")
     spec = trial(tmp_path, "own", SAY_WHO, num_nodes=3)
-    assert run_on(launcher, spec).kind is Kind.OK
-    on = [s["STANDS_FOR"] for s in seen_by_ranks(spec)]
+    assert run_on(launcher, spec, first=1).kind is Kind.OK
+    folders = [seen["ON_HOST"] for seen in seen_by_ranks(spec)]
+    on = [folder and Path(folder).name for folder in folders]
     assert on == ["node1", "node1", None, None, "node2", "node2"]
 
 
@@ -154,7 +134,7 @@ def test_a_rank_over_its_hosts_memory_is_told_from_a_crash(
     assert_gone(spec)
 
 
-def test_every_rank_of_a_trial_that_is_timed_out_has_all_the_grace_to_say_goodbye(
+def test_every_rank_of_a_trial_that_is_ended_has_all_the_grace_to_say_goodbye(
     make_launcher: Make, tmp_path: Path
 ) -> None:
     """Open MPI itself grants a second, and less to the others when one rank has ended."""
@@ -166,9 +146,13 @@ def test_every_rank_of_a_trial_that_is_timed_out_has_all_the_grace_to_say_goodby
         "    open(f'bye{rank}', 'w').close(); sys.exit(1)\n"
         "signal.signal(signal.SIGTERM, bye)\n" + HANG + SLEEP
     )
-    spec = trial(tmp_path, "bye", code, num_nodes=2, timeout_s=3.0, grace_s=30.0)
-    outcome = run_on(make_launcher(), spec)
-    assert outcome.kind is Kind.TIMEOUT, outcome
+    spec = trial(tmp_path, "bye", code, num_nodes=2, grace_s=30.0)
+    launcher, stop = make_launcher(), threading.Event()
+    thread, outcomes = in_thread(lambda: launcher.run(spec, Lease("1", ("node0", "node1")), stop))
+    wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
+    stop.set()
+    thread.join()
+    assert [o.kind for o in outcomes] == [Kind.CANCELLED], outcomes
     assert len(list(spec.directory.glob("bye?"))) == 4
     assert_gone(spec)
 
@@ -257,44 +241,29 @@ def test_lines_that_ranks_print_at_once_are_whole_in_the_log(
     assert sorted(lines) == sorted([*every, 'MESHTUNE_RESULT {"x": 1}'])
 
 
-@pytest.mark.parametrize("killed", ["the driver", "its mpiexec, too"])
-def test_what_a_killed_driver_left_is_settled(
-    make_launcher: Make, hosts: Any, tmp_path: Path, killed: str
+def test_what_a_killed_driver_and_its_killed_mpiexec_left_is_settled(
+    make_launcher: Make, hosts: Any, tmp_path: Path
 ) -> None:
-    launcher = make_launcher()
     orphan = trial(tmp_path, "orphan", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
-    other = trial(tmp_path, "other", HANG + SLEEP)
     driver = (
         "import sys, threading; from pathlib import Path\n"
         "from slurm.mpiexec.hosts import Host; from slurm.mpiexec.launcher import MpiexecLauncher\n"
         "from slurm.trial import Lease, TrialSpec\n"
-        "nodes, name, directory, *argv = sys.argv[1:]\n"
-        "nodes = tuple(nodes.split(','))\n"
+        "name, directory, *argv = sys.argv[1:]\n"
+        "nodes = ('node0', 'node1')\n"
+        "spec = TrialSpec(name, Path(directory), tuple(argv), 2, 2, 600)\n"
         "launcher = MpiexecLauncher(map(Host, nodes))\n"
-        "spec = TrialSpec(name, Path(directory), tuple(argv), len(nodes), 2, 600)\n"
-        "launcher.run(spec, Lease('1', nodes), threading.Event())\n"
+        "launcher.run(spec, Lease(name, nodes), threading.Event())\n"
     )
-    drivers = [
-        subprocess.Popen(
-            [sys.executable, "-c", driver, nodes, s.name, s.directory, *s.argv], env=hosts.environ
-        )
-        for s, nodes in ((orphan, "node0,node1"), (other, "node2"))
-    ]
-    wait_for(lambda: len(pids(orphan)) == 4 and len(pids(other)) == 2, "both trials run")
+    argv = [sys.executable, "-c", driver, orphan.name, orphan.directory, *orphan.argv]
+    child = subprocess.Popen(argv, env=hosts.environ)
+    wait_for(lambda: len(pids(orphan)) == 4, "all ranks run")
     mpiexec = mpiexec_of(orphan)
-    drivers[0].kill()
-    drivers[0].wait()
-    if killed != "the driver":
-        processes.send([mpiexec], signal.SIGKILL)
-
-    launcher.settle([orphan.name, "never-started"])
-
+    child.kill()
+    child.wait()
+    processes.send([mpiexec], signal.SIGKILL)
+    make_launcher().settle([orphan.name])
     assert_gone(orphan)
-    assert all(processes.is_running(pid) for pid in pids(other))
-    drivers[1].kill()
-    drivers[1].wait()
-    launcher.settle([other.name])
-    assert_gone(other)
 
 
 def test_hosts_that_do_not_answer_are_down_before_the_first_trial(

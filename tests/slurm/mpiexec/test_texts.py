@@ -81,7 +81,7 @@ NO_DIRECTORY_MPICH = (
     "(No such file or directory)\n"
 )
 FAILED_RANK = f"""\
-meshtune: rank 1 on node1 exited with code 3
+meshtune: rank 1 on node1 ended with exit code 3
 {RULE}Primary job  terminated normally, but 1 process returned
 a non-zero exit code. Per user-direction, the job has been aborted.
 {RULE}{RULE}mpiexec detected that one or more processes exited with non-zero status, thus causing
@@ -140,7 +140,7 @@ def test_what_could_not_be_started_is_a_launch_failure_of_the_host_that_is_named
 def test_a_failed_rank_is_the_one_that_failed_first() -> None:
     outcome = outcome_of(FAILED_RANK + "meshtune: rank 0 on node1 was ended by signal 15\n", 3)
     assert outcome.kind is Kind.CRASH
-    assert outcome.message == "rank 1 on node1: exited with code 3"
+    assert outcome.message == "rank 1 on node1: ended with exit code 3"
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_from_one_that_was_killed() -> None:
