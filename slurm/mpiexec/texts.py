@@ -16,7 +16,8 @@ _BOX = r"(?:(?!\n-{20})[\s\S])*?"  # Open MPI rules a line below what belongs to
 MPIEXEC_TEXTS = LauncherTexts(
     # Whether the host is down, or only mpiexec's daemon on it, is for the sweep to find out.
     lost_node=re.compile(
-        rf"(?m)^(?:ORTE|PRTE) has lost communication with a remote daemon(?:{_BOX}Remote daemon.*)?"
+        r"(?m)^(?:ORTE|PRTE) has lost communication with a remote daemon"
+        rf"(?:{_BOX}Remote daemon.* on node (?P<node>[\w.-]+))?"
     ),
     host_oom=re.compile(
         r"(?m)^meshtune: rank \d+ on [\w.-]+ was ended by signal 9: its host ran out of memory$"

@@ -109,7 +109,8 @@ def _machine_failure(evidence: Evidence) -> _Verdict | None:
     if evidence.down_nodes:
         return _Verdict(Kind.NODE_FAILURE, f"down: {', '.join(sorted(evidence.down_nodes))}")
     if found := texts.lost_node.search(stderr):
-        return _Verdict(Kind.NODE_FAILURE, _line_of(found))
+        named = _named(texts.lost_node, stderr)
+        return _Verdict(Kind.NODE_FAILURE, _line_of(found), suspects=named)
     return _said(evidence, Before.RESULT)
 
 

@@ -20,7 +20,8 @@ class LauncherTexts:
         time_limit: a time limit set outside passed. Sooner than the trial's own timeout it was
             the allocation's.
         node_failure: a node failed; the group ``node`` names it, where one does, and it is lost.
-        lost_node: a node no longer answers, and nobody has found out why.
+        lost_node: a node no longer answers, and nobody has found out why; the group ``node`` names
+            it, where known, and it is suspect.
         host_oom: the kernel killed a process for the host's memory.
         launch_failure: processes could not be started; the group ``node`` names where, if known,
             and that node is suspect.

@@ -189,7 +189,7 @@ def test_a_host_that_dies_takes_its_trial_along_and_no_other(
     assert [o.kind for o in spared_outcomes] == [Kind.OK]
 
 
-def test_ranks_whose_daemon_was_killed_are_ended_and_their_host_is_kept(
+def test_ranks_whose_daemon_was_killed_are_ended_and_their_host_is_suspect(
     make_launcher: Make, hosts: Any, tmp_path: Path
 ) -> None:
     """Open MPI leaves them running, whatever it says."""
@@ -201,6 +201,7 @@ def test_ranks_whose_daemon_was_killed_are_ended_and_their_host_is_kept(
     thread.join()
     assert [o.kind for o in outcomes] == [Kind.NODE_FAILURE], outcomes
     assert "lost communication" in outcomes[0].message
+    assert outcomes[0].suspect_nodes == ("node1",)
     assert outcomes[0].lost_nodes == ()
     assert_gone(spec)
 

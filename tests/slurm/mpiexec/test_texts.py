@@ -106,11 +106,12 @@ def outcome_of(stderr: str, exit_code: int = 1) -> Outcome:
 
 
 @pytest.mark.parametrize("text", [LOST_DAEMON_4, LOST_DAEMON_5], ids=["4", "5"])
-def test_a_lost_daemon_is_a_node_failure_even_if_mpiexec_exits_with_0(text: str) -> None:
+def test_a_lost_daemon_makes_its_host_suspect_even_if_mpiexec_exits_with_0(text: str) -> None:
     """Open MPI 5.0.11 was seen to exit with 0."""
     outcome = outcome_of(text, exit_code=0)
     assert outcome.kind is Kind.NODE_FAILURE
     assert "on node node1" in outcome.message
+    assert outcome.suspect_nodes == ("node1",)
     assert outcome.lost_nodes == ()  # the sweep sees whether the host answers
 
 

@@ -297,6 +297,12 @@ def test_a_failed_node_leaves_the_pool_and_its_healthy_neighbours_stay() -> None
     assert outcome.suspect_nodes == ()
 
 
+def test_sruns_lost_connection_makes_no_node_suspect() -> None:
+    """It numbers the step's nodes, and which one that is it does not say."""
+    outcome = classify(evidence(LOST_NODE, exit_code=137))
+    assert outcome.suspect_nodes == outcome.lost_nodes == ()
+
+
 def test_a_node_that_a_launch_failed_on_is_suspect() -> None:
     outcome = classify(evidence(LAUNCH_FAILED_ON_A_NODE))
     assert outcome.suspect_nodes == ("n2",)
