@@ -10,8 +10,8 @@ from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.python import module_argv
-from slurm.srun.command import master_port
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.rendezvous import rendezvous_environment
+from slurm.trial import Lease, TrialSpec
 
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # what else a shell exports is its own business
@@ -70,20 +70,16 @@ def mpiexec_environment(
         master_addr: address of the lease's first host, which gets rank 0.
         environ: the driver's.
     """
-    ours = {
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port(spec)),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.ranks_per_node),
-        "MESHTUNE_NODES": ",".join(lease.nodes),  # by which rank.sh knows where it is
-        TRIAL_VARIABLE: spec.name,  # by which a sweep finds what is left of it
-    }
+    defaults = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
     if spec.cpus_per_rank is not None:
-        ours["OMP_NUM_THREADS"] = str(spec.cpus_per_rank)
+        defaults["OMP_NUM_THREADS"] = str(spec.cpus_per_rank)
+    ours = {
+        **rendezvous_environment(spec, master_addr),
+        "MESHTUNE_NODES": ",".join(lease.nodes),  # by which rank.sh knows where it is
+    }
     if spec.memory_bytes_per_rank is not None:
         ours["MESHTUNE_MEMORY_KIB"] = str(max(1, spec.memory_bytes_per_rank // 1024))
-    progress = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
-    return {**scrubbed(environ), **progress, **ours, **spec.env}
+    return {**scrubbed(environ), **defaults, **spec.env, **ours}
 
 
 def sweep_argv(

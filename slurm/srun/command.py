@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm.launcher import LauncherError
+from slurm.rendezvous import rendezvous_environment
 from slurm.srun.shell import scrubbed
 from slurm.srun.site import Site
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
-# Below the kernel's ephemeral ports (from 32768 on), above those of most services.
-_FIRST_PORT, _NUM_PORTS = 20000, 10000
 # A leased node is free; what Slurm does not grant the step by then, it never will.
 _STEP_CREATION_S = 60
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
@@ -83,21 +81,8 @@ def srun_environment(
         "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
         **site.env,
         **spec.env,
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port(spec)),
-        "WORLD_SIZE": str(spec.world_size),
-        "LOCAL_WORLD_SIZE": str(spec.ranks_per_node),
-        TRIAL_VARIABLE: spec.name,  # by which a later driver finds an srun that was left behind
+        **rendezvous_environment(spec, master_addr),
     }
-
-
-def master_port(spec: TrialSpec) -> int:
-    """A port that follows from the attempt's name, so that a retry gets another one.
-
-    Whether it is free on the first node only rank 0 can tell, by binding it. If it is not, that
-    is a launch failure and the trial runs again.
-    """
-    return _FIRST_PORT + zlib.crc32(spec.name.encode()) % _NUM_PORTS
 
 
 def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm.launcher import LauncherError
-from slurm.srun.command import RANK_SCRIPT, master_port, srun_argv, srun_environment
+from slurm.srun.command import RANK_SCRIPT, srun_argv, srun_environment
 from slurm.srun.site import Site, SiteError, load_site, shipped_sites
 from slurm.trial import Lease, TrialSpec
 
@@ -104,12 +104,6 @@ def test_the_trials_environment_wins_over_the_sites() -> None:
     spec = replace(SPEC, env={"NCCL_SOCKET_IFNAME": "hsn0"})
     environment = srun_environment(spec, LEASE, load_site("frontier"), "node002", {})
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
-
-
-def test_another_attempt_gets_another_port_in_a_range_that_no_kernel_hands_out() -> None:
-    ports = [master_port(replace(SPEC, name=f"run-0007-{attempt}")) for attempt in range(1, 200)]
-    assert len(set(ports)) > 190
-    assert all(20000 <= port < 30000 for port in ports)
 
 
 def test_a_rank_has_torchs_names_and_its_arguments_untouched(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm.rendezvous import master_port, rendezvous_environment
+from slurm.trial import TrialSpec
+
+
+def trial(name: str = "run-0007-1") -> TrialSpec:
+    return TrialSpec(name, Path("/runs/0007"), ("train",), 2, 4, timeout_s=60)
+
+
+def test_another_attempt_gets_another_port_in_a_range_that_no_kernel_hands_out() -> None:
+    ports = [master_port(trial(f"run-0007-{attempt}")) for attempt in range(1, 200)]
+    assert len(set(ports)) > 190
+    assert all(20000 <= port < 30000 for port in ports)
+
+
+def test_ranks_are_told_their_number_where_to_meet_and_which_trial_they_are_of() -> None:
+    assert rendezvous_environment(trial(), "node002") == {
+        "MASTER_ADDR": "node002",
+        "MASTER_PORT": str(master_port(trial())),
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "MESHTUNE_TRIAL": "run-0007-1",
+    }
