@@ -20,8 +20,8 @@ from trainer.config import TrainConfig
 from trainer.formats import Format
 from trainer.placement import Level, Placement, Topology
 from trainer.presets import PRESETS, Preset, Wishes, place
-from trainer.zero.layout import UnitLayout, secondary_wire, step_traffic, sum_format
-from trainer.zero.traffic import step_volume
+from trainer.zero.layout import UnitLayout, secondary_wire, sum_format, unit_traffic
+from trainer.zero.traffic import expected_traffic
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
 RANKS = 8
@@ -72,7 +72,7 @@ def layer_collectives(placement: Placement) -> dict[Collective, str]:
         def group(size: int, stride: int) -> Any:  # asked for a level, keeps what decides it
             return size, stride
 
-        sent = step_traffic(unit, far, gathers - far, gas, group)
+        sent = unit_traffic(unit, far, gathers - far, gas, group)
         return Counter(Collective(one.purpose, *one.level) for one in sent)  # type: ignore[misc]
 
     once, twice = count(1), count(2)
@@ -158,7 +158,7 @@ def out_of_a_node(config: TrainConfig, placement: Placement) -> int:
     A ring in the order of ranks leaves a node once, however many of its ranks are in it. A group of
     ranks that stand at the same place in their nodes leaves it with all that each of them sends.
     """
-    report = step_volume(config, FRONTIER_RANKS, 0, FRONTIER.ranks_per_node)["bytes"]
+    report = expected_traffic(config, FRONTIER_RANKS, 0, FRONTIER.ranks_per_node)["bytes"]
     strides = {"gradient_sync": placement.gradients.degree}
     if placement.fully_sharded:
         strides["publish"] = placement.gradients.degree

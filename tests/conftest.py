@@ -1,10 +1,14 @@
-"""A sweep made by the cost model, with constants of its own, for tests of what is replayed."""
+"""What tests of several packages share: ranks that train, and a sweep made by the cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +17,10 @@ from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
 from search_spaces.frameworks import FRAMEWORKS
+
+WORKER = Path(__file__).parent / "support/rank_worker.py"
+Jobs = list[dict[str, Any]]
+RunRanks = Callable[[Jobs], dict[str, dict[str, Any]]]
 
 
 class MadeSweep:
@@ -66,3 +74,24 @@ class MadeSweep:
 @pytest.fixture(scope="session")
 def made() -> MadeSweep:
     return MadeSweep()
+
+
+@pytest.fixture(scope="session")
+def run_ranks() -> RunRanks:
+    """Runs jobs (see ``rank_worker``) in as few processes as can be; results by job id."""
+
+    def run(jobs: Jobs, timeout_s: float = 280) -> dict[str, dict[str, Any]]:
+        done = subprocess.run(
+            [sys.executable, str(WORKER)],
+            input=json.dumps(jobs),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        answers = [json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{"]
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        assert not errors, errors[0]
+        assert done.returncode == 0, done.stderr[-3000:]
+        return {answer["id"]: answer["result"] for answer in answers}
+
+    return run

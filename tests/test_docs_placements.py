@@ -14,7 +14,7 @@ import yaml
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.presets import PRESETS
-from trainer.zero.traffic import step_volume
+from trainer.zero.traffic import expected_traffic
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = (DOCS / "guide" / "placements.md").read_text()
@@ -51,7 +51,7 @@ def test_what_is_refused_is_refused_in_these_words(settings: str, answer: str) -
 @pytest.mark.parametrize(("placement", "quoted"), [("zero_topo", TOPO), ("zero3", ZERO3)])
 def test_counted_bytes_are_those_of_the_example(placement: str, quoted: dict[str, Any]) -> None:
     config = TrainConfig.parse({**CONFIG, "placement": placement})
-    assert step_volume(config, 8)["bytes"] == quoted
+    assert expected_traffic(config, 8)["bytes"] == quoted
 
 
 def test_every_setting_and_name_of_a_placement_is_there() -> None:

@@ -17,11 +17,25 @@ from analysis.cost.collectives import LinkConstants, one_adapter
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
 from analysis.cost.groups import along
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs
 from analysis.cost.stages import stage_layers
+from analysis.cost.traffic import (
+    Exchange,
+    activation_bytes,
+    reduces_every_time,
+    splits_sequence,
+    stage_parameters,
+    state_exchanges,
+)
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
-from trainer.sizes import stage_weights
+from trainer.sizes import LAYER_GATHERS, LAYER_SUMS
+
+_TIMED = {
+    "all_gather": links.all_gather_s,
+    "reduce_scatter": links.reduce_scatter_s,
+    "all_reduce": links.all_reduce_s,
+}
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,9 @@ def _layer(
     return _Layer(
         device=forward.device + backward.device,
         again=again,
-        tensor=4 * one_sum + extra + np.where(full, framework.repeated_sums * one_sum, 0.0),
+        tensor=LAYER_SUMS * one_sum
+        + extra
+        + np.where(full, framework.repeated_sums * one_sum, 0.0),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
 
@@ -189,13 +205,12 @@ def _tensor(
     inputs of the two products that are split by columns again.
     """
     group = along(jobs.axes, "tp")
-    num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
-    parallel = jobs.sequence_parallel | framework.sequence_parallel
+    num_bytes, parallel = activation_bytes(jobs), splits_sequence(jobs, framework)
     gather = links.all_gather_s(cluster, c, group, num_bytes)
     scatter = links.reduce_scatter_s(cluster, c, group, num_bytes)
     whole = links.all_reduce_s(cluster, c, group, num_bytes)
     one = np.where(parallel, gather + scatter, whole)
-    return one, np.where(parallel, 2 * gather, 0.0)
+    return one, np.where(parallel, (LAYER_GATHERS - LAYER_SUMS) * gather, 0.0)
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
@@ -204,27 +219,13 @@ def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants)
     A stage sends activations to a neighbour as it receives their gradients from it, at once. One in
     the middle has two neighbours, in a pipeline of two each has one.
     """
-    share = np.where(jobs.sequence_parallel | framework.sequence_parallel, jobs.tp, 1.0)
-    num_bytes = jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes / share
+    share = np.where(splits_sequence(jobs, framework), jobs.tp, 1.0)
+    num_bytes = activation_bytes(jobs) / share
     one = links.send_s(cluster, c, jobs.axes.stride("pp"), num_bytes, jobs.pp)
     nodes = jobs.world_size / cluster.gpus_per_node
     # A switch rather than a slope: large jobs meet a disturbed network, small ones hardly ever.
     host = c.send_s + c.crowded_send_s / (1 + (64 / nodes) ** 6)
     return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + host)
-
-
-def _reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
-    """Where whole gradients are reduced after every micro-batch, and not once a step."""
-    pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
-    return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
-
-
-def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
-    """Weights on a rank of the fullest stage."""
-    dealt = stage_layers(jobs, framework)
-    # With a pipeline the first stage has the embedding, and the last one the output layer.
-    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
-    return np.asarray(stage_weights(jobs, np.maximum(dealt.most, dealt.last), tables, jobs.tp))
 
 
 def _data(
@@ -241,49 +242,24 @@ def _data(
         window: backward pass of one micro-batch on the slowest stage.
         micro: both passes of it.
     """
-    weights = stage_parameters(jobs, framework)
-    gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
-    reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, framework.reduce_bytes)
-    held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
-    ones = np.ones(len(jobs))
+    states = state_exchanges(jobs, framework)
+    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
     # Split weights and gradients come and go layer by layer, and each call has its latency.
     units = stage_layers(jobs, framework).most + 1
-    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
 
-    def gather(over: Cluster, size: Array, stride: Array, num_bytes: Array, calls: Array) -> Array:
-        group = along(jobs.axes, "dp", size, stride)
-        return calls * links.all_gather_s(over, c, group, num_bytes / calls)
+    def seconds(exchange: Exchange, over: Cluster, calls: Array | float = 1.0) -> Array:
+        timed = _TIMED[exchange.operation]
+        return calls * timed(over, c, exchange.group, exchange.num_bytes / calls)
 
-    # Gathering split weights: before each pass of a micro-batch, the later ones from the copy.
-    stored = gather(by_layer, jobs.weight_shard, ones, weights * gather_bytes, units)
-    copies = np.maximum(jobs.secondary_shard, 1)
-    nearer = gather(by_layer, copies, ones, weights * held_bytes, units)
-    has_copy = jobs.secondary_shard > 0
-    gathers = np.where(has_copy, stored + (2 * jobs.gas - 1) * nearer, 2 * jobs.gas * stored)
-    gathers = np.where(jobs.weight_shard > 1, gathers, 0.0)
+    # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
+    gathers = states.weights.times * seconds(states.weights, by_layer, units)
+    gathers = gathers + states.secondary.times * seconds(states.secondary, by_layer, units)
     gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
 
-    # Reducing: split gradients in every micro-batch, then once a step over what is left.
-    inner = units * links.reduce_scatter_s(
-        by_layer,
-        c,
-        along(jobs.axes, "dp", jobs.gradient_shard),
-        weights * reduce_bytes / units,
-    )
-    rest = weights * reduce_bytes / jobs.gradient_shard
-    further = jobs.optimizer_shard / jobs.gradient_shard
-    scatter = links.reduce_scatter_s(
-        cluster, c, along(jobs.axes, "dp", further, jobs.gradient_shard), rest
-    )
-    copies = jobs.dp / jobs.optimizer_shard
-    sums = links.all_reduce_s(
-        cluster,
-        c,
-        along(jobs.axes, "dp", copies, jobs.optimizer_shard),
-        rest / further,
-    )
-    every = _reduces_every_time(jobs, framework)
-    once = scatter + sums * np.where(every, jobs.gas, 1.0)
+    # Split gradients are reduced in every micro-batch, then once a step over what is left.
+    inner = seconds(states.gradients, by_layer, units)
+    sums = seconds(states.gradient_sum, cluster) * states.gradient_sum.times
+    once = seconds(states.gradient_scatter, cluster) + sums
     overlaps = np.where(
         jobs.optimizer_shard > 1,
         framework.overlaps_gradients and framework.overlaps_split_gradients,
@@ -291,14 +267,9 @@ def _data(
     )
     hidden = c.overlap * window * overlaps
     per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
+    every = reduces_every_time(jobs, framework)
     once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
-
-    # Publishing what the optimizer's share updated, where weights are split less than it.
-    spread = jobs.optimizer_shard / jobs.weight_shard
-    publish = gather(
-        cluster, spread, jobs.weight_shard, weights * gather_bytes / jobs.weight_shard, ones
-    )
-    return gathers, per_micro + once, publish
+    return gathers, per_micro + once, seconds(states.publish, cluster)
 
 
 def _update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainer.config import TrainConfig
-from trainer.zero.traffic import step_volume
+from trainer.zero.traffic import expected_traffic
 
 STEPS = 20
 
@@ -215,4 +215,4 @@ def holds_the_same(results: dict[str, Any], case: dict[str, Any]) -> None:
 def sends_what_was_predicted(results: dict[str, Any], case: dict[str, Any]) -> None:
     config = TrainConfig.parse(case["config"])
     for rank, counted in enumerate(results[case["id"]]["traffic"]):
-        assert counted == step_volume(config, RANKS, rank), f"rank {rank}"
+        assert counted == expected_traffic(config, RANKS, rank), f"rank {rank}"

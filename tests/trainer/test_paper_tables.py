@@ -9,7 +9,7 @@ import pytest
 from trainer.formats import Format
 from trainer.placement import Level, Placement, Share, Topology
 from trainer.presets import Preset, Wishes, place
-from trainer.zero.layout import Sent, UnitLayout, step_traffic
+from trainer.zero.layout import Sent, UnitLayout, unit_traffic
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 GIB = 2**30
@@ -151,7 +151,7 @@ def sent(scheme: str, nodes: int, gathers: int, copies: int) -> list[Sent]:
 
     placement = papers(scheme, nodes)
     unit = UnitLayout(placement, ((PARAMETERS,),), FRONTIER.replicas_per_node(placement.dp, 1))
-    return step_traffic(unit, gathers, copies, 1, level)
+    return unit_traffic(unit, gathers, copies, 1, level)
 
 
 def volume(share: float, format_: Format, devices: int) -> float:

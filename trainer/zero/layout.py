@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
 
 from trainer.formats import BLOCK, Format
 from trainer.model.shapes import Shape, Traits
@@ -239,7 +241,23 @@ def padded(bucket: Sequence[_Sized], shares: int) -> int:
     return -(-used // (shares * ROW)) * shares * ROW
 
 
-def step_traffic(
+def gathers_per_step(
+    micro_batches: Any, has_copy: Any, passes: int = 2, refresh_each: bool = False
+) -> tuple[Any, Any]:
+    """Gatherings of split weights in a step: from the stored ones, and from the secondary copy.
+
+    Args:
+        micro_batches: per step; a number, or a column of them.
+        has_copy: whether there is a secondary copy, which the stored weights are gathered to renew.
+        passes: before each of which weights are gathered: forward and backward.
+        refresh_each: the copy is renewed in every micro-batch, not once a step.
+    """
+    every = passes * micro_batches
+    stored = np.where(has_copy, micro_batches if refresh_each else 1, every)
+    return stored, every - stored
+
+
+def unit_traffic(
     unit: UnitLayout,
     gathers: int,
     secondary_gathers: int,

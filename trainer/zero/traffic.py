@@ -16,13 +16,14 @@ from trainer.formats import Format
 from trainer.model.shapes import Parameter, in_order, stage_parameters
 from trainer.parallel import ring
 from trainer.placement import Level, Placement, Topology
-from trainer.zero.layout import UnitLayout, fill, padded, step_traffic
+from trainer.sizes import LAYER_GATHERS, LAYER_SUMS
+from trainer.zero.layout import UnitLayout, fill, gathers_per_step, padded, unit_traffic
 
 Report = dict[str, dict[str, dict[str, int]]]
 _FLOAT32_BYTES = 4
 
 
-def step_volume(
+def expected_traffic(
     config: TrainConfig, world_size: int, rank: int = 0, local_world_size: int | None = None
 ) -> Report:
     """All that a rank sends in one step, as ``result.json`` reports it under ``communication``.
@@ -121,7 +122,7 @@ def _sharded(
         example = next(u for u in units if tuple(p.shape for p in u) == shapes)
         outermost = config.pp == 1 and not example[0].name.startswith("blocks.")
         gathers, copies = _gathers(config, placement, outermost)
-        for sent in step_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
+        for sent in unit_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
             yield _Calls(sent.purpose, sent.level, sent.num_bytes, same)
         whole = {number for number, p in enumerate(example) if not p.traits.split}
         held = (s.length for s in unit.updated(seat.replica) if s.parameter in whole)
@@ -140,11 +141,13 @@ def _gathers(config: TrainConfig, placement: Placement, outermost: bool) -> tupl
     """
     if placement.keeps_whole:
         return 1, 0
-    every = config.gas if outermost else 2 * config.gas
-    if placement.secondary is None:
-        return every, 0
-    stored = config.gas if config.refresh_secondary == "micro_batch" else 1
-    return stored, every - stored
+    stored, copies = gathers_per_step(
+        config.gas,
+        placement.secondary is not None,
+        passes=1 if outermost else 2,
+        refresh_each=config.refresh_secondary == "micro_batch",
+    )
+    return int(stored), int(copies)
 
 
 def _whole(
@@ -195,9 +198,8 @@ def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterat
     tokens = model.seq_length * config.mbs
     whole = Format(config.precision).num_bytes(tokens * model.hidden_size)
     layers = model.num_layers // (config.pp * config.vpp)
-    columns, rows = 2 * layers + last, 2 * layers
-    sums = columns + rows + first  # the embedding's output is a sum as well
-    gathers = 2 * columns + rows + first
+    sums = LAYER_SUMS * layers + last + first  # the embedding's output is a sum as well
+    gathers = LAYER_GATHERS * layers + 2 * last + first
     if config.recompute == "full":
         # The repeated pass ends before the last sum of a layer, which no gradient needs.
         sums += layers

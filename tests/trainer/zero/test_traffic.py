@@ -21,7 +21,7 @@ from trainer.parallel.collectives import Traffic
 from trainer.placement import Level
 from trainer.runtime.device import Device
 from trainer.train import Trainer
-from trainer.zero.traffic import Report, step_volume
+from trainer.zero.traffic import Report, expected_traffic
 
 GPT = {
     "num_layers": 4,
@@ -117,7 +117,7 @@ def test_a_step_sends_what_was_predicted(
     count: Count, model: dict[str, Any], ranks: int, rank: int, values: dict[str, Any]
 ) -> None:
     found = count(config(model, **values), ranks, rank)
-    assert found == step_volume(config(model, **values), ranks, rank)
+    assert found == expected_traffic(config(model, **values), ranks, rank)
     assert found["bytes"]["totals"]
 
 
@@ -133,7 +133,7 @@ def test_zero_3_sends_three_times_the_parameters_in_a_micro_batch() -> None:
 
     But what is outside of the layers is gathered once: its two passes follow each other.
     """
-    found = step_volume(config(GPT, placement="zero3", gas=1), 16)["bytes"]
+    found = expected_traffic(config(GPT, placement="zero3", gas=1), 16)["bytes"]
     layers, rest = parameters(GPT)
     assert found["weights"] == {"inter_node": 4 * 15 / 16 * (2 * layers + rest)}
     assert found["gradients"] == {"inter_node": 4 * 15 / 16 * (layers + rest)}
@@ -142,18 +142,22 @@ def test_zero_3_sends_three_times_the_parameters_in_a_micro_batch() -> None:
 
 def test_zero_1_sends_as_much_as_an_all_reduce_whatever_the_micro_batches() -> None:
     """Rajbhandari et al. 2020, section 7.2.1."""
-    few, many = (step_volume(config(GPT, zero_stage=1, gas=gas), 16)["bytes"] for gas in (1, 8))
+    few, many = (
+        expected_traffic(config(GPT, zero_stage=1, gas=gas), 16)["bytes"] for gas in (1, 8)
+    )
     assert few == many
-    reduced = step_volume(config(GPT, zero_stage=0), 16)["bytes"]["gradients"]["inter_node"]
+    reduced = expected_traffic(config(GPT, zero_stage=0), 16)["bytes"]["gradients"]["inter_node"]
     sent = few["gradients"]["inter_node"] + few["publish"]["inter_node"]
     padding = 16 * 1024 * 2 * 4 * 2  # two buckets, filled up to whole rows on each rank
     assert reduced <= sent < reduced + padding
 
 
 def test_a_secondary_copy_keeps_all_but_one_gathering_of_a_step_in_the_node() -> None:
-    plain = step_volume(config(GPT, placement="zero3", gas=4), 16)
-    once = step_volume(config(GPT, placement="hpz", gas=4), 16)
-    each = step_volume(config(GPT, placement="hpz", gas=4, refresh_secondary="micro_batch"), 16)
+    plain = expected_traffic(config(GPT, placement="zero3", gas=4), 16)
+    once = expected_traffic(config(GPT, placement="hpz", gas=4), 16)
+    each = expected_traffic(
+        config(GPT, placement="hpz", gas=4, refresh_secondary="micro_batch"), 16
+    )
     units, layers = 5, 4
     assert plain["calls"]["weights"] == {"inter_node": 4 * (units + layers)}
     assert once["calls"]["weights"] == {"inter_node": units}
@@ -167,8 +171,8 @@ def test_quantized_gradients_never_travel_in_full_width(model: dict[str, Any]) -
     """No silent fallback where sizes do not divide, or on one node: DeepSpeed #5056."""
     for ranks in (8, 16, 24):  # one node and several
         values = {"placement": "zero3", "precision": "bf16"}
-        plain = step_volume(config(model, **values), ranks)
-        narrow = step_volume(config(model, quantize_gradients=True, **values), ranks)
+        plain = expected_traffic(config(model, **values), ranks)
+        narrow = expected_traffic(config(model, quantize_gradients=True, **values), ranks)
         before = sum(plain["bytes"]["gradients"].values())
         assert sum(narrow["bytes"]["gradients"].values()) < before / 6  # INT4 and scales: 1 / 7.75
         hops = ["node"] if ranks == 8 else ["inter_node", "node"]
@@ -177,7 +181,7 @@ def test_quantized_gradients_never_travel_in_full_width(model: dict[str, Any]) -
 
 def test_tensor_parallelism_sums_four_times_in_a_layer() -> None:
     """Shoeybi et al. 2019, section 3; and for embedding, head and the loss's two."""
-    found = step_volume(config(GPT, tp=8, gas=3, mbs=2), 8)
+    found = expected_traffic(config(GPT, tp=8, gas=3, mbs=2), 8)
     assert found["calls"]["tensor"] == {"node": 3 * (4 * 4 + 1 + 1 + 2)}
     activations = 4 * 16 * 2 * 64
     loss = 3 * 4 * 16 * 2
@@ -187,7 +191,7 @@ def test_tensor_parallelism_sums_four_times_in_a_layer() -> None:
 
 def test_a_pipeline_sends_activations_on_and_their_gradients_back() -> None:
     def sent(rank: int, **values: Any) -> int:
-        found = step_volume(config(GPT, pp=2, gas=6, mbs=3, **values), 16, rank)["bytes"]
+        found = expected_traffic(config(GPT, pp=2, gas=6, mbs=3, **values), 16, rank)["bytes"]
         return found["pipeline"]["inter_node"]
 
     one = 4 * 16 * 3 * 64

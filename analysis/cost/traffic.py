@@ -1,0 +1,174 @@
+"""What ranks send to each other in a step: the collectives that ``step`` times, with their bytes.
+
+The trainer counts the same on its ranks, by the same purposes. Left out here is what hardly counts:
+norms, biases and positions, the loss, the embedding's and the output layer's own sums, a tied
+embedding's gradients between stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from analysis.cost.groups import RankGroup, along
+from analysis.cost.jobs import FULL, Array, Jobs, Mask
+from analysis.cost.stages import stage_layers
+from search_spaces.frameworks import Framework
+from trainer.parallel.ring import share_sent
+from trainer.sizes import LAYER_GATHERS, LAYER_SUMS, stage_weights
+from trainer.zero.layout import gathers_per_step
+
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
+_TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective of a step; columns of shape (n,).
+
+    Attributes:
+        operation: which.
+        group: its ranks.
+        num_bytes: of the whole tensor.
+        times: per step.
+    """
+
+    operation: Operation
+    group: RankGroup
+    num_bytes: Array
+    times: Array
+
+    @property
+    def sent_bytes(self) -> Array:
+        """What each rank sends per step; nothing in a group of one."""
+        once = _TIMES_AROUND[self.operation] * share_sent(self.group.size) * self.num_bytes
+        return np.asarray(once * self.times)
+
+
+@dataclass(frozen=True)
+class StateExchanges:
+    """Data parallelism's collectives.
+
+    Attributes:
+        weights: gathers split weights from where they are stored.
+        secondary: gathers them from the nearer copy.
+        gradients: splits a micro-batch's gradients over the ranks that accumulate them.
+        gradient_scatter: once a step, between groups that have accumulated: over what is left of
+            the optimizer's split.
+        gradient_sum: between ranks that update the same weights.
+        publish: what was updated, where weights are split less than optimizer states.
+    """
+
+    weights: Exchange
+    secondary: Exchange
+    gradients: Exchange
+    gradient_scatter: Exchange
+    gradient_sum: Exchange
+    publish: Exchange
+
+
+def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
+    """Weights on a rank of the fullest stage."""
+    dealt = stage_layers(jobs, framework)
+    # With a pipeline the first stage has the embedding, and the last one the output layer.
+    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
+    return np.asarray(stage_weights(jobs, np.maximum(dealt.most, dealt.last), tables, jobs.tp))
+
+
+def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
+    """Where whole gradients are reduced after every micro-batch, and not once a step."""
+    pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
+
+
+def state_exchanges(jobs: Jobs, framework: Framework) -> StateExchanges:
+    """Of the fullest stage."""
+    weights = stage_parameters(jobs, framework)
+    gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
+    reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, framework.reduce_bytes)
+    held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
+    axes, one = jobs.axes, np.ones(len(jobs))
+    split = jobs.weight_shard > 1
+    stored, nearer = gathers_per_step(jobs.gas, jobs.secondary_shard > 0)
+    rest = weights * reduce_bytes / jobs.gradient_shard
+    further = jobs.optimizer_shard / jobs.gradient_shard
+    return StateExchanges(
+        weights=Exchange(
+            "all_gather",
+            along(axes, "dp", jobs.weight_shard),
+            weights * gather_bytes,
+            np.where(split, stored, 0.0),
+        ),
+        secondary=Exchange(
+            "all_gather",
+            along(axes, "dp", np.maximum(jobs.secondary_shard, 1)),
+            weights * held_bytes,
+            np.where(split, nearer, 0.0),
+        ),
+        gradients=Exchange(
+            "reduce_scatter",
+            along(axes, "dp", jobs.gradient_shard),
+            weights * reduce_bytes,
+            jobs.gas,
+        ),
+        gradient_scatter=Exchange(
+            "reduce_scatter", along(axes, "dp", further, jobs.gradient_shard), rest, one
+        ),
+        gradient_sum=Exchange(
+            "all_reduce",
+            along(axes, "dp", jobs.dp / jobs.optimizer_shard, jobs.optimizer_shard),
+            rest / further,
+            np.where(reduces_every_time(jobs, framework), jobs.gas, 1.0),
+        ),
+        publish=Exchange(
+            "all_gather",
+            along(axes, "dp", jobs.optimizer_shard / jobs.weight_shard, jobs.weight_shard),
+            weights * gather_bytes / jobs.weight_shard,
+            one,
+        ),
+    )
+
+
+def activation_bytes(jobs: Jobs) -> Array:
+    """Of a micro-batch, between two layers."""
+    return jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
+
+
+def splits_sequence(jobs: Jobs, framework: Framework) -> Mask:
+    """Where activations between layers are split over the tensor-parallel ranks."""
+    return np.asarray(jobs.sequence_parallel | framework.sequence_parallel)
+
+
+def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
+    """Bytes that a rank of the fullest stage sends per step, by the trainer's purposes.
+
+    ``gradients`` are all of their reductions, the trainer's ``gradient_sync`` included.
+    """
+    states = state_exchanges(jobs, framework)
+    reductions = (states.gradients, states.gradient_scatter, states.gradient_sum)
+    return {
+        "weights": states.weights.sent_bytes,
+        "secondary": states.secondary.sent_bytes,
+        "gradients": np.asarray(sum(one.sent_bytes for one in reductions)),
+        "publish": states.publish.sent_bytes,
+        "tensor": _tensor_bytes(jobs, framework),
+        "pipeline": _pipeline_bytes(jobs, framework),
+    }
+
+
+def _tensor_bytes(jobs: Jobs, framework: Framework) -> Array:
+    again = np.where(jobs.recompute == FULL, framework.repeated_sums, 0.0)
+    layers = stage_layers(jobs, framework).most
+    # A sum is a scatter and a gathering either way; with a split sequence there are more gathers.
+    more = np.where(splits_sequence(jobs, framework), LAYER_GATHERS - LAYER_SUMS, 0.0)
+    calls = jobs.gas * layers * (2 * (LAYER_SUMS + again) + more)
+    return np.asarray(calls * share_sent(jobs.tp) * activation_bytes(jobs))
+
+
+def _pipeline_bytes(jobs: Jobs, framework: Framework) -> Array:
+    """Of a stage in the middle: activations to the next one, their gradients to the one before."""
+    share = np.where(splits_sequence(jobs, framework), jobs.tp, 1.0)
+    messages = jobs.gas * jobs.vpp * np.minimum(jobs.pp - 1, 2)
+    return np.asarray(messages * activation_bytes(jobs) / share)
