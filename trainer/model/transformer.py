@@ -38,9 +38,9 @@ class Linear(nn.Module):
 
 
 def norm_layer(model: ModelConfig) -> nn.Module:
-    """The model's kind of norm, over its hidden size."""
-    kind = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
-    return kind(model.hidden_size, eps=NORM_EPS)
+    """The model's norm, over its hidden size."""
+    layer = nn.LayerNorm if model.norm == "layernorm" else nn.RMSNorm
+    return layer(model.hidden_size, eps=NORM_EPS)
 
 
 def rotary_table(model: ModelConfig, like: Tensor) -> tuple[Tensor, Tensor]:

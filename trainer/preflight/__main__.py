@@ -86,14 +86,14 @@ class Record:
         self.content.update(facts)
         self._write()
 
-    def add(self, kind: str, /, **point: Any) -> None:
+    def add(self, table: str, /, **point: Any) -> None:
         """Keep one more measurement and show that there is progress."""
-        self.content.setdefault(kind, []).append(point)
+        self.content.setdefault(table, []).append(point)
         shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in point.items()}
         line = " ".join(f"{k}={v}" for k, v in shown.items() if not isinstance(v, list))
-        self.put(message=f"ended after {kind} {line}")
+        self.put(message=f"ended after {table} {line}")
         if self._rank == 0:
-            print(kind, line, flush=True)
+            print(table, line, flush=True)
 
     def _write(self) -> None:
         if self._rank == 0:
@@ -194,10 +194,10 @@ def _products(record: Record, probe: Probe, much: Effort) -> None:
     if probe.device.type == "cpu":  # nothing is trained in it elsewhere
         formats.append(("float32", torch.float32))
     for name, dtype in formats:
-        for kind, (rows, columns, inner) in shapes:
+        for use, (rows, columns, inner) in shapes:
             rates = probe.gemm_tflops(rows, columns, inner, dtype)
             shape = {"rows": rows, "columns": columns, "inner": inner}
-            record.add("gemm", of=kind, dtype=name, **shape, tflops=rates)
+            record.add("gemm", of=use, dtype=name, **shape, tflops=rates)
 
 
 if __name__ == "__main__":
