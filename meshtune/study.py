@@ -17,8 +17,8 @@ from analysis.run.journal import Journal
 from analysis.run.results import ResultsFile, write_results
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.trial import Outcome
 from workflows.optimizer.registry import DEFAULT, make_policy
 from workflows.search.objectives import figures
 from workflows.search.trials import ended

@@ -4,7 +4,7 @@ from .launcher import (
     LauncherError as LauncherError,
     LauncherOptions as LauncherOptions,
 )
-from .outcome.classify import classify as classify, read_result as read_result
+from .outcome.classify import Outcome as Outcome, classify as classify, read_result as read_result
 from .outcome.evidence import clear_attempt as clear_attempt, gather as gather
 from .outcome.kinds import (
     BLAMELESS as BLAMELESS,
@@ -35,7 +35,6 @@ from .srun.batch import (
 from .srun.site import SiteError as SiteError, load_site as load_site
 from .trial import (
     Lease as Lease,
-    Outcome as Outcome,
     ResultSource as ResultSource,
     TrialSpec as TrialSpec,
 )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.clock import Clock
+from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 
 class LauncherError(Exception):

@@ -1,4 +1,4 @@
-"""What a trial is given and what it comes to: nodes, a command, an outcome."""
+"""What a trial is given: nodes, a command, limits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from slurm.outcome.kinds import Kind
 
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; by it a later driver finds what was left."""
@@ -58,19 +56,3 @@ class TrialSpec:
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a trial ended, and the evidence."""
-
-    kind: Kind
-    result: Mapping[str, Any] | None = None  # the trainer's figures, where it gave any
-    message: str = ""  # one line: what was seen that decided the kind
-    stderr_tail: str = ""
-    exit_code: int | None = None
-    elapsed_s: float = 0.0
-    stopped_early: bool = False  # the result is of its steps until then
-    saved_s: float = 0.0  # that it would have run on
-    suspect_nodes: tuple[str, ...] = ()  # to be quarantined
-    lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die

@@ -26,9 +26,10 @@ from benchmarks.slow_links.network import INTERFACE, SlowNetwork
 from benchmarks.slow_links.rank import NAMESPACE_VARIABLE
 from search_spaces import load_space
 from slurm.local.launcher import LocalLauncher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
 from slurm.python import module_arguments, module_argv
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 from workflows.search.budget import Budget
 from workflows.search.session import run_session
 

@@ -16,13 +16,13 @@ from slurm import processes
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
 from slurm.local.shepherd import Request, marker
-from slurm.outcome.classify import classify
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, Termination, watch
 from slurm.python import module_arguments
-from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
 # out-of-memory by themselves, and write its result; a shorter time would cut them off.

@@ -18,11 +18,11 @@ from slurm.mpiexec.output import OutputPump
 from slurm.mpiexec.proof import ANSWER_S, Sweeper, Swept, run_mpiexec
 from slurm.mpiexec.sweep import end_trials
 from slurm.mpiexec.texts import MPIEXEC_TEXTS
-from slurm.outcome.classify import classify
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 _VERSION_S = 30.0
 _ORDERLY_END_S = 10.0  # after SIGTERM; Open MPI was seen to take 4 s if its ranks ignore the signal

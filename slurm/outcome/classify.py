@@ -18,10 +18,25 @@ from slurm.outcome.evidence import Evidence, find_result, read_end
 from slurm.outcome.kinds import STATUSES, Before, Kind
 from slurm.outcome.step_log import EarlyStop
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination
-from slurm.trial import Outcome
 
 TAIL_LINES = 40
 _EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended, and the evidence."""
+
+    kind: Kind
+    result: Mapping[str, Any] | None = None  # the trainer's figures, where it gave any
+    message: str = ""  # one line: what was seen that decided the kind
+    stderr_tail: str = ""
+    exit_code: int | None = None
+    elapsed_s: float = 0.0
+    stopped_early: bool = False  # the result is of its steps until then
+    saved_s: float = 0.0  # that it would have run on
+    suspect_nodes: tuple[str, ...] = ()  # to be quarantined
+    lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die
 
 
 @dataclass(frozen=True)

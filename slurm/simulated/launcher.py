@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from slurm.launcher import Launcher, LauncherError
-from slurm.outcome.classify import classify
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.outcome.watch import Termination
@@ -22,7 +22,7 @@ from slurm.simulated.clock import Check, VirtualClock
 from slurm.simulated.cluster import EPOCH, NodeFailures, SimulatedCluster
 from slurm.simulated.trial import SimulatedStep, Workload, simulate
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 NODE_LOSS_S = 60.0  # until Slurm has noticed that a node does not answer
 

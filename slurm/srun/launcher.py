@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
-from slurm.outcome.classify import classify
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
@@ -23,7 +23,7 @@ from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
 GONE_DEADLINE_S = 600.0

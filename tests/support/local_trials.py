@@ -12,7 +12,8 @@ from pathlib import Path
 
 from slurm import processes
 from slurm.local.launcher import LocalLauncher
-from slurm.trial import TRIAL_VARIABLE, Lease, Outcome, TrialSpec
+from slurm.outcome.classify import Outcome
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
 DRIVER = """

@@ -10,9 +10,10 @@ from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener

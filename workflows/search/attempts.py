@@ -7,9 +7,10 @@ import threading
 from dataclasses import dataclass
 
 from slurm.launcher import Launcher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 
 @dataclass

@@ -19,10 +19,10 @@ from analysis.run.trial import Trial
 from analysis.units import counted
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
-from slurm.outcome.classify import read_result
+from slurm.outcome.classify import Outcome, read_result
 from slurm.outcome.kinds import Kind
 from slurm.pool import NodePool
-from slurm.trial import Lease, Outcome
+from slurm.trial import Lease
 from workflows.optimizer.policy import Policy
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget

@@ -12,9 +12,10 @@ from analysis.run.events import Ended
 from analysis.run.folder import RunFolder
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
+from slurm.outcome.classify import Outcome
 from slurm.outcome.evidence import clear_attempt
 from slurm.outcome.kinds import BLAMELESS, Kind
-from slurm.trial import Outcome, ResultSource, TrialSpec
+from slurm.trial import ResultSource, TrialSpec
 from trainer.config import ConfigError
 from workflows.search.objectives import figures
 

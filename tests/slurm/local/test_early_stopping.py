@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from slurm.local.launcher import LocalLauncher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import EarlyStop, StepReport
-from slurm.trial import Lease, Outcome, ResultSource, TrialSpec
+from slurm.trial import Lease, ResultSource, TrialSpec
 
 EARLY = EarlyStop("stopped early", {"status": "ok", "speed": 3.0}, saved_s=12.0)
 SPEAK = """

@@ -16,9 +16,9 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.python import module_argv
-from slurm.trial import Outcome
 from support.local_trials import OK, fork_servers, log, marked, run, start_driver
 from support.waiting import wait_for
 

@@ -20,8 +20,9 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.mpiexec.launcher import MpiexecLauncher
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 from support.waiting import wait_for
 
 NEVER = threading.Event()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from slurm.mpiexec.texts import MPIEXEC_TEXTS
-from slurm.outcome.classify import classify
+from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import Kind
 from slurm.outcome.watch import Termination
-from slurm.trial import Outcome
 
 RULE = "-" * 74 + "\n"
 LOST_DAEMON_4 = f"""\

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from slurm.launcher import LauncherError
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import EarlyStop, StepReport, StopRule
 from slurm.simulated.clock import VirtualClock
 from slurm.simulated.cluster import EPOCH, SimulatedCluster
 from slurm.simulated.launcher import NODE_LOSS_S, SimulatedLauncher
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 from support.workload import CALM, GIB, Work
 
 

@@ -17,13 +17,14 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.minicluster.cluster import Minicluster
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import srun_environment
 from slurm.srun.launcher import LaunchPacing, SrunLauncher
 from slurm.srun.site import load_site
-from slurm.trial import Lease, Outcome, TrialSpec
+from slurm.trial import Lease, TrialSpec
 from support.slurm_controller import FakeController
 from support.waiting import wait_for
 

@@ -19,8 +19,8 @@ from analysis.run.results import write_results
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.trial import Outcome
 from workflows.cli.main import main
 from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomPolicy
 from workflows.optimizer.policy import Policy, Problem, Proposal

@@ -13,8 +13,9 @@ import pytest
 from analysis.run.events import Ended, Event, Started, read_records
 from analysis.run.fold import read_run
 from search_spaces import SearchSpace
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.trial import Lease, Outcome
+from slurm.trial import Lease
 from support.scripted_launcher import Drivers, ScriptedLauncher, ok
 from workflows.search.budget import Budget, node_hours
 from workflows.search.driver import Driver, Listener, Tick

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from analysis.run.events import Ended, Event
 from search_spaces import SearchSpace
+from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.trial import Lease, Outcome
+from slurm.trial import Lease
 from support.scripted_launcher import ScriptedLauncher, ok
 from workflows.search.driver import Driver, Tick
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
