@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from analysis.report.sensitivity import Sensitivity
-    from meshtune.study import Study
     from search_spaces import SearchSpace
     from slurm.launcher import Launcher
+    from workflows import Study
+    from workflows.search.driver import Driver
 
 __all__ = [
     "Closed", "Ended", "Event", "Opened", "Run", "Started",
@@ -85,11 +86,8 @@ def search(
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
     """
     from analysis.run.folder import RunFolder
-    from slurm.launcher import Launcher
-    from workflows.launching import launcher_for
-    from workflows.search.budget import Budget
-    from workflows.search.driver import Driver, Tick
-    from workflows.search.session import open_driver
+    from slurm import Launcher
+    from workflows import launcher_for, run_search
 
     space = _space(space)
     if trials is not None:
@@ -98,18 +96,14 @@ def search(
     default = Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
     folder = RunFolder(Path(run_dir or default))
 
-    def tell(event: Event | Tick, driver: Driver) -> None:
-        if listen is not None and not isinstance(event, Tick):
+    def tell(event: object, driver: Driver) -> None:
+        if listen is not None and isinstance(event, Event):  # and no tick
             listen(event, driver.state)
 
     if isinstance(launcher, Launcher):
-        with open_driver(space, folder, launcher, seed, Budget.of(space), tell, policy) as driver:
-            driver.run()
-            return driver.state
+        return run_search(space, folder, launcher, seed, policy, tell)
     with closing(launcher_for(space, folder, launcher, simulate)) as named:
-        return search(
-            space, launcher=named, run_dir=folder.path, policy=policy, seed=seed, listen=listen
-        )
+        return run_search(space, folder, named, seed, policy, tell)
 
 
 def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:

@@ -1,1 +1,8 @@
-"""The search itself: space, proposer, driver, journal, budget and the command line."""
+"""The search itself: what is proposed, what runs where, when it ends; and the command line.
+
+A name is imported when it is used first: a process that asks for little imports little.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -31,7 +31,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("module", ["meshtune", "meshtune.api", "meshtune.study"])
+@pytest.mark.parametrize("module", ["meshtune", "meshtune.api", "workflows.search.study"])
 def test_the_examples_in_docstrings_are_true(module: str, names: dict[str, Any]) -> None:
     found = doctest.testmod(importlib.import_module(module), extraglobs=names)
     assert found.attempted and not found.failed

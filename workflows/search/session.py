@@ -119,6 +119,24 @@ def open_driver(
         journal.close()
 
 
+def run_search(
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    seed: int | None = None,
+    policy: str = DEFAULT,
+    listen: Listener = lambda *_: None,
+) -> Run:
+    """Search until an ending, and return the run; prints nothing and leaves signals alone.
+
+    Args:
+        space, folder, launcher, seed, policy, listen: see :func:`open_driver`.
+    """
+    with open_driver(space, folder, launcher, seed, Budget.of(space), listen, policy) as driver:
+        driver.run()
+        return driver.state
+
+
 def dry_run(
     space: SearchSpace,
     folder: RunFolder,

@@ -1,0 +1,223 @@
+"""Ask and tell: a search whose trials somebody else runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from analysis.run.events import Opened, Proposed, Started
+from analysis.run.fold import Run
+from analysis.run.folder import RunFolder
+from analysis.run.journal import Journal
+from analysis.run.results import ResultsFile, write_results
+from analysis.run.trial import Trial
+from search_spaces import SearchSpace, load_space
+from slurm.outcome.classify import Outcome
+from slurm.outcome.kinds import Kind
+from workflows.optimizer.registry import DEFAULT, make_policy
+from workflows.search.objectives import figures
+from workflows.search.trials import ended
+
+LAUNCHER = "ask-tell"  # what the journal says of who runs the trials
+_ANY_WIDTH = 2**31
+
+
+class Study:
+    """Proposes trials and learns from their results; the loop around it is yours.
+
+    >>> import meshtune
+    >>> study = meshtune.Study("gpt_22b_frontier")
+    >>> trial = study.ask()
+    >>> sorted(trial.config)[:3]
+    ['gas', 'mbs', 'num_nodes']
+    >>> study.tell(trial, {"tflops_per_gpu": 61.5})
+    >>> study.tell(study.ask(), "oom")
+    >>> study.best.number, len(study.trials)
+    (1, 2)
+
+    Several trials may be asked for before the first is told. With a folder all of it is kept, and
+    after a crash the same call resumes: trials that were asked for can still be told, and ``ask``
+    first gives those that were not. The folder is a run's like any other: ``meshtune.load``,
+    ``report``, and the command's ``meshtune status`` read it.
+
+    Args:
+        space: or a file, or the name of a shipped space.
+        folder: where the run is kept; default: nowhere, and it ends with this process.
+        policy: what chooses; see ``meshtune search --help``.
+        seed: default: 0, or the run's own.
+
+    Raises:
+        SpaceError: if the space cannot be read.
+        FingerprintError: if the folder holds a run of another space.
+        ValueError: if the folder holds a search that ran its own trials.
+        RunBusyError: if another process has this run.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace | str | Path,
+        folder: str | Path | None = None,
+        *,
+        policy: str = DEFAULT,
+        seed: int | None = None,
+    ) -> None:
+        self.space = load_space(str(space)) if isinstance(space, (str, Path)) else space
+        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="meshtune-")
+        self._folder = RunFolder(Path(folder or self._temporary.name))  # type: ignore[union-attr]
+        self._folder.prepare(self.space)
+        self._journal = Journal(self._folder.path, sync=folder is not None)
+        try:
+            if self.run.launcher not in ("", LAUNCHER):
+                raise ValueError(
+                    f"{self._folder.path} holds a search whose trials are run by the launcher "
+                    f"{self.run.launcher!r}: resume it with `meshtune search`, or choose another "
+                    "folder"
+                )
+            self._folder.create(self.space)
+            seed = self.run.seed if seed is None else seed
+            self._policy = make_policy(self.space, seed, policy)
+        except BaseException:
+            self._journal.close()
+            raise
+        self._results = ResultsFile(self._folder)
+        self._left = deque(n for n, trial in sorted(self.run.trials.items()) if not trial.ended)
+        self._journal.write(
+            Opened(
+                space=self.space.name,
+                fingerprint=self.space.fingerprint,
+                seed=seed,
+                launcher=LAUNCHER,
+                **self.space.goals,
+            )
+        )
+
+    @property
+    def run(self) -> Run:
+        """All that has happened."""
+        return self._journal.run
+
+    @property
+    def directory(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Every trial, in the order in which they were asked for."""
+        return [trial for _, trial in sorted(self.run.trials.items())]
+
+    @property
+    def best(self) -> Trial | None:
+        """The best success so far."""
+        return self.run.best
+
+    def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:
+        """The next trial to run; its ``number`` and ``config`` say which.
+
+        Args:
+            max_nodes: the widest trial that may come.
+
+        Returns:
+            None if every configuration of the space that is narrow enough has been asked for.
+        """
+        number = self._from_before(max_nodes)
+        if number is None:
+            proposal = self._policy.propose(self.run, max_nodes)
+            if proposal is None:
+                return None
+            number = max(self.run.trials, default=0) + 1
+            self._journal.write(
+                Proposed(
+                    trial=number,
+                    config=proposal.config,
+                    by=proposal.by,
+                    why=proposal.why,
+                    expected=dict(proposal.expected),
+                )
+            )
+        trial = self.run.trials[number]
+        attempt = len(trial.attempts) + 1
+        self._journal.write(
+            Started(trial=number, attempt=attempt, name=f"{LAUNCHER}-{number}-{attempt}", nodes=())
+        )
+        return trial
+
+    def tell(
+        self, trial: Trial | int, result: Mapping[str, Any] | str | Kind, message: str = ""
+    ) -> None:
+        """Say how a trial ended.
+
+        Args:
+            trial: that was asked for, or its number.
+            result: its metrics, with that of the objective; or how it failed: ``oom``,
+                ``timeout``, ``crash``, ``diverged``, ``invalid``, ``host_oom``. After a failure of
+                the machine (``node_failure``, ``launch_failure``, ``preempted``) ``ask`` gives the
+                trial again.
+            message: on a failure, for the report.
+
+        Raises:
+            MissingMetricError: if the result has no number for the objective; it names what there
+                is.
+            ValueError: for an unknown failure, or a trial that does not run.
+        """
+        known = self.run.trials.get(trial if isinstance(trial, int) else trial.number)
+        running = known.running if known else None
+        if known is None or running is None:
+            number = trial if isinstance(trial, int) else trial.number
+            raise ValueError(f"trial {number} does not run: tell what `ask` gave, and only once")
+        if isinstance(result, Mapping):
+            figures(self.space, known.config, result)  # an error now, and not a crash of the trial
+            outcome = Outcome(Kind.OK, result=result, message=message)
+        else:
+            outcome = Outcome(_failure(result), message=message)
+        outcome = replace(outcome, elapsed_s=self._journal.clock() - running.started_t)
+        end = ended(self.space, known, running.number, (), outcome)
+        self._journal.write(end)
+        if known.number in self._left:  # of an earlier process
+            self._left.remove(known.number)
+        if not end.final:
+            self._left.append(known.number)
+        self._results.stale = True
+        self._results.catch_up(self.run)
+
+    def close(self) -> None:
+        """Write what is left to write, and let others have the run."""
+        write_results(self._folder, self.run)
+        self._journal.close()
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _from_before(self, max_nodes: int) -> int | None:
+        """A trial that was asked for before, and has to run again."""
+        for number in list(self._left):
+            trial = self.run.trials[number]
+            if self.space.num_nodes(trial.config) > max_nodes:
+                continue
+            self._left.remove(number)
+            if trial.running:
+                lost = Outcome(Kind.PREEMPTED, message="never told; asked for again")
+                self._journal.write(ended(self.space, trial, trial.running.number, (), lost))
+            if not trial.ended:  # not again and again, for it may be what ends the process
+                return number
+        return None
+
+
+def _failure(kind: str | Kind) -> Kind:
+    accepted = [each.value for each in Kind if each is not Kind.OK]
+    if kind not in accepted:
+        raise ValueError(f"failure {kind!r}: accepted {', '.join(accepted)}, or a dict of metrics")
+    return Kind(kind)
