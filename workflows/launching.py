@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from analysis.run.fold import read_run
+from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
 from search_spaces import SearchSpace
@@ -47,15 +47,8 @@ def launcher_for(
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
     run = read_run(folder.path) if folder.started else None
-    if run and name == "simulate" and run.launcher not in ("", "simulate"):
-        raise LaunchError(
-            f"{folder.path} holds a real run ({run.launcher}): choose another run folder"
-        )
-    if run and name != "simulate" and run.launcher == "simulate":
-        raise LaunchError(
-            f"{folder.path} holds a simulated run: resume it with the launcher 'simulate', or "
-            "choose another run folder"
-        )
+    if run:
+        _refuse_mixture(run, name)
 
     def simulated(_: LauncherOptions) -> Launcher:
         from slurm.simulated.cluster import EPOCH
@@ -73,6 +66,19 @@ def launcher_for(
         )
     options = LauncherOptions(nodes, site, hostfile)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
+
+
+def _refuse_mixture(run: Run, name: str | None) -> None:
+    """Simulated and real trials are never in one run."""
+    if name == "simulate" and run.launcher not in ("", "simulate"):
+        raise LaunchError(
+            f"{run.directory} holds a real run ({run.launcher}): choose another run folder"
+        )
+    if name != "simulate" and run.launcher == "simulate":
+        raise LaunchError(
+            f"{run.directory} holds a simulated run: resume it with the launcher 'simulate', or "
+            "choose another run folder"
+        )
 
 
 def _widest(space: SearchSpace) -> int:

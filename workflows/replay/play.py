@@ -200,7 +200,7 @@ def text(figures: Mapping[str, Any]) -> str:
     lines.append(
         f"failed of the first 16: {100 * overall['failed_share']:.1f} %; "
         f"within 5 % among the first 8: {overall['landscapes_with_5pct_in_first_8']} of "
-        f"{overall['landscapes']} landscapes; {overall['proposer_s']:.3f} s a proposal"
+        f"{overall['landscapes']} landscapes; {overall['proposer_s']:.3f} s per proposal"
     )
     return "\n".join(lines)
 
