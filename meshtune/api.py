@@ -72,8 +72,8 @@ def search(
 
     Args:
         space: or what :func:`load_space` takes.
-        launcher: gives trials their processes: ``local``, ``srun``, ``simulate``, an installed
-            one, or an object. Default: srun inside a Slurm allocation, else local.
+        launcher: gives trials their processes: ``local``, ``srun``, ``mpiexec``, ``simulate``, an
+            installed one, or an object. Default: srun inside a Slurm allocation, else local.
         trials: budget, in place of the space's own.
         run_dir: default: ``runs/NAME``, NAME being the space's.
         policy: what chooses the configurations; see ``meshtune search --help``.

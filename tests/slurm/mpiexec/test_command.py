@@ -94,10 +94,12 @@ def test_a_trial_is_as_wide_as_its_lease_or_there_is_no_line() -> None:
         line_of(OPEN_MPI_4, replace(SPEC, num_nodes=3))
 
 
-def test_the_trials_settings_win_over_the_drivers_and_ours() -> None:
-    spec = replace(SPEC, env={"PATH": "/mine", "OMP_NUM_THREADS": "2"})
+def test_the_trials_settings_win_but_not_over_where_its_ranks_meet() -> None:
+    env = {"PATH": "/mine", "OMP_NUM_THREADS": "2", "MASTER_ADDR": "elsewhere"}
+    spec = replace(SPEC, env=env, cpus_per_rank=4)
     environ = mpiexec_environment(spec, LEASE, "node002", DRIVER)
     assert (environ["PATH"], environ["OMP_NUM_THREADS"]) == ("/mine", "2")
+    assert environ["MASTER_ADDR"] == "node002"
 
 
 def test_a_driver_that_is_itself_a_rank_does_not_hand_that_on() -> None:
