@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +18,18 @@ from analysis.finalists import (
     repeats_since_proposal,
     verdict,
 )
-from analysis.run.events import Ended, Event, Proposed, Started
+from analysis.run.events import Ended, Proposed, Started
 from analysis.run.fold import Run, apply
 from analysis.run.frame import load
-from analysis.verdict import early_stop_lines, standard_errors, verdict_lines
-from support.run_book import RunBook
+from support.run_book import RepeatBook
 
 FOLDER = Path("run")
 Write = Callable[..., Run]
 
 
-class Book(RunBook):
-    """Trials that are measured again and again."""
-
-    def __init__(self, folder: Path, minimize: bool = False) -> None:
-        super().__init__(folder, {"minimize" if minimize else "maximize": "speed"})
-        self.attempts: dict[int, int] = {}
-
-    def write(self, event: Event) -> None:
-        self.t += 10
-        super().write(event)
-
-    def measure(self, trial: int, speed: float | None, kind: str = "ok", **more: Any) -> None:
-        repeat = trial in self.attempts
-        if not repeat:
-            self.propose(trial, {"tp": trial})
-        self.attempts[trial] = attempt = self.attempts.get(trial, 0) + 1
-        self.start(trial, attempt, ["n", "m"], repeat)
-        result = {"speed": speed, "mark": attempt} if speed else {}
-        message = f"attempt {attempt}"
-        self.end(
-            trial, kind, speed, attempt=attempt, result=result, message=message,
-            final=not repeat, **more,
-        )  # fmt: skip
-
-    def run(self, speeds: Mapping[int, Sequence[float]]) -> Run:
-        for trial, all_of_it in speeds.items():
-            for speed in all_of_it:
-                self.measure(trial, speed)
-        return self.read()
-
-
 @pytest.fixture
-def book(tmp_path: Path) -> Book:
-    return Book(tmp_path / "run")
+def book(tmp_path: Path) -> RepeatBook:
+    return RepeatBook(tmp_path / "run")
 
 
 def asked(run: Run, confidence: float = 0.9, max_repeats: int = 6, **how: Any) -> int | None:
@@ -72,7 +40,7 @@ def asked(run: Run, confidence: float = 0.9, max_repeats: int = 6, **how: Any) -
 # ---- what a trial is worth ----
 
 
-def test_a_trial_is_worth_the_median_of_its_measurements(book: Book) -> None:
+def test_a_trial_is_worth_the_median_of_its_measurements(book: RepeatBook) -> None:
     run = book.run({1: [100.0, 40.0, 104.0]})
     trial = run.trials[1]
     assert trial.objective == 100.0
@@ -82,19 +50,19 @@ def test_a_trial_is_worth_the_median_of_its_measurements(book: Book) -> None:
     assert trial.ended_t == run.opened_t[0] + 30  # when it was first known
 
 
-def test_a_lucky_winner_is_revised(book: Book) -> None:
+def test_a_lucky_winner_is_revised(book: RepeatBook) -> None:
     run = book.run({1: [100.0, 90.0, 89.0], 2: [95.0]})
     assert run.best is run.trials[2]
 
 
-def test_a_repeat_whose_nodes_failed_says_nothing(book: Book) -> None:
+def test_a_repeat_whose_nodes_failed_says_nothing(book: RepeatBook) -> None:
     book.measure(1, 100.0)
     book.measure(1, None, "node_failure")
     trial = book.read().trials[1]
     assert (trial.kind, trial.objective, trial.failed_repeats) == ("ok", 100.0, 0)
 
 
-def test_a_trial_whose_repeats_fail_more_often_than_not_has_failed(book: Book) -> None:
+def test_a_trial_whose_repeats_fail_more_often_than_not_has_failed(book: RepeatBook) -> None:
     book.measure(2, 80.0)
     book.measure(1, 100.0)
     book.measure(1, None, "oom")
@@ -108,28 +76,28 @@ def test_a_trial_whose_repeats_fail_more_often_than_not_has_failed(book: Book) -
     assert run.best is run.trials[2]
 
 
-def test_what_was_stopped_early_is_never_the_best_until_it_is_measured_whole(book: Book) -> None:
+def test_what_was_stopped_early_is_never_the_best_until_it_is_measured_whole(
+    book: RepeatBook,
+) -> None:
     book.measure(1, 70.0)
     book.measure(2, 75.0, early=True, saved_node_s=120.0)
     run = book.read()
     assert run.trials[2].ok and run.trials[2].stopped_early
     assert run.best is run.trials[1]
     assert run.trials[2].saved_node_s == 120.0
-    assert early_stop_lines(run) == [("early stop", "1 trial, 2 node-minutes saved")]
     book.measure(2, 76.0)
     run = book.read()
     assert run.trials[2].measurements == [76.0]
     assert run.best is run.trials[2]
 
 
-def test_a_journal_from_before_repeats_is_read(book: Book) -> None:
+def test_a_journal_from_before_repeats_is_read(book: RepeatBook) -> None:
     book.measure(1, 100.0)
     run = book.read()
     text = (book.directory / "journal.jsonl").read_text()
     assert "repeat" not in text and "early" not in text
     assert run.trials[1].measurements == [100.0]
     assert not run.trials[1].stopped_early
-    assert verdict_lines(run) == []
     frame = load(book.directory)
     assert list(frame["measurements"]) == [1]
 
@@ -145,7 +113,7 @@ def test_the_variance_of_a_median_is_right() -> None:
         assert 0.96 < ratio < (1.03 if count % 2 else 1.25)
 
 
-def test_noise_is_the_prior_before_anything_was_repeated(book: Book) -> None:
+def test_noise_is_the_prior_before_anything_was_repeated(book: RepeatBook) -> None:
     assert noise_of(book.run({1: [100.0], 2: [50.0]})).log_sd == NOISE_LOG_SD
 
 
@@ -153,7 +121,7 @@ def test_noise_follows_the_repeats(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     found = {}
     for spread in (0.002, 0.1):
-        book = Book(tmp_path / f"{spread}")
+        book = RepeatBook(tmp_path / f"{spread}")
         speeds = {t: list(100 * np.exp(spread * rng.standard_normal(4))) for t in range(1, 20)}
         found[spread] = noise_of(book.run(speeds)).log_sd
     assert found[0.002] < 0.4 * NOISE_LOG_SD
@@ -162,9 +130,9 @@ def test_noise_follows_the_repeats(tmp_path: Path) -> None:
 
 def test_one_disturbed_run_does_not_make_all_others_uncertain(tmp_path: Path) -> None:
     calm = {1: [100.0, 101.0, 100.5], 2: [90.0, 90.5, 90.2]}
-    before = noise_of(Book(tmp_path / "calm").run(calm))
+    before = noise_of(RepeatBook(tmp_path / "calm").run(calm))
     calm[3] = [80.0, 30.0, 80.3]
-    after = noise_of(Book(tmp_path / "disturbed").run(calm))
+    after = noise_of(RepeatBook(tmp_path / "disturbed").run(calm))
     assert after.log_sd < 2 * before.log_sd
     assert after.repeats == before.repeats + 2
 
@@ -172,7 +140,7 @@ def test_one_disturbed_run_does_not_make_all_others_uncertain(tmp_path: Path) ->
 # ---- who is measured again ----
 
 
-def test_no_winner_is_settled_that_was_measured_only_once(book: Book) -> None:
+def test_no_winner_is_settled_that_was_measured_only_once(book: RepeatBook) -> None:
     run = book.run({1: [100.0], 2: [20.0]})
     now = verdict(run)
     assert now is not None and now.confidence > 0.99
@@ -181,7 +149,7 @@ def test_no_winner_is_settled_that_was_measured_only_once(book: Book) -> None:
     assert asked(book.read()) is None
 
 
-def test_equal_ones_within_a_percent_are_settled(book: Book) -> None:
+def test_equal_ones_within_a_percent_are_settled(book: RepeatBook) -> None:
     calm = [100.0, 100.1, 99.9, 100.0, 100.05, 99.95] * 2
     run = book.run({1: calm, 2: [x * 0.9995 for x in calm], 3: [50.0]})
     now = verdict(run)
@@ -191,14 +159,14 @@ def test_equal_ones_within_a_percent_are_settled(book: Book) -> None:
     assert asked(run, max_repeats=100) is None
 
 
-def test_the_less_measured_of_the_two_leading_ones_is_next(book: Book) -> None:
+def test_the_less_measured_of_the_two_leading_ones_is_next(book: RepeatBook) -> None:
     book.run({1: [100.0], 2: [99.0], 3: [60.0]})
     assert asked(book.read()) == 1
     book.measure(1, 100.2)
     assert asked(book.read()) == 2
 
 
-def test_running_repeats_count_as_if_they_confirmed_and_none_runs_twice(book: Book) -> None:
+def test_running_repeats_count_as_if_they_confirmed_and_none_runs_twice(book: RepeatBook) -> None:
     run = book.run({1: [100.0], 2: [99.0], 3: [98.0], 4: [60.0]})
     first = asked(run)
     second = asked(run, running=[1])
@@ -206,7 +174,7 @@ def test_running_repeats_count_as_if_they_confirmed_and_none_runs_twice(book: Bo
     assert asked(run, running=[1, 2, 3]) is None  # 4 cannot win
 
 
-def test_repeats_end_at_their_maximum_and_a_new_trial_allows_new_ones(book: Book) -> None:
+def test_repeats_end_at_their_maximum_and_a_new_trial_allows_new_ones(book: RepeatBook) -> None:
     run = book.run({1: [100.0, 93.0], 2: [97.0, 98.0], 3: [96.0, 95.0]})
     assert repeats_since_proposal(run) == 1  # trials 2 and 3 were proposed after the others
     assert asked(run, confidence=0.99, max_repeats=1) is None
@@ -216,13 +184,13 @@ def test_repeats_end_at_their_maximum_and_a_new_trial_allows_new_ones(book: Book
     assert repeats_since_proposal(book.read()) == 0
 
 
-def test_only_what_is_possible_is_repeated(book: Book) -> None:
+def test_only_what_is_possible_is_repeated(book: RepeatBook) -> None:
     run = book.run({1: [100.0], 2: [99.0]})
     assert asked(run, possible=lambda trial: trial.number == 2) == 2
     assert asked(run, possible=lambda trial: False) is None
 
 
-def test_two_measurements_that_contradict_each_other_need_a_third(book: Book) -> None:
+def test_two_measurements_that_contradict_each_other_need_a_third(book: RepeatBook) -> None:
     calm = {4: [60.0, 60.1], 5: [50.0, 50.3], 6: [45.0, 44.9]}
     run = book.run({1: [100.0, 45.0], 2: [90.0, 90.2], 3: [40.0, 20.0], **calm})
     assert run.best is run.trials[2]
@@ -233,7 +201,7 @@ def test_two_measurements_that_contradict_each_other_need_a_third(book: Book) ->
 
 
 def test_a_minimized_objective_works_the_same(tmp_path: Path) -> None:
-    book = Book(tmp_path / "run", minimize=True)
+    book = RepeatBook(tmp_path / "run", minimize=True)
     run = book.run({1: [1.0, 1.01], 2: [1.3]})
     now = verdict(run)
     assert now is not None and now.first.trial == 1
@@ -245,26 +213,12 @@ def test_a_minimized_objective_works_the_same(tmp_path: Path) -> None:
     assert now.runner_up.behind == pytest.approx(1.02 / 1.005 - 1, rel=0.02)
 
 
-def test_without_a_success_or_a_logarithm_there_is_no_verdict(book: Book) -> None:
+def test_without_a_success_or_a_logarithm_there_is_no_verdict(book: RepeatBook) -> None:
     book.measure(1, None, "oom")
     assert verdict(book.read()) is None
     book.measure(2, -3.0)
     assert verdict(book.read()) is None
     assert asked(book.read()) is None
-
-
-def test_the_verdict_is_told_with_its_runner_up(book: Book) -> None:
-    run = book.run({1: [100.0, 101.0], 2: [97.0, 97.1], 3: [20.0]})
-    (_, winner), (_, second), (_, noise) = verdict_lines(run, 0.5)
-    assert winner.startswith("trial 1, measured twice; the best with probability 0.")
-    assert winner.endswith("(confidence 0.5 reached)")
-    assert second == "trial 2, 3.4% behind, measured twice"
-    assert noise.endswith("between runs of one configuration")
-    assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
-    assert set(standard_errors(run)) == {1, 2}
-    assert standard_errors(run)[1] == pytest.approx(
-        noise_of(run).log_sd * median_variance(2) ** 0.5
-    )
 
 
 @pytest.mark.parametrize(("spread", "disturbed"), [(0.01, 0.0), (0.03, 0.0), (0.02, 0.1)])

@@ -133,6 +133,37 @@ class RunBook:
         (folder / "trial.json").write_text(json.dumps(spec))
 
 
+class RepeatBook(RunBook):
+    """Trials that are measured again and again."""
+
+    def __init__(self, folder: Path, minimize: bool = False) -> None:
+        super().__init__(folder, {"minimize" if minimize else "maximize": "speed"})
+        self.attempts: dict[int, int] = {}
+
+    def write(self, event: Event) -> None:
+        self.t += 10
+        super().write(event)
+
+    def measure(self, trial: int, speed: float | None, kind: str = "ok", **more: Any) -> None:
+        repeat = trial in self.attempts
+        if not repeat:
+            self.propose(trial, {"tp": trial})
+        self.attempts[trial] = attempt = self.attempts.get(trial, 0) + 1
+        self.start(trial, attempt, ["n", "m"], repeat)
+        result = {"speed": speed, "mark": attempt} if speed else {}
+        message = f"attempt {attempt}"
+        self.end(
+            trial, kind, speed, attempt=attempt, result=result, message=message,
+            final=not repeat, **more,
+        )  # fmt: skip
+
+    def run(self, speeds: Mapping[int, Sequence[float]]) -> Run:
+        for trial, all_of_it in speeds.items():
+            for speed in all_of_it:
+                self.measure(trial, speed)
+        return self.read()
+
+
 def train_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """What the built-in trainer is told for a configuration, of the 175B model of Dash et al."""
     model = {

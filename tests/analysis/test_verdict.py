@@ -1,0 +1,77 @@
+"""What is said of a run: its winner, its front, its repeats, its early stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis.finalists import median_variance, noise_of
+from analysis.verdict import (
+    attempt_text,
+    early_stop_lines,
+    front_lines,
+    objectives_text,
+    standard_errors,
+    verdict_lines,
+)
+from support.run_book import RepeatBook, RunBook
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> RepeatBook:
+    return RepeatBook(tmp_path / "run")
+
+
+def test_there_is_no_verdict_before_a_trial_was_measured_again(book: RepeatBook) -> None:
+    assert verdict_lines(book.run({1: [100.0], 2: [99.0]})) == []
+
+
+def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
+    run = book.run({1: [100.0, 101.0], 2: [97.0, 97.1], 3: [20.0]})
+    (_, winner), (_, second), (_, noise) = verdict_lines(run, 0.5)
+    assert winner.startswith("trial 1, measured twice; the best with probability 0.")
+    assert winner.endswith("(confidence 0.5 reached)")
+    assert second == "trial 2, 3.4% behind, measured twice"
+    assert noise.endswith("between runs of one configuration")
+    assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
+    assert set(standard_errors(run)) == {1, 2}
+    assert standard_errors(run)[1] == pytest.approx(
+        noise_of(run).log_sd * median_variance(2) ** 0.5
+    )
+
+
+def test_early_stops_are_counted_with_what_they_saved(book: RepeatBook) -> None:
+    book.measure(1, 70.0)
+    assert early_stop_lines(book.read()) == []
+    book.measure(2, 75.0, early=True, saved_node_s=120.0)
+    assert early_stop_lines(book.read()) == [("early stop", "1 trial, 2 node-minutes saved")]
+
+
+def test_an_end_that_is_no_first_result_says_what_it_is(book: RepeatBook) -> None:
+    book.measure(1, 100.0)
+    book.measure(1, 90.0)
+    book.measure(2, 75.0, early=True)
+    run = book.read()
+    first, second = run.trials[1].attempts
+    [stopped] = run.trials[2].attempts
+    assert attempt_text(run, run.trials[1], first) is None
+    assert attempt_text(run, run.trials[1], second) == "repeated 90 speed; median of 2: 95"
+    assert attempt_text(run, run.trials[2], stopped) == "stopped  75 speed; attempt 1"
+
+
+def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run", {"maximize": "tokens_per_second"}, {"minimize": "num_nodes"})
+    for number in range(1, 11):
+        book.run_one(number, {"num_nodes": number}, "ok", (1000.0 * number, number))
+    book.run_one(11, {"num_nodes": 12}, "ok", (500.0, 12))
+    run = book.read()
+    (label, text), first, *_, last = front_lines(run)
+    assert (label, text) == ("front", "10 of 11 successes, Pareto-optimal")
+    assert first == ("", "trial   10  10,000 tokens/s, 10 nodes")
+    assert last == ("", "and 2 more")
+    assert objectives_text(run, run.trials[2]) == "2,000 tokens/s, 2 nodes"
+
+
+def test_a_run_with_one_objective_has_no_front_to_list(book: RepeatBook) -> None:
+    assert front_lines(book.run({1: [100.0]})) == []
