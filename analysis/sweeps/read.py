@@ -24,6 +24,7 @@ from analysis.sweeps.record import (
     read_csv,
     shape_keys,
 )
+from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
 from search_spaces.frameworks import FRAMEWORKS
 
@@ -141,7 +142,10 @@ _RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0
 
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
 """The columns by which a table's form is known, and what reads it."""
-TABLE_FORMATS: Mapping[str, Format] = {"sweep": (SWEEP, read_sweep)}
+TABLE_FORMATS: Mapping[str, Format] = {
+    "sweep": (SWEEP, read_sweep),
+    "vtrain": (VTRAIN, read_vtrain),
+}
 """Forms of tables by name; of several that a table has, the first."""
 
 

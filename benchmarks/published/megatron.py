@@ -10,8 +10,9 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
+from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
-from benchmarks.published.single import gpt, gpt_flops, table
+from benchmarks.published.single import gpt_flops
 from search_spaces.cluster import shipped_cluster
 
 
@@ -19,8 +20,8 @@ def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
     """Narayanan et al. 2021, Table 1: interleaved where there is a pipeline."""
     layers, pp = number_column(frame, "layers"), number_column(frame, "pp")
     batch, mbs, dp = (number_column(frame, name) for name in ("gbs", "mbs", "dp"))
-    j = gpt(frame, vpp=_least_interleave(layers, pp), gas=batch / (mbs * dp))
-    made = table(
+    j = gpt_jobs(frame, vpp=_least_interleave(layers, pp), gas=batch / (mbs * dp))
+    made = one_cluster_table(
         path,
         j,
         shipped_cluster("dgx_a100"),
@@ -42,8 +43,8 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
     """Narayanan et al. 2021, Table 2: DeepSpeed's ZeRO-3 beside tensor and pipeline parallelism."""
     batch, mbs, dp = (number_column(frame, name) for name in ("gbs", "mbs", "dp"))
     stage = number_column(frame, "zero_stage")
-    j = gpt(frame, gas=batch / (mbs * dp), zero_stage=stage)
-    made = table(
+    j = gpt_jobs(frame, gas=batch / (mbs * dp), zero_stage=stage)
+    made = one_cluster_table(
         path,
         j,
         shipped_cluster("dgx_a100"),
@@ -62,7 +63,7 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
     twice = pd.concat([frame, frame], ignore_index=True)
     selective = np.arange(len(twice)) >= len(frame)
     batch, mbs, dp = (number_column(twice, name) for name in ("gbs", "mbs", "dp"))
-    j = gpt(
+    j = gpt_jobs(
         twice,
         vpp=number_column(twice, "virtual_pp"),
         gas=batch / (mbs * dp),
@@ -72,7 +73,7 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
     times = [
         number_column(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")
     ]
-    made = table(
+    made = one_cluster_table(
         path, j, shipped_cluster("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times)
     )
     return drop(made, contradictory(made, batch, number_column(twice, "n_gpu")))
@@ -112,7 +113,7 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         np.ceil(number_column(frame, "n_gpu") / 8),
     )
     tokens_per_s = number_column(frame, "tokens_per_s_gpu") * number_column(frame, "n_gpu")
-    made = table(
+    made = one_cluster_table(
         path,
         j,
         next(iter(clusters.values())),
@@ -166,7 +167,7 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     clusters, cluster = clusters_of(
         path, chosen["system"].str.removeprefix("DGX-"), num_gpus, np.ceil(num_gpus / 8)
     )
-    made = table(
+    made = one_cluster_table(
         path,
         j,
         next(iter(clusters.values()), shipped_cluster("dgx_h100")),

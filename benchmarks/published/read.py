@@ -11,7 +11,6 @@ from benchmarks.published import megatron, single
 
 FORMATS: Mapping[str, sweeps.Format] = {
     **sweeps.TABLE_FORMATS,
-    "vtrain": ({"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}, single.vtrain),
     "bloom": ({"sec_per_iter", "tflops_formula", "mem_max_GB", "oom"}, single.bloom),
     "v100": ({"sec_per_iter", "tflops_check", "framework", "oom"}, single.v100),
     "mosaic": ({"sharding", "act_ckpt", "tokens_per_s", "hfu_pct"}, single.mosaic),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask, jobs
-from analysis.sweeps.gpus import cluster_of, with_network
+from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
+from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import (
-    Keys,
     Table,
     clusters_of,
     contradictory,
@@ -20,50 +18,9 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
+from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
-from search_spaces.cluster import Cluster, shipped_cluster
-
-
-def gpt(frame: pd.DataFrame, **columns: Any) -> Jobs:
-    """Jobs of plain GPTs (no gates, no grouped queries, tied embeddings), all recomputed."""
-    given: dict[str, Any] = {
-        "num_layers": number_column(frame, "layers"),
-        "hidden_size": number_column(frame, "hidden"),
-        "num_heads": number_column(frame, "heads"),
-        "gated": False,
-        "tied_embeddings": True,
-        "recompute": FULL,
-        "zero_stage": 0,
-    }
-    for column, name in (("seq", "seq_length"), ("vocab", "vocab_size")):
-        if column in frame:
-            given[name] = number_column(frame, column)
-    for name in ("tp", "pp", "dp", "mbs", "gas"):
-        if name in frame:
-            given[name] = number_column(frame, name)
-    given |= columns
-    given.setdefault("kv_heads", given["num_heads"])
-    given.setdefault("ffn_size", 4 * given["hidden_size"])
-    return jobs(given)
-
-
-def table(path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any) -> Table:
-    """A table of one machine, with defaults for what is not known."""
-    nodes = np.ceil(j.world_size / home.gpus_per_node)
-    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
-    known: dict[str, Any] = {
-        "clusters": {home.name: home},
-        "cluster": np.full(len(j), home.name),
-        "framework": np.full(len(j), framework) if isinstance(framework, str) else framework,
-        "step_time_s": np.full(len(j), np.nan),
-        "peak_bytes": np.full(len(j), np.nan),
-        "failed": np.zeros(len(j), dtype=bool),
-        "model": shape_keys(j),
-        "landscape": landscape,
-        "campaign": columns.get("landscape", landscape),
-        "nodes": nodes,
-    }
-    return Table(name=path.stem, jobs=j, **{**known, **columns})
+from search_spaces.cluster import shipped_cluster
 
 
 def gpt_flops(j: Jobs) -> Array:
@@ -71,23 +28,6 @@ def gpt_flops(j: Jobs) -> Array:
     s, h, n = j.seq_length, j.hidden_size, j.num_layers
     whole = 1 + s / (6 * h) + j.vocab_size / (16 * n * h)
     return 96 * j.global_batch * s * n * h**2 * whole
-
-
-def vtrain(path: Path, frame: pd.DataFrame) -> Table:
-    """vTrain: Megatron-DeepSpeed on eight A100 a node, 800 Gb/s between nodes."""
-    vocab = {} if "vocab" in frame else {"vocab_size": 51200}
-    j = gpt(frame, **vocab)
-    made = table(
-        path,
-        j,
-        with_network(shipped_cluster("dgx_a100"), 4, 25),
-        "megatron-deepspeed",
-        step_time_s=number_column(frame, "iter_ms") / 1e3,
-        notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
-    )
-    return drop(
-        made, contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu"))
-    )
 
 
 def bloom(path: Path, frame: pd.DataFrame) -> Table:
@@ -98,7 +38,7 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
         stated = heads[(hidden == size) & ~np.isnan(heads)]
         values, counts = np.unique(stated, return_counts=True)
         heads[(hidden == size) & np.isnan(heads)] = values[np.argmax(counts)]
-    j = gpt(frame, num_heads=heads, zero_stage=number_column(frame, "zero_stage"))
+    j = gpt_jobs(frame, num_heads=heads, zero_stage=number_column(frame, "zero_stage"))
     fp32_gradients = frame["precision"].str.contains("fp32 grad").to_numpy()
     before = (frame["date"] < "2022-02-25").to_numpy()
     campaign = np.where(fp32_gradients, "fp32 gradients", np.where(before, "before", "after"))
@@ -108,7 +48,7 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
     notes = ["heads that are not stated are those most frequent at the same hidden size"]
     if slips.any():
         notes.append(f"{slips.sum()} memory figure(s) left out: above that of a larger micro-batch")
-    made = table(
+    made = one_cluster_table(
         path,
         j,
         shipped_cluster("jean_zay_a100"),
@@ -147,12 +87,12 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
     unknown = np.isnan(number_column(frame, "layers")) | np.isnan(number_column(frame, "mbs"))
     stage = number_column(frame, "zero_stage")
     whole = frame[~unknown]
-    j = gpt(whole, zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown])
+    j = gpt_jobs(whole, zero_stage=np.where(np.isnan(stage), 0, stage)[~unknown])
     memory = whole["note"].str.extract(r"GPU M=(\d+)GB", expand=False).astype(float).to_numpy()
     small = whole["gpu"].str.contains("16GB").to_numpy()
     large_machine, small_machine = (cluster_of(f"V100-{size}GB") for size in (32, 16))
     cluster = np.where(small, small_machine.name, large_machine.name)
-    made = table(
+    made = one_cluster_table(
         path,
         j,
         large_machine,
@@ -182,7 +122,7 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
 def mosaic(path: Path, frame: pd.DataFrame) -> Table:
     """MosaicML's FSDP runs: tp = pp = 1."""
     full = frame["sharding"] == "FULL_SHARD"
-    j = gpt(
+    j = gpt_jobs(
         frame,
         tp=1,
         pp=1,
@@ -193,7 +133,7 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
     num_gpus = number_column(frame, "n_gpu")
     clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, np.ceil(num_gpus / 8))
     landscape = keys(frame["model"], frame["gpu"], num_gpus, j.seq_length)
-    made = table(
+    made = one_cluster_table(
         path,
         j,
         next(iter(clusters.values())),

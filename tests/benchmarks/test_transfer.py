@@ -12,10 +12,10 @@ from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tab
 from analysis.cost.jobs import jobs
 from analysis.cost.step import TimeConstants, step
 from analysis.sweeps.record import Table
+from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import parts_of, transferred
-from benchmarks.published.single import table as published
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named
 
