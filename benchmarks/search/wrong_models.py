@@ -35,7 +35,7 @@ class WrongModel(CostModel):
 
     Attributes:
         known: all jobs of the landscape.
-        taken: the row of ``known`` whose time is believed of each.
+        taken: the row of ``known`` whose time is taken for that of each.
     """
 
     known: Jobs = field(kw_only=True)

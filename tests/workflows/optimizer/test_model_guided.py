@@ -1,4 +1,4 @@
-"""The cost model as a guide: what it proposes, when it is doubted, what it learns."""
+"""The search guided by the cost model: what it proposes, when it is trusted, what it learns."""
 
 from __future__ import annotations
 
@@ -165,9 +165,9 @@ def test_a_model_that_ranks_upside_down_hands_over(space: SearchSpace, predicted
     assert "the cost model was wrong here" in run.trials[len(by)].why
 
 
-@pytest.mark.parametrize(("power", "believed"), [(1.0, True), (-1.0, False)])
+@pytest.mark.parametrize(("power", "trusted"), [(1.0, True), (-1.0, False)])
 def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
-    space: SearchSpace, predicted: Speed, power: float, believed: bool
+    space: SearchSpace, predicted: Speed, power: float, trusted: bool
 ) -> None:
     """All trials are ten times off, in the model's order or in the opposite one."""
     guided = ModelGuidedSearch(Pricing(space), Candidates(space), 0)
@@ -186,7 +186,7 @@ def test_a_model_in_doubt_is_heard_again_if_it_ranks_what_others_chose(
             assert guided.trusted(run)
         elif believing <= number < believing + PROBES:
             assert not guided.trusted(run)
-    assert guided.trusted(run) == believed
+    assert guided.trusted(run) == trusted
 
 
 def test_a_model_that_promises_room_where_there_is_none_hands_over(space: SearchSpace) -> None:
