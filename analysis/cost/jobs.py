@@ -59,6 +59,7 @@ class Jobs:
             included; 0 stands for the framework's habit.
         zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
         element_bytes: of weights and activations in the computation: 2 or 4.
+        engine: number of the model, where a space has several; see ``CostModel.others``.
     """
 
     num_layers: Array
@@ -88,6 +89,7 @@ class Jobs:
     secondary_bits: Array
     zero_stage: Array
     element_bytes: Array
+    engine: Array
 
     def __len__(self) -> int:
         return int(self.tp.size)
@@ -129,6 +131,7 @@ _DEFAULTS: dict[str, float] = {
     "secondary_bits": 0,
     "zero_stage": -1,
     "element_bytes": 2,
+    "engine": 0,
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import numpy as np
 
+from analysis.cost.activations import refused
 from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
@@ -15,6 +17,8 @@ from analysis.cost.step import StepParts, TimeConstants, step
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from trainer.flops import model_flops
+
+Columns = dict[str, Array]
 
 PRIOR_LOG_SD = 0.15  # of step times on machines and frameworks that nothing was fitted to
 NOISE_LOG_SD = 0.05  # what a good model leaves: runs differ by so much
@@ -41,6 +45,13 @@ class Measurements:
     step_time_s: Array
     peak_bytes: Array
     out_of_memory: Mask
+
+    def of_engine(self, number: int) -> Measurements:
+        """Those of the jobs of one engine."""
+        rows = self.jobs.engine == number
+        return Measurements(
+            self.jobs[rows], self.step_time_s[rows], self.peak_bytes[rows], self.out_of_memory[rows]
+        )
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,7 @@ class CostModel:
         covariance: of the logarithms of time's constants; None before any evidence, when it is
             ``between_machines``.
         log_sd: of step times around the prediction, beyond what the covariance explains.
+        others: models of jobs whose ``engine`` is 1, 2, ...: each by its own framework.
     """
 
     cluster: Cluster
@@ -129,6 +141,7 @@ class CostModel:
     memory: MemoryModel = field(default_factory=MemoryModel)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
+    others: tuple[CostModel, ...] = ()
 
     @property
     def memory_limit_bytes(self) -> float:
@@ -136,13 +149,51 @@ class CostModel:
 
     def predict(self, jobs: Jobs) -> Prediction:
         """Memory and time of every job; about a million rows take seconds."""
+
+        def times(model: CostModel, own: Jobs) -> Columns:
+            return step(own, model.cluster, model.framework, model.constants).as_dict()
+
+        def memory(model: CostModel, own: Jobs) -> Columns:
+            return model.memory.parts(own, model.framework).as_dict()
+
         return Prediction(
             model=self,
             jobs=jobs,
-            memory=self.memory.parts(jobs, self.framework),
-            time=step(jobs, self.cluster, self.framework, self.constants),
-            fits=self.memory.fits(jobs, self.framework, self.memory_limit_bytes),
+            memory=MemoryParts(**self._each(jobs, memory)),
+            time=StepParts(**self._each(jobs, times)),
+            fits=self.fits(jobs),
         )
+
+    @property
+    def engines(self) -> tuple[CostModel, ...]:
+        """The models of jobs by their ``engine``, each for one framework."""
+        return (replace(self, others=()), *self.others) if self.others else (self,)
+
+    def _each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
+        """What every job's own model says, in columns over all jobs."""
+        if not self.others:
+            return of(self, jobs)
+        whole: Columns = {}
+        for number, model in enumerate(self.engines):
+            rows = jobs.engine == number
+            if rows.any():
+                for name, column in of(model, jobs[rows]).items():
+                    whole.setdefault(name, np.empty(len(jobs), column.dtype))[rows] = column
+        return whole
+
+    def fits(self, jobs: Jobs) -> Array:
+        """Probability that jobs run within the device's memory."""
+        limit = self.memory_limit_bytes
+        return self._each(jobs, lambda m, j: {"fits": m.memory.fits(j, m.framework, limit)})["fits"]
+
+    def reported_peak_bytes(self, jobs: Jobs) -> Array:
+        """What frameworks would report as their peak."""
+        return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
+
+    def refuses(self, jobs: Jobs) -> Mask:
+        """Jobs that their framework ends at start-up, whatever their memory is."""
+        each = self._each(jobs, lambda m, j: {"refused": refused(j, m.framework).astype(float)})
+        return np.asarray(each["refused"] > 0)
 
     def calibrated(self, measurements: Measurements) -> CostModel:
         """The model after measured trials: constants between what they were and what was measured.
@@ -150,8 +201,13 @@ class CostModel:
         Step times are residuals, peaks likewise, failures by memory bounds. Without a single
         usable row the model is returned as it is. What was learnt from other runs is the prior,
         wider than it was (``TRANSFER``), and with its correlations: constants that only together
-        explain the other runs move together.
+        explain the other runs move together. Each engine learns from its own trials.
         """
+        if self.others:
+            return of_engines(
+                model.calibrated(measurements.of_engine(number))
+                for number, model in enumerate(self.engines)
+            )
         timed = np.isfinite(measurements.step_time_s) & (measurements.step_time_s > 0)
         learnt = self
         if timed.any():
@@ -183,6 +239,8 @@ class CostModel:
 
     def time_log_sd(self, jobs: Jobs) -> Array:
         """See :meth:`Prediction.time_log_sd`."""
+        if self.others:
+            return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
         known = self.covariance
         covariance = between_machines() if known is None else known
 
@@ -190,6 +248,12 @@ class CostModel:
             return np.log(step(jobs, self.cluster, self.framework, constants).total)
 
         return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
+
+
+def of_engines(models: Iterable[CostModel]) -> CostModel:
+    """One model of several engines' jobs: the first one's with the others beside it."""
+    first, *others = models
+    return replace(first, others=tuple(others))
 
 
 def between_machines() -> Array:

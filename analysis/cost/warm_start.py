@@ -13,12 +13,13 @@ import numpy as np
 from analysis.cost.constants import Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory_fit import MemoryConstants
-from analysis.cost.model import TRANSFER, CostModel
+from analysis.cost.model import TRANSFER, CostModel, of_engines
 from analysis.cost.step import TimeConstants
 
 
 def shared(model: CostModel, other: CostModel) -> list[str]:
     """Names of time's constants that both models have in common, by what they belong to."""
+    other = _like(model, other)
     framework = model.framework.name == other.framework.name
     gpu = gpu_kind(model.cluster) == gpu_kind(other.cluster)
     network = model.cluster.name == other.cluster.name
@@ -34,7 +35,10 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
 
     Memory goes by the framework. A model is no surer of its predictions for what others' runs were
     like: within one run times scatter less than what a change of model or nodes leaves open.
+    Where there are several engines, each takes over from its own, or from the first.
     """
+    if model.others or other.others:
+        return of_engines(taken_over(one, _like(one, other)) for one in model.engines)
     names = shared(model, other)
     taken = np.array([f.name in names for f in fields(TimeConstants)])
     values = {name: getattr(other.constants, name) for name in names}
@@ -49,6 +53,12 @@ def taken_over(model: CostModel, other: CostModel) -> CostModel:
     return replace(found, log_sd=max(model.log_sd, other.log_sd))
 
 
+def _like(model: CostModel, other: CostModel) -> CostModel:
+    """The model among another's engines that is of the same framework; else its first."""
+    same = [one for one in other.engines if one.framework.name == model.framework.name]
+    return (same or [other.engines[0]])[0]
+
+
 def discounted(model: CostModel, before: CostModel) -> CostModel:
     """A model that was calibrated with a run, as one for others to start from.
 
@@ -60,6 +70,9 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
         model: after the run.
         before: the model that was calibrated.
     """
+    if model.others:
+        pairs = zip(model.engines, before.engines, strict=True)
+        return of_engines(discounted(*pair) for pair in pairs)
     if model.covariance is not None and model.covariance is not before.covariance:
         first = np.diag(TimeConstants.spreads() ** 2)
         known = first / TRANSFER**2 if before.covariance is None else before.covariance

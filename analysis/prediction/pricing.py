@@ -11,16 +11,19 @@ import numpy as np
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
-from analysis.cost.model import CostModel, Measurements, Prediction
+from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.metrics import metric
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
-from search_spaces.frameworks import MEGATRON_DEEPSPEED, framework_named
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import MEGATRON_DEEPSPEED, Framework, framework_named
 from search_spaces.rules.rule import Facts
 from slurm.outcome.kinds import Kind
 from trainer.axes import SPLITS, beside_dp
+from trainer.config import ModelConfig
+from trainer.deepspeed.config import BUCKET_ELEMENTS
 from trainer.formats import Format
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
@@ -79,18 +82,13 @@ class Pricing:
         if builtin is not None and builtin.device_memory_bytes:
             gib = builtin.device_memory_bytes / 2**30
             cluster = cluster.model_copy(update={"memory_gib": gib})
-        habits = framework_named(space.adapter.framework)
-        if on_cpu:
-            habits = replace(habits, name="meshtune on CPU", flash_attention=False)
-        self.model = cost_model(cluster, habits)
+        self._engines = _engines(space)
+        self.model = of_engines(
+            _model(cluster, framework, on_cpu, space.model) for framework in self._engines.values()
+        )
         # The host's memory is what the model predicts only where it is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
         self.memory_failures = frozenset(kind for kind in Kind if kind.row.out_of in limits)
-        if on_cpu:
-            self.model = replace(self.model, memory=CPU_MEMORY)
-        engines = space.parameters.get("engine")
-        if engines is not None and set(engines.values) == {"deepspeed"}:
-            self.model = cost_model(cluster, MEGATRON_DEEPSPEED)
 
     def jobs(self, facts: Facts, count: int) -> Jobs:
         """The jobs of ``count`` configurations whose facts are given as columns."""
@@ -100,6 +98,9 @@ class Pricing:
             if name in known:
                 columns[name] = known[name]
         columns["zero_stage"] = known.get("zero_stage", 0)
+        if len(self._engines) > 1:
+            engines = enumerate(self._engines)
+            columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
         columns["sequence_parallel"] = known.get("sequence_parallel", False)
         words = np.asarray(known.get("recompute", "none"))
         columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
@@ -184,7 +185,8 @@ class Pricing:
 
     def learn_from(self, model: CostModel) -> None:
         """Take over what another model has learnt; machine and framework stay this space's."""
-        self.model = replace(model, cluster=self.model.cluster, framework=self.model.framework)
+        own = self.model
+        self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
         """Those that say something about time or memory."""
@@ -224,6 +226,32 @@ class Pricing:
         rows = [self.space.raw(config) for config in configs]
         raw = {name: np.array([row[name] for row in rows]) for name in self.space.parameters}
         return self.jobs(self.space.columns(raw), len(rows))
+
+
+def _engines(space: SearchSpace) -> dict[str, Framework]:
+    """The engines that a space searches, and whose habits each has; the first one's job is 0."""
+    own = framework_named(space.adapter.framework)
+    if space.trainer.builtin is None or "engine" not in space.parameters:
+        return {"meshtune": own}
+    known = {"meshtune": own, "deepspeed": MEGATRON_DEEPSPEED}
+    searched = set(space.parameters["engine"].values)
+    if "engine" in space.conditions:
+        searched.add("meshtune")  # where it is inactive
+    return {name: framework for name, framework in known.items() if name in searched}
+
+
+def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelConfig) -> CostModel:
+    """Of one engine; on CPU with buckets of the model's size, and with the host's memory."""
+    if not on_cpu:
+        return cost_model(cluster, framework)
+    buckets = 2 * 2 * min(BUCKET_ELEMENTS, shape.num_parameters)  # two, of 16-bit elements
+    framework = replace(
+        framework,
+        name=f"{framework.name} on CPU",
+        flash_attention=False,
+        fixed_buffer_bytes=min(framework.fixed_buffer_bytes, buckets),
+    )
+    return replace(cost_model(cluster, framework), memory=CPU_MEMORY)
 
 
 def unpriced_axes(space: SearchSpace) -> list[str]:

@@ -137,7 +137,7 @@ def likely_to_fit(report: CheckReport) -> str:
     indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
     model = pricing.model
     jobs = pricing.jobs(report.space.columns(candidates.columns(indices)), len(indices))
-    fits = model.memory.fits(jobs, model.framework, model.memory_limit_bytes)
+    fits = model.fits(jobs)
     likely = round(np.count_nonzero(fits >= LIKELY) / len(indices) * report.valid)
     about = "about " if len(indices) < report.valid else ""
     lines = [

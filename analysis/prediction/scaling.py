@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from analysis.cost.activations import refused
 from analysis.cost.constants import EDGE, log_sd
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
@@ -201,8 +200,8 @@ def _hindrance(prices: Pricing, config: Mapping[str, Any]) -> str:
     prediction, model = prices.predict([config]), prices.model
     if prediction.fits[0] >= LIKELY:
         return ""
-    if refused(prediction.jobs, model.framework)[0]:
-        return f"{model.framework.name} refuses it"
+    if model.refuses(prediction.jobs)[0]:
+        return f"{_own_model(prediction).framework.name} refuses it"
     return f"expected to need more than {model.memory_limit_bytes / GIB:.4g} GiB"
 
 
@@ -213,7 +212,7 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
     the constants are as uncertain as their priors say: how links differ between machines, which
     widens the interval of a step, is not known to widen that of a ratio.
     """
-    model: CostModel = prediction.model
+    model = _own_model(prediction)
     covariance = model.covariance
     if covariance is None:
         covariance = np.diag(TimeConstants.spreads() ** 2)
@@ -223,6 +222,11 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
         return np.asarray(logs - logs[..., :1])
 
     return log_sd(model.constants, covariance, logarithm)
+
+
+def _own_model(prediction: Prediction) -> CostModel:
+    """The model of the one configuration that is predicted on several numbers of nodes."""
+    return prediction.model.engines[int(prediction.jobs.engine[0])]
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from analysis.cost.constants import EDGE, Array
-from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction
+from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from analysis.cost.step import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.time_limits import in_time
@@ -207,6 +207,8 @@ class ModelGuidedSearch:
 
     def _drawn(self, model: CostModel, rng: np.random.Generator) -> CostModel:
         """The model with constants as they may be as well."""
+        if model.others:
+            return of_engines(self._drawn(one, rng) for one in model.engines)
         covariance = model.covariance
         if covariance is None:
             # Before any evidence the whole prior would draw machines that do not exist.

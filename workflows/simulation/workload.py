@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 
-from analysis.cost.activations import refused
 from analysis.cost.constants import Constants
 from analysis.metrics import MissingMetricError
 from search_spaces import SearchSpace
@@ -25,6 +24,7 @@ from workflows.search.objectives import figures
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
+    from analysis.cost.model import CostModel
     from analysis.prediction.pricing import Pricing
 
 C = TypeVar("C", bound=Constants)
@@ -197,8 +197,8 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 
     def answers(configs: Sequence[Mapping[str, Any]]) -> tuple[Any, Any, Any]:
         prediction, model = pricing.predict(configs), pricing.model
-        reported = model.memory.peak_bytes(prediction.jobs, model.framework)
-        impossible = refused(prediction.jobs, model.framework)
+        reported = model.reported_peak_bytes(prediction.jobs)
+        impossible = model.refuses(prediction.jobs)
         step_time_s = np.where(impossible, np.nan, prediction.step_time_s)
         return step_time_s, prediction.peak_bytes, reported
 
@@ -211,18 +211,22 @@ def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
     Raises:
         NotPricedError: if the cost model cannot price the space.
     """
+    from analysis.cost.model import of_engines
     from analysis.prediction.pricing import Pricing
 
     pricing = Pricing(space)
     if error:
         rng = np.random.default_rng((seed, 1))
-        model = pricing.model
-        pricing.model = replace(
-            model,
-            constants=_drawn(model.constants, error, rng),
-            memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
-        )
+        pricing.model = of_engines(_misjudged(model, error, rng) for model in pricing.model.engines)
     return pricing
+
+
+def _misjudged(model: CostModel, error: float, rng: np.random.Generator) -> CostModel:
+    return replace(
+        model,
+        constants=_drawn(model.constants, error, rng),
+        memory=replace(model.memory, constants=_drawn(model.memory.constants, error, rng)),
+    )
 
 
 def _drawn(constants: C, error: float, rng: np.random.Generator) -> C:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from analysis.cost.memory_fit import state_bytes
-from analysis.prediction.pricing import NotPricedError, Pricing
+from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
@@ -52,3 +54,60 @@ def test_a_run_of_trials_moves_predictions_towards_its_times() -> None:
 def test_a_space_without_a_model_has_no_prices() -> None:
     with pytest.raises(NotPricedError, match="model"):
         Pricing(replace(load_space("llama_8b_dgx_h100"), model=None))
+
+
+def engines(tmp_path: Path, name: str, values: Any, device: str = "cuda") -> Pricing:
+    """A space of the built-in trainer that searches these engines."""
+    content = {
+        "version": 1,
+        "model": "gpt_1_4b",
+        "cluster": "dgx_a100",
+        "trainer": {"builtin": {"data": "x", "device": device, "precision": "bf16"}},
+        "parameters": {"engine": values, "mbs": [1, 2, 4], "gas": 4, "zero_stage": [1, 2]},
+        "objective": {"maximize": "tokens_per_second"},
+    }
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return Pricing(load_space(path))
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_each_engines_trials_are_priced_as_that_engines(tmp_path: Path, device: str) -> None:
+    both = engines(tmp_path, "both", ["deepspeed", "meshtune"], device)
+    rows = Candidates(both.space).draw(100, np.random.default_rng(0), [], 8)
+    assert {row["engine"] for row in rows} == {"deepspeed", "meshtune"}
+    together = both.predict(rows)
+    for engine in ("deepspeed", "meshtune"):
+        own = [number for number, row in enumerate(rows) if row["engine"] == engine]
+        alone = engines(tmp_path, engine, [engine], device).predict([rows[i] for i in own])
+        assert alone.step_time_s.tolist() == together.step_time_s[own].tolist()
+        assert alone.peak_bytes.tolist() == together.peak_bytes[own].tolist()
+        assert alone.fits.tolist() == together.fits[own].tolist()
+        assert alone.time_log_sd.tolist() == together.time_log_sd[own].tolist()
+    pairs = [{**rows[0], "engine": engine} for engine in ("deepspeed", "meshtune")]
+    ours, theirs = both.predict(pairs).peak_bytes
+    assert ours != theirs
+
+
+def test_on_a_cpu_both_engines_have_the_hosts_memory(tmp_path: Path) -> None:
+    searched = {"ours": ["meshtune"], "theirs": ["deepspeed"], "both": ["meshtune", "deepspeed"]}
+    for name, values in searched.items():
+        for model in engines(tmp_path, name, values, "cpu").model.engines:
+            assert model.memory == CPU_MEMORY
+            assert model.framework.name.endswith(" on CPU")
+            assert not model.framework.flash_attention
+
+
+def test_an_engine_learns_from_its_own_trials_only(tmp_path: Path) -> None:
+    pricing = engines(tmp_path, "both", ["meshtune", "deepspeed"])
+    rows = Candidates(pricing.space).draw(100, np.random.default_rng(0), [], 8)
+    before, run = pricing.predict(rows), Run(Path("nowhere"))
+    for number, row in enumerate(rows):
+        if row["engine"] == "deepspeed":
+            result = {"step_time_s": {"median": 1.5 * float(before.step_time_s[number])}}
+            trial = Trial(number, row, 0.0, kind="ok", objective=1.0, result=result)
+            run.trials[number] = trial
+    pricing.learn(run)
+    ratio = pricing.predict(rows).step_time_s / before.step_time_s
+    theirs = np.array([row["engine"] == "deepspeed" for row in rows])
+    assert np.all(ratio[~theirs] == 1) and np.all(np.abs(ratio[theirs] / 1.5 - 1) < 0.1)
