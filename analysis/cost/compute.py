@@ -69,8 +69,8 @@ class Compute:
     """Times of layers on a machine.
 
     Args:
-        machine: its peaks, memory rate and compute units.
-        profile: flash attention or not.
+        cluster: its peaks, memory rate and compute units.
+        framework: flash attention or not.
         constants: what is reached of them.
     """
 

@@ -79,7 +79,7 @@ class MemoryModel:
 
         Args:
             jobs: what was run, to the end or until memory was short.
-            profile: of the framework.
+            framework: whose.
             peak_bytes: as the framework reports it; nan where unknown.
             out_of_memory: failed for lack of memory, or for a reason unknown.
             limit_bytes: memory of the device.

@@ -125,8 +125,8 @@ class CostModel:
     """Predicts memory and time of jobs on one machine, for one framework.
 
     Attributes:
-        machine: facts.
-        profile: habits.
+        cluster: facts.
+        framework: habits.
         constants: of time.
         memory: of memory.
         covariance: of the logarithms of time's constants; None before any evidence, when it is

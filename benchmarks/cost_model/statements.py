@@ -35,7 +35,7 @@ class Setup:
 
     Attributes:
         jobs: which the paper leaves open, one a row.
-        machine, profile: where and by what.
+        cluster, framework: where and by what.
     """
 
     jobs: Jobs
