@@ -57,15 +57,16 @@ def _build_whole(
     deepspeed: ModuleType, config: TrainConfig, values: dict[str, Any], device: torch.device
 ) -> nn.Module:
     """The whole model with its first weights; with ZeRO-3 never whole in memory."""
-    dtype = COMPUTE_DTYPE[config.precision]
     sharded = values["zero_optimization"]["stage"] == 3
     if sharded:
-        with deepspeed.zero.Init(config_dict_or_path=values, dtype=dtype):
+        # Its configuration names the dtype: an argument ``dtype`` would be taken for bfloat16 on
+        # any device without fp16 kernels, such as most CPUs (0.19.8, ``_set_dtype``).
+        with deepspeed.zero.Init(config_dict_or_path=values):
             stage = Stage(config.model)
     else:
         with torch.device("meta"):
             stage = Stage(config.model)
-        stage = stage.to(dtype).to_empty(device=device)
+        stage = stage.to(COMPUTE_DTYPE[config.precision]).to_empty(device=device)
     for name, module in stage.named_modules():
         own = list(module.parameters(recurse=False))
         if own:
