@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from search_spaces import SearchSpace, check
+from search_spaces.language.schema import TrainerSpec
+from search_spaces.trainers.command import CommandTrainer
 from trainer.deepspeed import rules as deepspeed
 from trainer.rules.requirements import REQUIREMENTS
 
@@ -20,6 +25,22 @@ OTHERS = [DOCS.parent / "README.md", GUIDE / "own-trainer.md", GUIDE / "own-axes
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = YAML.findall(PAGE)
 WHOLE = [text for page in OTHERS for text in YAML.findall(page.read_text())]
+
+
+class Megatron(CommandTrainer):
+    """The trainer of another distribution that the guide supposes to be installed."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        argv = ["python", str(spec.options["script"])]
+        super().__init__(spec.model_copy(update={"command": argv}))
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(Megatron=Megatron)
+    monkeypatch.setitem(sys.modules, "acme_megatron", module)  # type: ignore[arg-type]
+    found = EntryPoints([EntryPoint("megatron", "acme_megatron:Megatron", "meshtune.trainers")])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: found)
 
 
 @pytest.mark.parametrize("example", EXAMPLES + WHOLE)
@@ -40,7 +61,7 @@ def test_an_example_loads_and_has_valid_configurations(
 
 def test_the_page_has_examples_and_names_every_rule() -> None:
     assert len(EXAMPLES) >= 5
-    assert len(WHOLE) == len(OTHERS)
+    assert sum("version" in yaml.safe_load(text) for text in WHOLE) == len(OTHERS)
     engine = (*deepspeed.requirements("cpu"), *deepspeed.requirements("cuda"))
     names = {requirement.name for requirement in (*REQUIREMENTS, *engine)}
     for name in (*names, "one_placement", "placement_counts_once"):
