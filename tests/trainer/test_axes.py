@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,3 +51,72 @@ def test_an_axis_of_ones_own_lies_between_tp_and_dp_and_counts_in_a_replica() ->
     assert ordered(["cp", "ep"]) == ("tp", "cp", "ep", "dp", "pp")
     assert beside_dp(["cp"]) == ("tp", "cp", "pp")
     assert ranks_of_replica({"tp": 2, "cp": 3, "pp": 4, "dp": 100}, ["cp"]) == 24
+
+
+ROWS = {
+    "trainer/axes.py": ('    "dp": "the batch', '    "cp": "the sequence",\n'),
+    "trainer/config.py": ("    pp: int = Field", "    cp: int = Field(default=1, ge=1)\n"),
+    "analysis/cost/jobs.py": ("    pp: Array\n", "    cp: Array\n"),
+}
+"""By file: the line before which an axis of the built-in trainer has its row."""
+
+
+def test_an_axis_of_the_built_in_trainer_is_a_row_and_a_degree(tmp_path: Path) -> None:
+    """Copies of two packages with the axis: rules, spaces and the cost model's groups know it."""
+    repository = Path(__file__).parents[2]
+    for package in ("trainer", "analysis"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(repository / package, tmp_path / package, ignore=skip)
+    for name, (before, row) in ROWS.items():
+        head, line, tail = (tmp_path / name).read_text().partition(before)
+        assert line, name
+        (tmp_path / name).write_text(head + row + line + tail)
+    (tmp_path / "space.yaml").write_text(SPACE)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{repository}"},
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+SPACE = """
+version: 1
+name: context
+model: tiny
+cluster: {name: toy, gpus_per_node: 8, memory_gib: 1, peak_fp32_tflops: 0.1}
+trainer: {builtin: {data: python-source, precision: fp32, device: cpu}}
+parameters: {tp: [1, 2], cp: [1, 2, 3], pp: [1, 2], mbs: 1, gas: 2}
+objective: {maximize: tokens_per_second}
+"""
+PROGRAM = """
+from pathlib import Path
+
+from analysis.cost.groups import along
+from analysis.cost.jobs import jobs
+from search_spaces import load_space
+from trainer.config import ConfigError, TrainConfig
+
+# The trainer numbers its ranks by it, and refuses what leaves no whole replicas.
+space = load_space(Path("space.yaml"))
+config = TrainConfig.model_construct(tp=2, cp=2, pp=1)
+assert config.axes(8).sizes == {"tp": 2, "cp": 2, "dp": 2, "pp": 1}
+assert config.axes(8).groups("cp")[0] == [0, 2]
+try:
+    config.axes(6)
+    raise SystemExit("6 ranks")
+except ConfigError as error:
+    assert "tp 2 * cp 2 * pp 1" in str(error)
+
+# A space searches it, with the same rule.
+assert space.facts({"tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": 2})["dp"] == 2
+broken = space.first_violation({"tp": 2, "cp": 3, "pp": 1, "mbs": 1, "gas": 2})
+assert broken and "tp * cp * pp" in broken
+
+# The cost model lays its groups over the same ranks.
+shape = {"mbs": 1, "gas": 2, "optimizer_shard": 1, "gradient_shard": 1, "weight_shard": 1}
+job = jobs({"tp": 2, "cp": 2, "pp": 1, "world_size": 8, **shape}, space.model)
+assert along(job.axes, "dp").stride.tolist() == [4] and job.dp.tolist() == [2]
+"""
