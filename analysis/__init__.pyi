@@ -3,7 +3,7 @@ from .cost.activations import refused
 from .cost.constants import EDGE, Array, Constants
 from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
-from .cost.model import PRIOR_LOG_SD, CostModel, Prediction
+from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.step import TimeConstants
 from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, is_number, metric, required_metric
@@ -38,7 +38,7 @@ from .report.sensitivity import (
 from .report.trajectory import failures, ranked_trials, trajectory
 from .run.atomic import write_atomically
 from .run.best import TRIAL_DIR, Best, load_best, parameters_of
-from .run.events import Closed, Ended, Opened, Proposed, RunError, Started
+from .run.events import Closed, Ended, Event, Opened, Proposed, RunError, Started
 from .run.fold import Run, read_run
 from .run.folder import FingerprintError, RunFolder
 from .run.frame import load
@@ -73,6 +73,7 @@ __all__ = [
     "CostModel",
     "CrossValidation",
     "Ended",
+    "Event",
     "FingerprintError",
     "Jobs",
     "Journal",
@@ -126,6 +127,7 @@ __all__ = [
     "number_column",
     "objective_sensitivity",
     "objectives_text",
+    "of_engines",
     "parameters_of",
     "png",
     "preflight_summary",

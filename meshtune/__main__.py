@@ -15,7 +15,7 @@ def main() -> int:
     except HiddenPackageError as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 2
-    from workflows.cli.main import main as command
+    from workflows import main as command
 
     return command()
 

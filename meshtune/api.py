@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.run.events import Closed, Ended, Event, Opened, Started
-from analysis.run.fold import Run
+from analysis import Closed, Ended, Event, Opened, Run, Started
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from analysis.report.sensitivity import Sensitivity
+    from analysis import Sensitivity
     from search_spaces import SearchSpace
-    from slurm.launcher import Launcher
-    from workflows import Study
-    from workflows.search.driver import Driver
+    from slurm import Launcher
+    from workflows import Driver, Study
 
 __all__ = [
     "Closed", "Ended", "Event", "Opened", "Run", "Started",
@@ -85,7 +83,7 @@ def search(
     Raises:
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
     """
-    from analysis.run.folder import RunFolder
+    from analysis import RunFolder
     from slurm import Launcher
     from workflows import launcher_for, run_search
 
@@ -127,8 +125,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from analysis.prediction.pricing import Pricing
-    from analysis.prediction.ranking import rank
+    from analysis import Pricing, rank
 
     ranking = rank(Pricing(_space(space)), top)
     prediction = ranking.prediction
@@ -174,7 +171,7 @@ def report(run: Run | Study | str | Path) -> Path:
     Args:
         run: as of :func:`load`.
     """
-    from analysis.report.page import write_report
+    from analysis import write_report
 
     return Path(write_report(_folder(run)))
 
@@ -219,7 +216,7 @@ def sensitivity(
     import numpy as np
     import pandas as pd
 
-    from analysis.report.sensitivity import objective_sensitivity
+    from analysis import objective_sensitivity
 
     if parameters is None:
         named = [str(name) for name in frame if str(name).startswith("p:")]
@@ -243,7 +240,7 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
     Returns:
         A matplotlib figure.
     """
-    from analysis.report.plots import sensitivity_figure
+    from analysis import sensitivity_figure
 
     return sensitivity_figure(found, effect)
 

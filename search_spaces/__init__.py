@@ -5,25 +5,6 @@
 (3264, 2788)
 """
 
-from search_spaces.language.document import SpaceError
-from search_spaces.language.schema import json_schema
-from search_spaces.load import load_space, shipped_spaces
-from search_spaces.parameters import Parameter
-from search_spaces.points.counting import CheckReport, RuleCount, check
-from search_spaces.rules.rule import Rule
-from search_spaces.space import Objective, SearchSpace, Violations
+import lazy_loader
 
-__all__ = [
-    "CheckReport",
-    "Objective",
-    "Parameter",
-    "Rule",
-    "RuleCount",
-    "SearchSpace",
-    "SpaceError",
-    "Violations",
-    "check",
-    "json_schema",
-    "load_space",
-    "shipped_spaces",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

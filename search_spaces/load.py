@@ -27,17 +27,17 @@ from search_spaces.space import (
 from search_spaces.trainers.command import PLACEHOLDER, TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
-from slurm.registry import RegistryError
-from trainer.axes import ordered
-from trainer.result import FIGURES
-from trainer.rules.expression import (
+from slurm import RegistryError
+from trainer import (
+    FIGURES,
     MAX_NUMBER,
     Expression,
     ExpressionError,
     ValueType,
+    nearest,
+    ordered,
     parse,
 )
-from trainer.rules.nearest import nearest
 
 SHIPPED = Path(__file__).parent
 Record = TypeVar("Record", bound=BaseModel)

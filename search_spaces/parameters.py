@@ -14,8 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from search_spaces.language.document import Document, shown
 from search_spaces.language.messages import found
 from search_spaces.language.schema import Log2, Number, Range, Scalar
-from trainer.config import TrainConfig
-from trainer.rules.expression import MAX_NUMBER, ValueType
+from trainer import MAX_NUMBER, TrainConfig, ValueType
 
 MAX_VALUES = 10_000
 

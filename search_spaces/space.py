@@ -28,8 +28,7 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from trainer.config import ModelConfig
-from trainer.rules.expression import Array, Expression
+from trainer import Array, Expression, ModelConfig
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 

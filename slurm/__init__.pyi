@@ -1,40 +1,81 @@
-from . import minicluster as minicluster
+from . import minicluster, processes
 from .launcher import (
-    Launcher as Launcher,
-    LauncherError as LauncherError,
-    LauncherOptions as LauncherOptions,
+    Launcher,
+    LauncherError,
+    LauncherOptions,
 )
-from .outcome.classify import Outcome as Outcome, classify as classify, read_result as read_result
-from .outcome.evidence import clear_attempt as clear_attempt, gather as gather
+from .outcome.classify import Outcome, classify, read_result
+from .outcome.evidence import clear_attempt, gather
 from .outcome.kinds import (
-    BLAMELESS as BLAMELESS,
-    FAILURES as FAILURES,
-    Kind as Kind,
-    SaidOf as SaidOf,
+    BLAMELESS,
+    FAILURES,
+    Kind,
+    SaidOf,
 )
-from .outcome.step_log import EarlyStop as EarlyStop, StepReport as StepReport, StopRule as StopRule
-from .outcome.texts import LauncherTexts as LauncherTexts
-from .outcome.watch import watch as watch
-from .pool import NodePool as NodePool
-from .python import module_argv as module_argv
+from .outcome.step_log import EarlyStop, StepReport, StopRule
+from .outcome.texts import LauncherTexts
+from .outcome.watch import watch
+from .pool import NodePool
+from .python import module_argv
 from .registry import (
-    Registry as Registry,
-    RegistryError as RegistryError,
-    launcher_names as launcher_names,
-    make_launcher as make_launcher,
+    Registry,
+    RegistryError,
+    launcher_names,
+    make_launcher,
 )
-from .simulated.cluster import EPOCH as EPOCH, SimulatedCluster as SimulatedCluster
-from .simulated.launcher import SimulatedLauncher as SimulatedLauncher
-from .simulated.trial import Price as Price
+from .simulated.cluster import EPOCH, SimulatedCluster
+from .simulated.launcher import SimulatedLauncher
+from .simulated.trial import Price
 from .srun.batch import (
-    SCRIPT_NAME as SCRIPT_NAME,
-    BatchError as BatchError,
-    batch_script as batch_script,
-    submit as submit,
+    SCRIPT_NAME,
+    BatchError,
+    batch_script,
+    submit,
 )
-from .srun.site import SiteError as SiteError, load_site as load_site
+from .srun.site import SiteError, load_site
 from .trial import (
-    Lease as Lease,
-    ResultSource as ResultSource,
-    TrialSpec as TrialSpec,
+    Lease,
+    ResultSource,
+    TrialSpec,
 )
+
+__all__ = [
+    "BLAMELESS",
+    "EPOCH",
+    "FAILURES",
+    "SCRIPT_NAME",
+    "BatchError",
+    "EarlyStop",
+    "Kind",
+    "Launcher",
+    "LauncherError",
+    "LauncherOptions",
+    "LauncherTexts",
+    "Lease",
+    "NodePool",
+    "Outcome",
+    "Price",
+    "Registry",
+    "RegistryError",
+    "ResultSource",
+    "SaidOf",
+    "SimulatedCluster",
+    "SimulatedLauncher",
+    "SiteError",
+    "StepReport",
+    "StopRule",
+    "TrialSpec",
+    "batch_script",
+    "classify",
+    "clear_attempt",
+    "gather",
+    "launcher_names",
+    "load_site",
+    "make_launcher",
+    "minicluster",
+    "module_argv",
+    "processes",
+    "read_result",
+    "submit",
+    "watch",
+]

@@ -2,11 +2,13 @@
 from .axes import SPLITS, Axes, beside_dp, ordered, ranks_of_replica
 from .config import ConfigError, ModelConfig, OptimizerConfig, Precision, Recompute, TrainConfig
 from .data.prepare import prepare_data, python_source_files
+from .deepspeed.config import DEEPSPEED_BUCKET_ELEMENTS
+from .deepspeed.rules import deepspeed_requirements
 from .flops import hardware_flops, model_flops
 from .formats import Format
 from .parallel.ring import share_sent
 from .placement import Placement, Topology
-from .presets import PRESETS, resolve
+from .presets import PRESETS, resolve_presets
 from .result import FIGURES
 from .rules.expression import (
     MAX_NUMBER,
@@ -19,12 +21,16 @@ from .rules.expression import (
 )
 from .rules.nearest import closest, nearest
 from .rules.requirements import DEGREES, QUANTIZED, SWITCHED_OFF_BY, requirements
-from .sizes import layer_weights, stage_weights, table_weights
+from .sizes import LAYER_GATHERS, LAYER_SUMS, layer_weights, stage_weights, table_weights
 from .states import masters_are_weights, state_bytes
+from .zero.layout import gathers_per_step
 
 __all__ = [
+    "DEEPSPEED_BUCKET_ELEMENTS",
     "DEGREES",
     "FIGURES",
+    "LAYER_GATHERS",
+    "LAYER_SUMS",
     "MAX_NUMBER",
     "PRESETS",
     "QUANTIZED",
@@ -47,6 +53,8 @@ __all__ = [
     "beside_dp",
     "closest",
     "constant",
+    "deepspeed_requirements",
+    "gathers_per_step",
     "hardware_flops",
     "layer_weights",
     "masters_are_weights",
@@ -58,7 +66,7 @@ __all__ = [
     "python_source_files",
     "ranks_of_replica",
     "requirements",
-    "resolve",
+    "resolve_presets",
     "share_sent",
     "stage_weights",
     "state_bytes",

@@ -66,7 +66,7 @@ class Wishes:
     quantize_secondary: bool | None = None
 
 
-def resolve(
+def resolve_presets(
     said: Mapping[str, Column],
     counts: Mapping[str, Column],
     dp: Column,
@@ -172,7 +172,7 @@ def place(
     """
     wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
     said = {"zero_stage": 0, "placement": preset, **wished}
-    found = resolve(said, dict.fromkeys(("placement", *wished), True), dp, tp, topology)
+    found = resolve_presets(said, dict.fromkeys(("placement", *wished), True), dp, tp, topology)
     degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     if broken := refusal(REQUIREMENTS, {"dp": dp, **degrees, **quantized}):

@@ -1,11 +1,30 @@
-from .launching import LaunchError as LaunchError, launcher_for as launcher_for
-from .optimizer.policy import Policy as Policy, Problem as Problem, Proposal as Proposal
+from .cli.main import main
+from .launching import LaunchError, launcher_for
+from .optimizer.policy import Policy, Problem, Proposal
 from .optimizer.registry import (
-    DEFAULT as DEFAULT,
-    PolicyError as PolicyError,
-    make_policy as make_policy,
-    policy_names as policy_names,
+    DEFAULT,
+    PolicyError,
+    make_policy,
+    policy_names,
 )
-from .search.session import run_search as run_search
-from .search.study import Study as Study
-from .simulation.options import SimulationError as SimulationError
+from .search.driver import Driver
+from .search.session import run_search
+from .search.study import Study
+from .simulation.options import SimulationError
+
+__all__ = [
+    "DEFAULT",
+    "Driver",
+    "LaunchError",
+    "Policy",
+    "PolicyError",
+    "Problem",
+    "Proposal",
+    "SimulationError",
+    "Study",
+    "launcher_for",
+    "main",
+    "make_policy",
+    "policy_names",
+    "run_search",
+]

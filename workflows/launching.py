@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from analysis.run.fold import Run, read_run
-from analysis.run.folder import RunFolder
-from analysis.units import counted
+from analysis import Run, RunFolder, counted, read_run
 from search_spaces import SearchSpace
-from slurm.launcher import Launcher, LauncherOptions
-from slurm.registry import make_launcher
+from slurm import Launcher, LauncherOptions, make_launcher
 
 
 class LaunchError(ValueError):
@@ -51,7 +48,7 @@ def launcher_for(
         _refuse_mixture(run, name)
 
     def simulated(_: LauncherOptions) -> Launcher:
-        from slurm.simulated.cluster import EPOCH
+        from slurm import EPOCH
         from workflows.simulation.workload import simulated_launcher
 
         return simulated_launcher(space, simulate, max(EPOCH, run.last_t if run else 0.0))

@@ -14,15 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
 
-from analysis.preflight.file import NotMeasuredError, cluster_file
-from analysis.preflight.summary import preflight_summary, preflight_warnings
-from analysis.run.atomic import write_atomically
-from analysis.units import counted
-from slurm.launcher import Launcher, LauncherError
-from slurm.outcome.evidence import clear_attempt
-from slurm.outcome.kinds import Kind
-from slurm.python import module_argv
-from slurm.trial import Lease, TrialSpec
+from analysis import (
+    NotMeasuredError,
+    cluster_file,
+    counted,
+    preflight_summary,
+    preflight_warnings,
+    write_atomically,
+)
+from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to

@@ -8,15 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
-from analysis.metrics import is_number
-from analysis.run.atomic import write_atomically
-from analysis.run.best import TRIAL_DIR, Best
-from analysis.units import counted
-from slurm.launcher import Launcher
-from slurm.outcome.kinds import Kind
-from slurm.python import module_argv
-from slurm.trial import Lease, TrialSpec
-from trainer.config import ConfigError
+from analysis import TRIAL_DIR, Best, counted, is_number, write_atomically
+from slurm import Kind, Launcher, Lease, TrialSpec, module_argv
+from trainer import ConfigError
 
 NO_LIMIT_S = 10 * 365 * 86400.0
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import layers_before, weighed
-from search_spaces.frameworks import Framework
+from search_spaces import Framework
 
 
 @dataclass(frozen=True)

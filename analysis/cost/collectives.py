@@ -34,8 +34,8 @@ from analysis.cost.groups import (
     one_adapter,
     path_of,
 )
-from search_spaces.cluster import Cluster, Collective
-from trainer.parallel.ring import share_sent
+from search_spaces import Cluster, Collective
+from trainer import share_sent
 
 __all__ = [
     "LinkConstants",

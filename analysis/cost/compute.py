@@ -12,8 +12,7 @@ import numpy as np
 
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import Array, Jobs
-from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework
+from search_spaces import Cluster, Framework
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
 COMPUTE_UNITS = 120  # likewise

@@ -23,8 +23,7 @@ from analysis.cost.constants import Array, Constants
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel
 from analysis.cost.step import OverlapConstants, TimeConstants
-from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework
+from search_spaces import Cluster, Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")
 OF_FRAMEWORK = ("score_bytes", "launch_s", *[f.name for f in fields(OverlapConstants)])

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from search_spaces.cluster import Cluster, Collective, Nic
-from trainer.axes import Axes
+from search_spaces import Cluster, Collective, Nic
+from trainer import Axes
 
 from .constants import Array, Constants, constant
 

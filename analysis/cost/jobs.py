@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.axes import Axes, beside_dp, ordered, ranks_of_replica
-from trainer.config import ModelConfig
+from trainer import Axes, ModelConfig, beside_dp, ordered, ranks_of_replica
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

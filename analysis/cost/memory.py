@@ -21,10 +21,14 @@ from analysis.cost.activations import (
 )
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
-from search_spaces.frameworks import Framework
-from trainer import states
-from trainer.sizes import layer_weights, stage_weights, table_weights
-from trainer.states import masters_are_weights
+from search_spaces import Framework
+from trainer import (
+    layer_weights,
+    masters_are_weights,
+    stage_weights,
+    state_bytes as bytes_of_states,
+    table_weights,
+)
 
 GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
@@ -115,7 +119,7 @@ def state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str
         one_copy = masters_are_weights(jobs, e == 4)
     else:
         one_copy = np.asarray(e == 4)
-    return states.state_bytes(
+    return bytes_of_states(
         parameters,
         jobs,
         weight_bytes=e,

@@ -11,7 +11,7 @@ from analysis.cost.activations import refused
 from analysis.cost.constants import fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported, state_bytes
-from search_spaces.frameworks import Framework
+from search_spaces import Framework
 
 __all__ = ["MemoryConstants", "MemoryModel", "MemoryParts", "memory", "reported", "state_bytes"]
 

@@ -14,9 +14,8 @@ from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
 from analysis.cost.step import StepParts, TimeConstants, step
-from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework
-from trainer.flops import model_flops
+from search_spaces import Cluster, Framework
+from trainer import model_flops
 
 Columns = dict[str, Array]
 

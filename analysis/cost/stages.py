@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
-from search_spaces.frameworks import Framework
-from trainer.sizes import layer_weights, table_weights
+from search_spaces import Framework
+from trainer import layer_weights, table_weights
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 

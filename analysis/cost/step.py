@@ -27,9 +27,8 @@ from analysis.cost.traffic import (
     stage_parameters,
     state_exchanges,
 )
-from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework
-from trainer.sizes import LAYER_GATHERS, LAYER_SUMS
+from search_spaces import Cluster, Framework
+from trainer import LAYER_GATHERS, LAYER_SUMS
 
 _TIMED = {
     "all_gather": links.all_gather_s,

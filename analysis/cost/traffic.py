@@ -15,10 +15,8 @@ import numpy as np
 from analysis.cost.groups import RankGroup, along
 from analysis.cost.jobs import FULL, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
-from search_spaces.frameworks import Framework
-from trainer.parallel.ring import share_sent
-from trainer.sizes import LAYER_GATHERS, LAYER_SUMS, stage_weights
-from trainer.zero.layout import gathers_per_step
+from search_spaces import Framework
+from trainer import LAYER_GATHERS, LAYER_SUMS, gathers_per_step, share_sent, stage_weights
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}

@@ -16,15 +16,16 @@ from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.metrics import metric
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import SearchSpace
-from search_spaces.cluster import Cluster
-from search_spaces.frameworks import MEGATRON_DEEPSPEED, Framework, framework_named
-from search_spaces.rules.rule import Facts
-from slurm.outcome.kinds import Kind
-from trainer.axes import SPLITS, beside_dp
-from trainer.config import ModelConfig
-from trainer.deepspeed.config import BUCKET_ELEMENTS
-from trainer.formats import Format
+from search_spaces import (
+    MEGATRON_DEEPSPEED,
+    Cluster,
+    Facts,
+    Framework,
+    SearchSpace,
+    framework_named,
+)
+from slurm import Kind
+from trainer import DEEPSPEED_BUCKET_ELEMENTS, SPLITS, Format, ModelConfig, beside_dp
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 # On CPU a limit counts from what the process held before it trained.
@@ -244,7 +245,8 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
     """Of one engine; on CPU with buckets of the model's size, and with the host's memory."""
     if not on_cpu:
         return cost_model(cluster, framework)
-    buckets = 2 * 2 * min(BUCKET_ELEMENTS, shape.num_parameters)  # two, of 16-bit elements
+    # Two, of 16-bit elements.
+    buckets = 2 * 2 * min(DEEPSPEED_BUCKET_ELEMENTS, shape.num_parameters)
     framework = replace(
         framework,
         name=f"{framework.name} on CPU",

@@ -15,8 +15,7 @@ from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_axes
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
 from analysis.units import GIB, config_text, counted, duration
-from search_spaces import CheckReport, SearchSpace, check
-from search_spaces.points.candidates import Candidates
+from search_spaces import Candidates, CheckReport, SearchSpace, check
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list

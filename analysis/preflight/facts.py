@@ -10,7 +10,7 @@ import numpy as np
 
 from analysis.cost.collectives import bus_bytes_per_s
 from analysis.cost.groups import LinkConstants, group_of
-from search_spaces.cluster import Cluster, Collective, Link, Nic
+from search_spaces import Cluster, Collective, Link, Nic
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")

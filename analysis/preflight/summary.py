@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
 from analysis.units import counted
-from search_spaces.cluster import Cluster
+from search_spaces import Cluster
 
 
 def preflight_summary(result: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from analysis.report.sensitivity import Sensitivity
 from analysis.report.trajectory import failure_window
 from analysis.run.trial import TOLD
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 
 DPI = 150
 MAX_PARAMETERS = 15

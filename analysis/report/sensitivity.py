@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analysis.report.encoding import Encoded, encode
 from analysis.run.trial import TOLD
 from analysis.units import counted
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 
 MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise
 MIN_PER_CLASS = 3

@@ -11,7 +11,7 @@ from analysis.metrics import metric
 from analysis.report.trajectory import ended_t, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.run.fold import Run
 from analysis.run.trial import TOLD, Trial
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 
 
 def succeeded(trial: Trial) -> bool:

@@ -13,8 +13,8 @@ from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
-from slurm.python import module_argv
-from trainer.config import ConfigError, TrainConfig
+from slurm import module_argv
+from trainer import ConfigError, TrainConfig
 
 TRIAL_DIR = "{trial_dir}"  # in a command: the folder in which it is started
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 
 TOLD = frozenset(kind.value for kind in Kind if kind.told)
 """Kinds of end that say something about the configuration, ``ok`` among them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from search_spaces.cluster import Cluster, Link, Nic, read_cluster, shipped_cluster
+from search_spaces import Cluster, Link, Nic, read_cluster, shipped_cluster
 
 
 class UnknownGpuError(ValueError):

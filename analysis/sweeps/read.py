@@ -26,7 +26,7 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces import FRAMEWORKS
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of
-from search_spaces.cluster import Cluster
+from search_spaces import Cluster
 
 Keys = NDArray[np.str_]
 

@@ -14,7 +14,7 @@ import pandas as pd
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import with_network
 from analysis.sweeps.record import Keys, Table, contradictory, drop, keys, number_column, shape_keys
-from search_spaces.cluster import Cluster, shipped_cluster
+from search_spaces import Cluster, shipped_cluster
 
 VTRAIN = {"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}
 

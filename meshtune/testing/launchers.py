@@ -32,11 +32,7 @@ from typing import Any
 
 import pytest
 
-from slurm.launcher import Launcher
-from slurm.outcome.classify import Outcome
-from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, TrialSpec
+from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 
 DEADLINE_S = 120.0  # for anything that is waited for; far more than it takes
 TRIAL_TIMEOUT_S = 600.0  # of trials that are ended otherwise

@@ -23,11 +23,9 @@ from typing import Any
 
 import pytest
 
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import Run, Trial
 from search_spaces import SearchSpace, load_space
-from workflows.optimizer.policy import Policy, Problem, Proposal
-from workflows.optimizer.registry import PolicyError
+from workflows import Policy, PolicyError, Problem, Proposal
 
 WIDE = 2**31  # nodes: no trial is wider
 

@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshtune.testing.launchers import DEADLINE_S, SLEEP, LauncherContract, MakeTrial
-from slurm import processes
-from slurm.launcher import Launcher
-from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import EarlyStop, StepReport
-from slurm.trial import TrialSpec
+from slurm import EarlyStop, Kind, Launcher, StepReport, TrialSpec, processes
 
 _OK = """
 if rank == "0":

@@ -21,9 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import SearchSpace, load_space
-from search_spaces.frameworks import framework_named
-from search_spaces.points.candidates import Candidates
+from search_spaces import Candidates, SearchSpace, framework_named, load_space
 
 SAMPLED = 50  # configurations on which the rules are tried
 

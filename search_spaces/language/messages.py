@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from search_spaces.language.document import Document, Mark, SpaceError, shown
 from search_spaces.language.schema import UNION_TAGS
-from trainer.rules.nearest import closest, nearest
+from trainer import closest, nearest
 
 Record = TypeVar("Record", bound=BaseModel)
 

@@ -22,7 +22,7 @@ from pydantic import (
 
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import FRAMEWORKS
-from trainer.config import ModelConfig, OptimizerConfig, Precision
+from trainer import ModelConfig, OptimizerConfig, Precision
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)")
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

@@ -7,13 +7,12 @@ from itertools import groupby
 
 from search_spaces.language.schema import BuiltinTrainer
 from search_spaces.rules.rule import Rule, expressed
-from trainer.deepspeed.rules import requirements
-from trainer.rules.expression import ValueType, parse
+from trainer import ValueType, deepspeed_requirements, parse
 
 
 def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]:
     """The rules for a space that searches ``engine``; a device that is not said counts as CUDA."""
-    asked = requirements("cpu" if trainer.device == "cpu" else "cuda")
+    asked = deepspeed_requirements("cpu" if trainer.device == "cpu" else "cuda")
     texts = {
         name: [requirement.text for requirement in same]
         for name, same in groupby(asked, key=lambda requirement: requirement.name)

@@ -13,9 +13,16 @@ from search_spaces.language.schema import Scalar, TrainerSpec
 from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
-from trainer.axes import beside_dp, ranks_of_replica
-from trainer.config import ModelConfig, TrainConfig
-from trainer.rules.expression import Array, Expression, ValueType, constant
+from trainer import (
+    Array,
+    Expression,
+    ModelConfig,
+    TrainConfig,
+    ValueType,
+    beside_dp,
+    constant,
+    ranks_of_replica,
+)
 
 DERIVED = ("world_size", "dp", "global_batch_size")
 

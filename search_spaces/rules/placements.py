@@ -12,10 +12,7 @@ import numpy as np
 from search_spaces.cluster import Cluster
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from trainer.placement import Topology
-from trainer.presets import resolve
-from trainer.rules.expression import Array, Expression, ValueType
-from trainer.rules.requirements import DEGREES, QUANTIZED
+from trainer import DEGREES, QUANTIZED, Array, Expression, Topology, ValueType, resolve_presets
 
 TYPES: dict[str, ValueType] = {
     "placement": "text",
@@ -34,14 +31,14 @@ def ranks_per_pair(cluster: Cluster) -> int:
 
 
 def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
-    """What placements come to; see ``trainer.presets.resolve``.
+    """What placements come to; see ``trainer.presets.resolve_presets``.
 
     Args:
         columns: all other facts, and what the space says of placements.
         counts: by parameter of the space, where what it says counts.
     """
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
-    return resolve(columns, counts, columns["dp"], columns["tp"], topology)
+    return resolve_presets(columns, counts, columns["dp"], columns["tp"], topology)
 
 
 def one_placement(parameters: Mapping[str, Parameter]) -> list[Rule]:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.rules.expression import Array, Expression, ValueType
-from trainer.rules.requirements import SWITCHED_OFF_BY, requirements
+from trainer import SWITCHED_OFF_BY, Array, Expression, ValueType, requirements
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from search_spaces.parameters import SEARCHABLE
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from slurm.python import module_argv
+from slurm import module_argv
 
 
 class MeshtuneTrainer(Trainer):

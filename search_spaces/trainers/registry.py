@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from search_spaces.language.schema import TrainerSpec
 from search_spaces.trainers.trainer import Trainer
-from slurm.registry import Registry, RegistryError
+from slurm import Registry, RegistryError
 
 TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry(
     "trainer",

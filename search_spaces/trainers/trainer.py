@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.language.schema import TrainerSpec
-from trainer.config import ModelConfig
+from trainer import ModelConfig
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from analysis.prediction.pricing import NotPricedError, Pricing, price
-from analysis.prediction.ranking import foreseen, likely_to_fit
+from analysis.prediction.ranking import likely_to_fit, search_warnings
 from search_spaces import SearchSpace, SpaceError, check, load_space
 from search_spaces.points.candidates import Candidates
 
@@ -77,7 +77,7 @@ def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) 
     with pytest.raises(NotPricedError, match="cannot price the parallel axis cp: it knows tp, dp"):
         Pricing(space)
     assert "cannot price the parallel axis cp" in likely_to_fit(check(space))
-    assert ["cp" in line for line in foreseen(space, price(space))] == [True]
+    assert ["cp" in line for line in search_warnings(space, price(space))] == [True]
 
 
 def test_a_degree_of_one_is_priced_as_without_it(load: Load) -> None:

@@ -117,7 +117,7 @@ CUDA = (
 )
 
 
-def requirements(device_type: DeviceType) -> tuple[Requirement, ...]:
+def deepspeed_requirements(device_type: DeviceType) -> tuple[Requirement, ...]:
     """Conditions that DeepSpeed adds; those of one name are one rule of a space."""
     return (*ANY_DEVICE, *(CPU if device_type == "cpu" else CUDA))
 
@@ -150,7 +150,7 @@ def unsupported(
         "quantize_secondary": copy is not None and copy.format == Format.INT8,
         "num_nodes": world_size // config.topology(world_size, local_world_size).ranks_per_node,
     }
-    reason = refusal(requirements(device_type), values)
+    reason = refusal(deepspeed_requirements(device_type), values)
     return reason and f"engine deepspeed: {reason}"
 
 

@@ -47,8 +47,7 @@ def add_commands(commands: Commands) -> None:
 
 def preflight(arguments: Namespace) -> int:
     """Measure the machine and write its cluster file."""
-    from slurm.launcher import LauncherOptions
-    from slurm.registry import make_launcher
+    from slurm import LauncherOptions, make_launcher
     from workflows import preflight as measuring
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name
@@ -79,7 +78,7 @@ def preflight(arguments: Namespace) -> int:
 
 def prepare_data(arguments: Namespace) -> int:
     """Tokenize files for the built-in trainer."""
-    from trainer.data.prepare import prepare_data as tokenize
+    from trainer import prepare_data as tokenize
 
     tokens = tokenize(arguments.files, arguments.out)
     print(f"{tokens} tokens in {arguments.out}.bin and {arguments.out}.idx")
@@ -88,8 +87,8 @@ def prepare_data(arguments: Namespace) -> int:
 
 def minicluster(arguments: Namespace) -> int:
     """Start, stop or show the Slurm on this machine."""
-    from analysis.units import counted
-    from slurm.minicluster import cluster as mini
+    from analysis import counted
+    from slurm import minicluster as mini
 
     if arguments.action == "up":
         cluster = mini.up(

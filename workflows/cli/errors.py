@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.run.events import RunError
-from analysis.run.folder import FingerprintError
-from analysis.run.journal import RunBusyError
+from analysis import FingerprintError, RunBusyError, RunError
 from search_spaces import SpaceError
-from slurm.launcher import LauncherError
-from slurm.registry import RegistryError
-from slurm.srun.batch import BatchError
-from slurm.srun.site import SiteError
-from trainer.config import ConfigError
+from slurm import BatchError, LauncherError, RegistryError, SiteError
+from trainer import ConfigError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
 from workflows.simulation.options import SimulationError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from workflows.cli.arguments import Commands, add_space, command, counts, positive, tokens
 
 if TYPE_CHECKING:
-    from analysis.prediction.pricing import Pricing
+    from analysis import Pricing
     from search_spaces import SearchSpace
 
 DEFAULT_TOKENS = 1e12  # to train on
@@ -61,7 +61,7 @@ def add_commands(commands: Commands) -> None:
 
 def check(arguments: Namespace) -> int:
     """Print how many configurations a space has and what removes the others."""
-    from analysis.prediction.ranking import likely_to_fit
+    from analysis import likely_to_fit
     from search_spaces import check as count, load_space
 
     report = count(load_space(arguments.space))
@@ -72,10 +72,15 @@ def check(arguments: Namespace) -> int:
 
 def predict(arguments: Namespace) -> int:
     """Print what the cost model expects of a space, or of one configuration."""
-    from analysis.cost.groups import MissingFactError
-    from analysis.prediction import ranking as prediction
-    from analysis.run.best import parameters_of
-    from analysis.run.folder import RunFolder
+    from analysis import (
+        MissingFactError,
+        RunFolder,
+        explain,
+        parameters_of,
+        rank,
+        rank_one,
+        ranking_table,
+    )
     from search_spaces import load_space
     from workflows.cli.errors import UsageError
 
@@ -85,11 +90,7 @@ def predict(arguments: Namespace) -> int:
     space = load_space(of_run if config is not None else arguments.space)
     pricing = _pricing(space, arguments.calibrate)
     try:
-        ranking = (
-            prediction.rank_one(pricing, config)
-            if config
-            else prediction.rank(pricing, arguments.top)
-        )
+        ranking = rank_one(pricing, config) if config else rank(pricing, arguments.top)
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
     except MissingFactError as error:
@@ -97,20 +98,23 @@ def predict(arguments: Namespace) -> int:
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
-    print(prediction.ranking_table(ranking))
+    print(ranking_table(ranking))
     if arguments.explain and ranking.configs:
         print()
-        print(prediction.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+        print(explain(ranking, arguments.tokens or DEFAULT_TOKENS))
     return 0
 
 
 def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
     """Prices of a space; by a model that is calibrated with a run, if there is one."""
-    from analysis.cost.groups import MissingFactError
-    from analysis.prediction.pricing import NotPricedError, Pricing
-    from analysis.prediction.ranking import calibration_note
-    from analysis.run.fold import read_run
-    from analysis.run.folder import RunFolder
+    from analysis import (
+        MissingFactError,
+        NotPricedError,
+        Pricing,
+        RunFolder,
+        calibration_note,
+        read_run,
+    )
     from search_spaces import load_space
     from workflows.cli.errors import UsageError
 
@@ -142,17 +146,16 @@ def _check_scaling(arguments: Namespace) -> None:
 
 def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> int:
     """Print the scaling of a configuration, and draw it."""
-    from analysis.prediction import scaling
+    from analysis import scale, scaling_table
     from workflows.cli.errors import UsageError
 
     try:
-        scaled = scaling.scale(pricing, config, arguments.scaling, arguments.nodes or ())
+        scaled = scale(pricing, config, arguments.scaling, arguments.nodes or ())
     except ValueError as error:
         raise UsageError(f"{arguments.space}: {error}") from error
-    print(scaling.scaling_table(scaled, arguments.tokens or DEFAULT_TOKENS))
+    print(scaling_table(scaled, arguments.tokens or DEFAULT_TOKENS))
     if arguments.picture:
-        from analysis.report.plots import png
-        from analysis.report.scaling import scaling_figure
+        from analysis import png, scaling_figure
 
         arguments.picture.write_bytes(png(scaling_figure(scaled)))
     return 0

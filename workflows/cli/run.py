@@ -32,11 +32,9 @@ def add_commands(commands: Commands) -> None:
 
 def status(arguments: Namespace) -> int:
     """Print a run's progress; works while it runs, and after."""
-    from analysis.run.fold import read_run
-    from analysis.run.folder import RunFolder
-    from analysis.run.journal import driver_of
+    from analysis import RunFolder, driver_of, read_run
     from search_spaces import load_space
-    from slurm.srun.batch import SCRIPT_NAME
+    from slurm import SCRIPT_NAME
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
@@ -56,8 +54,7 @@ def status(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path."""
-    from analysis.report.page import write_report
-    from analysis.run.fold import read_run
+    from analysis import read_run, write_report
 
     read_run(arguments.run)  # a clear error before slow imports have any effect
     print(write_report(arguments.run))
@@ -66,9 +63,8 @@ def report(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from analysis.run.best import load_best
-    from slurm.launcher import LauncherOptions
-    from slurm.registry import make_launcher
+    from analysis import load_best
+    from slurm import LauncherOptions, make_launcher
     from workflows.launching import launcher_name
     from workflows.train import train_best
 

@@ -21,7 +21,7 @@ from workflows.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from analysis.prediction.pricing import Pricing
+    from analysis import Pricing
     from search_spaces import SearchSpace
 
 
@@ -77,7 +77,7 @@ def _add_course(parser: ArgumentParser) -> None:
 
 def search(arguments: Namespace) -> int:
     """Start or resume a search, then write its report."""
-    from analysis.run.folder import RunFolder
+    from analysis import RunFolder
     from workflows.cli.search_arguments import (
         asked_space,
         resume_flags,
@@ -121,8 +121,8 @@ def search(arguments: Namespace) -> int:
 
 def submit(arguments: Namespace) -> int:
     """Write the batch script of a search and hand it to sbatch."""
-    from analysis.run.folder import RunFolder
-    from slurm.srun import batch, site
+    from analysis import RunFolder
+    from slurm import batch_script, load_site, submit as sbatch
     from workflows.cli.search_arguments import (
         asked_space,
         policy_options,
@@ -137,10 +137,10 @@ def submit(arguments: Namespace) -> int:
     pricing = warm_prices(space, arguments.warm_start)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
-    script = batch.batch_script(
+    script = batch_script(
         space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
-        site=site.load_site(arguments.site),
+        site=load_site(arguments.site),
         nodes=arguments.nodes,
         time=arguments.time,
         account=arguments.account,
@@ -153,15 +153,14 @@ def submit(arguments: Namespace) -> int:
         return 0
     _warn(space, pricing)
     folder.create(space)
-    job = batch.submit(script, folder.path)
+    job = sbatch(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
     return 0
 
 
 def _warn(space: SearchSpace, pricing: Pricing | None) -> None:
     """Print what will go wrong with a search, before anything is started for it."""
-    from analysis.prediction.pricing import price
-    from analysis.prediction.ranking import search_warnings
+    from analysis import price, search_warnings
 
     for warning in search_warnings(space, pricing or price(space)):
         print(warning)

@@ -9,13 +9,12 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from analysis.run.fold import read_run
-from analysis.run.folder import RunFolder
+from analysis import RunFolder, read_run
 from search_spaces import SearchSpace, load_space
 from workflows.cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from analysis.prediction.pricing import Pricing  # scipy: half a second
+    from analysis import Pricing  # scipy: half a second
 
 
 def searchable(reference: str) -> SearchSpace:
@@ -64,8 +63,7 @@ def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
     """Prices of the space by a model that has learnt from earlier runs; None without any."""
     if not runs:
         return None
-    from analysis.cost.groups import MissingFactError
-    from analysis.prediction.pricing import NotPricedError, Pricing
+    from analysis import MissingFactError, NotPricedError, Pricing
 
     where = str(space.file)
     try:

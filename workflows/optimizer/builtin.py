@@ -11,8 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.groups import MissingFactError
-from analysis.run.fold import Run
+from analysis import MissingFactError, Run
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.policy import Policy, Problem, Proposal

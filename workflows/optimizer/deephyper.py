@@ -16,12 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import Array
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis import Array, Run, Trial, counted
 from search_spaces import SearchSpace
-from slurm.outcome.kinds import Kind
+from slurm import Kind
 from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.constants import Array
+from analysis import Array
 
 DRAWS = 256
 NUM_CONSIDERED = 256  # candidates that may gain something worth counting

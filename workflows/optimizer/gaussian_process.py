@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.constants import Array
-from analysis.cost.jobs import Jobs, Mask
-from search_spaces.points.enumeration import Indices
+from analysis import Array, Jobs, Mask
+from search_spaces import Indices
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
 NOISE_LOG_SD = 0.03  # of one measurement

@@ -15,17 +15,22 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.constants import EDGE, Array
-from analysis.cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
-from analysis.cost.step import TimeConstants
-from analysis.prediction.pricing import Pricing
-from analysis.prediction.time_limits import in_time
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from analysis.units import counted
-from search_spaces.points.candidates import Candidates
-from search_spaces.points.enumeration import Indices
-from slurm.outcome.kinds import FAILURES
+from analysis import (
+    EDGE,
+    PRIOR_LOG_SD,
+    Array,
+    CostModel,
+    Prediction,
+    Pricing,
+    Run,
+    TimeConstants,
+    Trial,
+    counted,
+    in_time,
+    of_engines,
+)
+from search_spaces import Candidates, Indices
+from slurm import FAILURES
 from workflows.optimizer.expected_gain import ExpectedGain, expected_gain, most_promising
 from workflows.optimizer.gaussian_process import NOISE_LOG_SD, ResidualProcess, features, kernel
 from workflows.optimizer.model_trust import log_odds, positive, trusted

@@ -7,10 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from scipy.stats import spearmanr
 
-from analysis.cost.constants import EDGE
-from analysis.prediction.pricing import Pricing
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import EDGE, Pricing, Run, Trial
 from workflows.optimizer.gaussian_process import DISTURBED_SHARE, MEAN_SLOWDOWN, NOISE_LOG_SD
 
 PRIOR_LOG_ODDS = 5.0  # logarithm of the odds that the model is right, before any trial

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import Run, Trial
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import PolicyError
 

@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.prediction.pricing import Pricing, price
-from analysis.run.fold import Run
-from search_spaces import SearchSpace
-from search_spaces.points.candidates import Candidates
+from analysis import Pricing, Run, price
+from search_spaces import Candidates, SearchSpace
 
 NUM_CANDIDATES = 10_000  # among which a policy looks for the best
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from search_spaces import SearchSpace
-from slurm.registry import Registry, RegistryError
+from slurm import Registry, RegistryError
 
 if TYPE_CHECKING:  # scipy: half a second
-    from analysis.prediction.pricing import Pricing
+    from analysis import Pricing
     from workflows.optimizer.policy import Policy, Problem
 
 DEFAULT = "meshtune"

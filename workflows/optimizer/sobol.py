@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import qmc
 
-from analysis.run.fold import Run
+from analysis import Run
 from workflows.optimizer.policy import Policy, Proposal
 
 

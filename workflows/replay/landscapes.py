@@ -13,12 +13,19 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from analysis.cost.jobs import RECOMPUTE
-from analysis.sweeps.gpus import resized
-from analysis.sweeps.read import TABLE_FORMATS, missing_columns, read_tables
-from analysis.sweeps.record import Table, TableError, number_column, read_csv
+from analysis import (
+    RECOMPUTE,
+    TABLE_FORMATS,
+    Table,
+    TableError,
+    missing_columns,
+    number_column,
+    read_csv,
+    read_tables,
+    resized,
+)
 from search_spaces import SearchSpace, load_space
-from trainer.axes import beside_dp
+from trainer import beside_dp
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")

@@ -15,11 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.model import CostModel
-from analysis.prediction.pricing import Pricing, price
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis import CostModel, Pricing, Run, Trial, counted, price
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import make_policy

@@ -6,11 +6,7 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from slurm.launcher import Launcher
-from slurm.outcome.classify import Outcome
-from slurm.outcome.kinds import Kind
-from slurm.outcome.step_log import StopRule
-from slurm.trial import Lease, TrialSpec
+from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 
 
 @dataclass

@@ -12,15 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis.metrics import metric
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis import Run, Trial, counted, metric
 from search_spaces import SearchSpace
-from slurm.outcome.kinds import BLAMELESS
+from slurm import BLAMELESS
 
 if TYPE_CHECKING:
-    from analysis.prediction.pricing import Pricing  # scipy: half a second
+    from analysis import Pricing  # scipy: half a second
 
 RECENT = 50  # successes from which a trial's time is learnt
 
@@ -167,7 +164,7 @@ class NodeHours:
 
     @cached_property
     def _pricing(self) -> Pricing | None:
-        from analysis.prediction.pricing import price
+        from analysis import price
 
         return price(self._space)
 

@@ -10,19 +10,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from analysis.run.events import Closed, Event, Opened, Started
-from analysis.run.fold import Run
-from analysis.run.folder import RunFolder
-from analysis.run.journal import Journal
-from analysis.run.results import ResultsFile, write_results
-from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis import (
+    Closed,
+    Event,
+    Journal,
+    Opened,
+    ResultsFile,
+    Run,
+    RunFolder,
+    Started,
+    Trial,
+    counted,
+    write_results,
+)
 from search_spaces import SearchSpace
-from slurm.launcher import Launcher
-from slurm.outcome.classify import Outcome, read_result
-from slurm.outcome.kinds import Kind
-from slurm.pool import NodePool
-from slurm.trial import Lease
+from slurm import Kind, Launcher, Lease, NodePool, Outcome, read_result
 from workflows.optimizer.policy import Policy
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget

@@ -14,12 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.finalists import noise_of
-from analysis.metrics import MissingMetricError, is_number
-from analysis.run.fold import Run
-from analysis.run.trial import Trial
+from analysis import MissingMetricError, Run, Trial, is_number, noise_of
 from search_spaces import SearchSpace
-from slurm.outcome.step_log import EarlyStop, StepReport
+from slurm import EarlyStop, StepReport
 from workflows.search.objectives import figures
 
 MARGIN = 0.05  # share of the best's figure

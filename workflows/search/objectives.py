@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analysis.metrics import MissingMetricError, required_metric
+from analysis import MissingMetricError, required_metric
 from search_spaces import SearchSpace
 
 

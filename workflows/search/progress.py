@@ -12,11 +12,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from analysis.run.events import Ended, Event, Opened, Started
-from analysis.run.fold import Run
-from analysis.units import clock_text, config_text, counted
-from analysis.verdict import (
+from analysis import (
+    Ended,
+    Event,
+    Opened,
+    Run,
+    Started,
     attempt_text,
+    clock_text,
+    config_text,
+    counted,
     early_stop_lines,
     front_lines,
     objectives_text,

@@ -7,15 +7,9 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from analysis.finalists import next_repeat
-from analysis.run.events import Proposed
-from analysis.run.fold import Run
-from analysis.run.journal import Journal
-from analysis.run.trial import Trial
-from analysis.units import counted
+from analysis import Journal, Proposed, Run, Trial, counted, next_repeat
 from search_spaces import SearchSpace
-from slurm.outcome.kinds import BLAMELESS
-from slurm.pool import NodePool
+from slurm import BLAMELESS, NodePool
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.search.budget import Budget, NodeHours
 from workflows.search.stopping import CONTINUE, DONE, Ending

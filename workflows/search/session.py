@@ -15,17 +15,21 @@ from types import FrameType
 from rich.console import Console
 from rich.text import Text
 
-from analysis.prediction.pricing import Pricing
-from analysis.run.fold import Run, read_run
-from analysis.run.folder import RunFolder
-from analysis.run.journal import Journal
-from analysis.run.trial import Trial
-from analysis.units import config_text, counted
-from analysis.verdict import early_stop_lines, front_lines, verdict_lines
+from analysis import (
+    Journal,
+    Pricing,
+    Run,
+    RunFolder,
+    Trial,
+    config_text,
+    counted,
+    early_stop_lines,
+    front_lines,
+    read_run,
+    verdict_lines,
+)
 from search_spaces import SearchSpace
-from slurm.launcher import Launcher
-from slurm.pool import NodePool
-from slurm.trial import Lease
+from slurm import Launcher, Lease, NodePool
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
@@ -237,7 +241,7 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
 def _report(folder: RunFolder) -> str:
     """Write the report; whatever goes wrong there must not change how the search ended."""
     try:
-        from analysis.report.page import write_report
+        from analysis import write_report
 
         return f"report: {write_report(folder.path)}"
     except Exception as error:

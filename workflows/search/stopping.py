@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from analysis.run.fold import Run
-from slurm.outcome.kinds import Kind, SaidOf
+from analysis import Run
+from slurm import Kind, SaidOf
 
 DONE, FAILED, CONTINUE, INTERRUPTED = 0, 1, 3, 130
 MAX_IN_A_ROW = 8  # attempts in a row that crash or cannot start

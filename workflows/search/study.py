@@ -10,15 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from analysis.run.events import Opened, Proposed, Started
-from analysis.run.fold import Run
-from analysis.run.folder import RunFolder
-from analysis.run.journal import Journal
-from analysis.run.results import ResultsFile, write_results
-from analysis.run.trial import Trial
+from analysis import (
+    Journal,
+    Opened,
+    Proposed,
+    ResultsFile,
+    Run,
+    RunFolder,
+    Started,
+    Trial,
+    write_results,
+)
 from search_spaces import SearchSpace, load_space
-from slurm.outcome.classify import Outcome
-from slurm.outcome.kinds import Kind
+from slurm import Kind, Outcome
 from workflows.optimizer.registry import DEFAULT, make_policy
 from workflows.search.objectives import figures
 from workflows.search.trials import ended

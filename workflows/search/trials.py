@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.metrics import MissingMetricError
-from analysis.run.events import Ended
-from analysis.run.folder import RunFolder
-from analysis.run.trial import Trial
+from analysis import Ended, MissingMetricError, RunFolder, Trial
 from search_spaces import SearchSpace
-from slurm.outcome.classify import Outcome
-from slurm.outcome.evidence import clear_attempt
-from slurm.outcome.kinds import BLAMELESS, Kind
-from slurm.trial import ResultSource, TrialSpec
-from trainer.config import ConfigError
+from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
+from trainer import ConfigError
 from workflows.search.objectives import figures
 
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
@@ -160,7 +154,7 @@ def data_prefix(space: SearchSpace, folder: Path) -> str | None:
 
 def make_data(prefix: str) -> None:
     """Make the token file of Python's own source if it is not there yet."""
-    from trainer.data.prepare import prepare_data, python_source_files
+    from trainer import prepare_data, python_source_files
 
     if not Path(f"{prefix}.idx").exists():
         Path(prefix).parent.mkdir(parents=True, exist_ok=True)

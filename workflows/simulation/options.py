@@ -7,11 +7,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from analysis.prediction.time_limits import start_up_s
-from search_spaces import SearchSpace
-from search_spaces.language.schema import seconds
-from slurm.simulated.cluster import SimulatedCluster
-from trainer.rules.nearest import nearest
+from analysis import start_up_s
+from search_spaces import SearchSpace, seconds
+from slurm import SimulatedCluster
+from trainer import nearest
 
 DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
 

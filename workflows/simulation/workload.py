@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, TypeVar, get_args
 
 import numpy as np
 
-from analysis.cost.constants import Constants
-from analysis.metrics import MissingMetricError
-from search_spaces import SearchSpace
-from search_spaces.points.enumeration import ValidConfigs
-from slurm.simulated.cluster import EPOCH
-from slurm.simulated.launcher import SimulatedLauncher
-from slurm.simulated.trial import Price
-from trainer.config import Recompute
-from trainer.flops import hardware_flops, model_flops
+from analysis import Constants, MissingMetricError
+from search_spaces import SearchSpace, ValidConfigs
+from slurm import EPOCH, Price, SimulatedLauncher
+from trainer import Recompute, hardware_flops, model_flops
 from workflows.search.objectives import figures
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
-    from analysis.cost.model import CostModel
-    from analysis.prediction.pricing import Pricing
+    from analysis import CostModel, Pricing
 
 C = TypeVar("C", bound=Constants)
 # Of every configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest
@@ -188,7 +182,7 @@ def _any_config(space: SearchSpace) -> dict[str, Any]:
 
 def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
     """The space's own prices, with constants that are ``error`` times their priors' spread off."""
-    from analysis.prediction.pricing import NotPricedError
+    from analysis import NotPricedError
 
     try:
         pricing = true_pricing(space, error, seed)
@@ -211,8 +205,7 @@ def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
     Raises:
         NotPricedError: if the cost model cannot price the space.
     """
-    from analysis.cost.model import of_engines
-    from analysis.prediction.pricing import Pricing
+    from analysis import Pricing, of_engines
 
     pricing = Pricing(space)
     if error:

@@ -1,0 +1,51 @@
+# The facade: what __init__.py exports, each from its module when it is first used.
+from .cluster import (
+    Cluster,
+    Collective,
+    Link,
+    Nic,
+    read_cluster,
+    shipped_cluster,
+    shipped_clusters,
+)
+from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
+from .language.document import SpaceError
+from .language.schema import json_schema, seconds
+from .load import load_space, shipped_spaces
+from .parameters import Parameter
+from .points.candidates import Candidates
+from .points.counting import CheckReport, RuleCount, check
+from .points.enumeration import Indices, ValidConfigs
+from .rules.rule import Facts, Rule
+from .space import Objective, SearchSpace, Violations
+
+__all__ = [
+    "FRAMEWORKS",
+    "MEGATRON_DEEPSPEED",
+    "Candidates",
+    "CheckReport",
+    "Cluster",
+    "Collective",
+    "Facts",
+    "Framework",
+    "Indices",
+    "Link",
+    "Nic",
+    "Objective",
+    "Parameter",
+    "Rule",
+    "RuleCount",
+    "SearchSpace",
+    "SpaceError",
+    "ValidConfigs",
+    "Violations",
+    "check",
+    "framework_named",
+    "json_schema",
+    "load_space",
+    "read_cluster",
+    "seconds",
+    "shipped_cluster",
+    "shipped_clusters",
+    "shipped_spaces",
+]
