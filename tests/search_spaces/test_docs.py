@@ -61,13 +61,8 @@ def test_an_example_loads_and_has_valid_configurations(
 
 def test_the_page_has_examples_and_names_every_rule() -> None:
     assert len(EXAMPLES) >= 5
-<<<<<<< HEAD
     assert sum("version" in yaml.safe_load(text) for text in WHOLE) == len(OTHERS)
-    engine = (*deepspeed.requirements("cpu"), *deepspeed.requirements("cuda"))
-=======
-    assert len(WHOLE) == len(OTHERS)
     engine = (*deepspeed.deepspeed_requirements("cpu"), *deepspeed.deepspeed_requirements("cuda"))
->>>>>>> c5f1085 (Packages meet at their facades only, and a test holds it)
     names = {requirement.name for requirement in (*REQUIREMENTS, *engine)}
     for name in (*names, "one_placement", "placement_counts_once"):
         assert f"`{name}`" in PAGE
