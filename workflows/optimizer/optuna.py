@@ -1,13 +1,17 @@
 """Optuna's TPE with its defaults, as what its users would see.
 
-Like the others it is a function of the run's history: a fresh study gets every trial that has
-ended and is asked until it suggests something that may be tried. What it suggests in vain costs it
-nothing.
+Its sampler draws from one stream of random numbers, so a proposal depends on all that was asked
+before. Where a policy has not seen a run grow, as after a restart, it asks and tells all of it once
+more. What TPE suggests and may not be tried costs it nothing; what it did not suggest it is not
+told.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from analysis import Run, Trial
 from workflows.optimizer.policy import Policy, Problem, Proposal
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     import optuna
 
 FRUITLESS = 30  # suggestions that may not be tried, until any configuration that may is taken
+Key = tuple[tuple[str, Any], ...]
 
 
 class OptunaPolicy(Policy):
@@ -46,45 +51,84 @@ class OptunaPolicy(Policy):
             if len(p.values) > 1
         }
         self._fixed = {p.name: p.values[0] for p in parameters if len(p.values) == 1}
+        self._objectives = problem.space.objectives
+        self._begin()
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
-        space, rng = self.problem.space, self.problem.rng(run)
-        left = self.problem.new(run, max_nodes, rng, size=1)
+        left = self.problem.new(run, max_nodes, self.problem.rng(run), size=1)
         if not left:
             return None
-        study = self._study(run, seed=int(rng.integers(2**31)))
-        proposed = {tuple(trial.config.items()) for trial in run.trials.values()}
+        trials = list(run.trials.values())
+        if [_key(trial.config) for trial in trials] != self._proposed:
+            self._begin()
+            for number, trial in enumerate(trials):
+                self._tell(t for t in trials[:number] if _ended_before(t, trial))
+                self._repeat(_key(trial.config))
+        self._tell(trials)
+        key, why = self._ask(lambda key: self._may_come(key, max_nodes)), "TPE"
+        if key is None:
+            key, why = self._any(), "any: TPE suggested none that is new"
+            if key is None or self.problem.space.num_nodes(dict(key)) > max_nodes:
+                key = _key(self.problem.space.canonical(left[0]))
+        self._proposed.append(key)
+        return Proposal(dict(key), "optuna", why)
+
+    def _begin(self) -> None:
+        self._study = self._optuna.create_study(
+            directions=["maximize" if o.maximize else "minimize" for o in self._objectives],
+            sampler=self._optuna.samplers.TPESampler(seed=self.problem.seed),
+        )
+        self._rng = np.random.default_rng(self.problem.seed)
+        self._proposed: list[Key] = []
+        self._asked: dict[Key, optuna.trial.Trial] = {}  # suggested, and not told yet
+
+    def _repeat(self, key: Key) -> None:
+        """Ask as when this configuration was proposed."""
+        if self._ask(lambda other: other == key) is None:
+            self._any()
+        self._proposed.append(key)
+
+    def _ask(self, accepts: Callable[[Key], bool]) -> Key | None:
+        """The next suggestion that is accepted; None after too many in vain."""
         for _ in range(FRUITLESS):
-            asked = study.ask(self._distributions)
-            config = {**self._fixed, **asked.params}
-            if self.problem.allows(config):
-                config = space.canonical(config)
-                if tuple(config.items()) not in proposed and space.num_nodes(config) <= max_nodes:
-                    return Proposal(config, "optuna", "TPE")
-            study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
-        return Proposal(space.canonical(left[0]), "optuna", "any: TPE suggested none that is new")
+            asked = self._study.ask(self._distributions)
+            key = _key(self.problem.space.canonical({**self._fixed, **asked.params}))
+            if accepts(key):
+                self._asked[key] = asked
+                return key
+            self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+        return None
 
-    def _study(self, run: Run, seed: int) -> optuna.Study:
-        """A study that has been told every trial."""
-        space = self.problem.space
-        study = self._optuna.create_study(
-            directions=["maximize" if o.maximize else "minimize" for o in space.objectives],
-            sampler=self._optuna.samplers.TPESampler(seed=seed),
-        )
-        study.add_trials([self._told(trial) for trial in run.trials.values() if trial.ended])
-        return study
+    def _may_come(self, key: Key, max_nodes: int) -> bool:
+        new = key not in self._proposed and self.problem.allows(dict(key))
+        return new and self.problem.space.num_nodes(dict(key)) <= max_nodes
 
-    def _told(self, trial: Trial) -> optuna.trial.FrozenTrial:
-        raw = self.problem.space.raw(trial.config)
-        values: list[Any] | None = None
-        if trial.ok:
-            keys = [objective.key for objective in self.problem.space.objectives]
-            values = [trial.objectives[key] for key in keys] if trial.objectives else None
-            values = values or [trial.objective]
-        states = self._optuna.trial.TrialState
-        return self._optuna.trial.create_trial(
-            state=states.COMPLETE if trial.ok else states.FAIL,
-            params={name: raw[name] for name in self._distributions},
-            distributions=self._distributions,
-            values=values,
-        )
+    def _any(self) -> Key | None:
+        """Any configuration that was not proposed, where all that there are have been named."""
+        if self.problem.only is None:
+            return None
+        every = {_key(self.problem.space.canonical(config)) for config in self.problem.only}
+        free = sorted(every - {*self._proposed}, key=repr)
+        return free[int(self._rng.integers(len(free)))]
+
+    def _tell(self, trials: Iterable[Trial]) -> None:
+        """Tell what has ended of what it suggested, once."""
+        for trial in trials:
+            asked = self._asked.pop(_key(trial.config), None) if trial.ended else None
+            if asked is None:
+                continue
+            if trial.ok:
+                only = trial.objective or 0.0
+                values = [trial.objectives.get(o.key, only) for o in self._objectives]
+                self._study.tell(asked, values)
+            else:
+                self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+
+
+def _key(config: Mapping[str, Any]) -> Key:
+    return tuple(config.items())
+
+
+def _ended_before(one: Trial, other: Trial) -> bool:
+    """Whether a trial's end was known when another was proposed."""
+    return one.ended and (one.ended_t or 0.0) <= other.proposed_t
