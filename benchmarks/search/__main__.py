@@ -120,23 +120,9 @@ def policy_lines(figures: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
-    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N")
-    parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    arguments = parser.parse_args(argv)
-    warnings.simplefilter("ignore")
-    seeds = 1 if arguments.quick else arguments.seeds
-    print(machine([f"{seeds} seed(s)"]), flush=True)
-    everything: dict[str, Any] = {
-        "seeds": seeds,
-        "quick": arguments.quick,
-        "tables": {},
-        "stop_rule": {},
-    }
-    goals = []
+def _replayed(arguments: argparse.Namespace, seeds: int, everything: dict[str, Any]) -> list[str]:
+    """Replays of all recorded landscapes; the goals' lines."""
+    goals: list[str] = []
     read_all = [read_table(path) for path in sorted(arguments.truth.glob("*.csv"))]
     tables = [table for table in read_all if table is not None and len(table)]
     for table in tables:
@@ -155,8 +141,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         goals += goal_lines(table.name, figures)
         if arguments.json:  # so far, should it be interrupted
             arguments.json.write_text(json.dumps(everything, indent=2))
-    if not goals:
-        parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
+    return goals
+
+
+def _simulated(seeds: int, everything: dict[str, Any]) -> list[str]:
+    """Searches on a simulated Frontier; the goals' lines."""
+    goals = []
     for name in SIMULATED:
         counts = {
             policy: [simulated(name, seed, policy) for seed in range(seeds)]
@@ -165,20 +155,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         everything[name] = counts
         print(f"\n{name}, simulated, other constants: trials to within 5 % (None: over 60)")
         print("\n".join(f"{policy}: {found}" for policy, found in counts.items()), flush=True)
-        goals.append(
-            _line(f"{name}: to 5 %, worst seed", 8, max(n or 61 for n in counts["meshtune"]))
-        )
+        worst = max(n or 61 for n in counts["meshtune"])
+        goals.append(_line(f"{name}: to 5 %, worst seed", 8, worst))
+    return goals
+
+
+def _scaled(everything: dict[str, Any]) -> list[str]:
+    """Time and memory of a proposal after many trials; the goals' lines."""
+    goals = []
     # A process of its own, whose peak of memory is the policy's alone.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        scaled: tuple[tuple[str, str], ...] = (
-            ("meshtune", "meshtune"),
-            ("deephyper", "its fallback"),
-        )
-        for policy, ask in scaled:
+        for policy, asked in (("meshtune", "meshtune"), ("deephyper", "its fallback")):
             cpu_s, peak_bytes = pool.apply(partial(at_scale, policy))
             everything[f"at_scale_{policy}"] = {"cpu_s": cpu_s, "peak_bytes": peak_bytes}
-            goals.append(_line(f"{ask}: CPU s a proposal, {TOLD} trials told", 0.5, cpu_s))
-            goals.append(_line(f"{ask}: peak memory, GB", 1, peak_bytes / 1e9))
+            goals.append(_line(f"{asked}: CPU s per proposal, {TOLD} trials told", 0.5, cpu_s))
+            goals.append(_line(f"{asked}: peak memory, GB", 1, peak_bytes / 1e9))
+    return goals
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
+    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="one seed, a few landscapes a table")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    seeds = 1 if arguments.quick else arguments.seeds
+    print(machine([f"{seeds} seed(s)"]), flush=True)
+    everything: dict[str, Any] = {
+        "seeds": seeds,
+        "quick": arguments.quick,
+        "tables": {},
+        "stop_rule": {},
+    }
+    goals = _replayed(arguments, seeds, everything)
+    if not goals:
+        parser.error(f"--truth {arguments.truth}: no table of measured configurations there")
+    goals += _simulated(seeds, everything) + _scaled(everything)
     print("\n| figure | goal | measured | reached |\n|---|---|---|---|")
     print("\n".join(goals))
     if arguments.json:
