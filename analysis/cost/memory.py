@@ -26,7 +26,7 @@ from trainer import (
     layer_weights,
     masters_are_weights,
     stage_weights,
-    state_bytes as bytes_of_states,
+    state_bytes,
     table_weights,
 )
 
@@ -109,7 +109,7 @@ class MemoryParts:
         return type(self)(**{name: np.where(mask, mine[name], others[name]) for name in mine})
 
 
-def state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
+def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
     ``trainer.states`` with the framework's habits.
@@ -119,7 +119,7 @@ def state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str
         one_copy = masters_are_weights(jobs, e == 4)
     else:
         one_copy = np.asarray(e == 4)
-    return bytes_of_states(
+    return state_bytes(
         parameters,
         jobs,
         weight_bytes=e,
@@ -184,7 +184,7 @@ def _stage_memory(
 ) -> MemoryParts:
     """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
     parameters = stage_parameters(stage, jobs)
-    states = state_bytes(parameters, jobs, framework)
+    states = rank_state_bytes(parameters, jobs, framework)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework)

@@ -10,10 +10,17 @@ from scipy.special import ndtr
 from analysis.cost.activations import refused
 from analysis.cost.constants import fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.cost.memory import MemoryConstants, MemoryParts, memory, reported, state_bytes
+from analysis.cost.memory import MemoryConstants, MemoryParts, memory, rank_state_bytes, reported
 from search_spaces import Framework
 
-__all__ = ["MemoryConstants", "MemoryModel", "MemoryParts", "memory", "reported", "state_bytes"]
+__all__ = [
+    "MemoryConstants",
+    "MemoryModel",
+    "MemoryParts",
+    "memory",
+    "rank_state_bytes",
+    "reported",
+]
 
 PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}

@@ -44,7 +44,7 @@ class LogText:
 
 
 @dataclass(frozen=True)
-class Ending:
+class Consequences:
     """What follows from one kind of end."""
 
     words: str  # what happened, in the report
@@ -83,64 +83,65 @@ class Kind(enum.StrEnum):
     Where the words of two kinds are found in the same logs, the upper one wins.
     """
 
-    row: Ending
+    row: Consequences
 
-    def __new__(cls, value: str, *row: Ending) -> Kind:  # Kind(value), the look-up, has no row
+    def __new__(cls, value: str, *row: Consequences) -> Kind:
+        # Kind(value), the look-up, has no row.
         kind = str.__new__(cls, value)
         kind._value_ = value
         (kind.row,) = row
         return kind
 
-    OK = "ok", Ending("succeeded", _CONFIGURATION, "success", False, "green", status="ok")
+    OK = "ok", Consequences("succeeded", _CONFIGURATION, "success", False, "green", status="ok")
     OOM = (
         "oom",
-        Ending(
+        Consequences(
             "out of device memory", _CONFIGURATION, "failure", False, "red",
             status="oom", texts=(LogText(_DEVICE_OOM, Before.LAUNCH),), out_of="device memory",
         ),
     )  # fmt: skip
     HOST_OOM = (
         "host_oom",
-        Ending(
+        Consequences(
             "out of host memory", _CONFIGURATION, "failure", False, "red",
             texts=(LogText(_PROCESS_OOM, Before.LAUNCH),), out_of="host memory",
         ),
     )  # fmt: skip
     INVALID = (
         "invalid",
-        Ending(
+        Consequences(
             "refused by the trainer", _CONFIGURATION, "failure", False, "red",
             status="invalid", texts=(LogText(_INDIVISIBLE, Before.CRASH, stderr_only=True),),
         ),
     )  # fmt: skip
     DIVERGED = (
         "diverged",
-        Ending("loss diverged", _CONFIGURATION, "failure", False, "red", status="diverged"),
+        Consequences("loss diverged", _CONFIGURATION, "failure", False, "red", status="diverged"),
     )
-    TIMEOUT = "timeout", Ending("timed out or hung", _CONFIGURATION, "failure", False, "red")
+    TIMEOUT = "timeout", Consequences("timed out or hung", _CONFIGURATION, "failure", False, "red")
     CRASH = (
         "crash",
-        Ending(
+        Consequences(
             "crashed", _CONFIGURATION, "failure", False, "red",
             status="error", stops_search=True,
         ),
     )  # fmt: skip
     NODE_FAILURE = (
         "node_failure",
-        Ending(
+        Consequences(
             "a node failed", _MACHINE, None, True, "gray",
             texts=(LogText(_BROKEN_DEVICE, Before.RESULT, stderr_only=True, blames_node=True),),
         ),
     )  # fmt: skip
     LAUNCH_FAILURE = (
         "launch_failure",
-        Ending(
+        Consequences(
             "could not be launched", _MACHINE, None, True, "gray",
             texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
-    PREEMPTED = "preempted", Ending("preempted", _MACHINE, None, True, "gray")
-    CANCELLED = "cancelled", Ending("stopped with the search", _DRIVER, None, True, "gray")
+    PREEMPTED = "preempted", Consequences("preempted", _MACHINE, None, True, "gray")
+    CANCELLED = "cancelled", Consequences("stopped with the search", _DRIVER, None, True, "gray")
 
     @property
     def told(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where each rank stands: the one place that decides ranks, degrees and process groups."""
+"""Where each rank stands: ``trainer.axes`` as torch's device mesh and process groups."""
 
 from __future__ import annotations
 

@@ -12,7 +12,13 @@ import pytest
 
 from analysis.cost.activations import end_stages, layer_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
-from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported, state_bytes
+from analysis.cost.memory_fit import (
+    MemoryConstants,
+    MemoryModel,
+    memory,
+    rank_state_bytes,
+    reported,
+)
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
@@ -79,7 +85,9 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
     if dp == 16:
         placements += [place("zero0", wish, dp, 1, topology, precision) for wish in FREE]
     for placement in placements:
-        made = state_bytes(np.array([PARAMETERS]), as_job(placement), framework_named("meshtune"))
+        made = rank_state_bytes(
+            np.array([PARAMETERS]), as_job(placement), framework_named("meshtune")
+        )
         wanted = placement.bytes_per_rank(PARAMETERS)
         assert {name: float(value[0]) for name, value in made.items()} == pytest.approx(wanted)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.memory_fit import state_bytes
+from analysis.cost.memory_fit import rank_state_bytes
 from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -30,7 +30,7 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
         train = TrainConfig.parse(space.train_config(config, "none"))
         placement = train.place(space.world_size(config), space.cluster.gpus_per_node)
         job = prediction.jobs[row : row + 1]
-        own = state_bytes(np.array([1e6]), job, MESHTUNE)
+        own = rank_state_bytes(np.array([1e6]), job, MESHTUNE)
         expected = placement.bytes_per_rank(1_000_000)
         assert sum(expected.values()) == pytest.approx(float(sum(own.values())[0]), rel=0.02)
 

@@ -16,7 +16,7 @@ from slurm.outcome.kinds import BLAMELESS, FAILURES, STATUSES, Kind
 NEW_ROW = """
     DISK_FULL = (
         "disk_full",
-        Ending(
+        Consequences(
             "no space left", SaidOf.MACHINE, None, True, "gray", status="disk_full",
             texts=(LogText(re.compile("No space left on device"), Before.RESULT),),
         ),
