@@ -131,9 +131,9 @@ def test_a_run_on_four_ranks_leaves_a_complete_result(run: Run, config: Config) 
     assert "Traceback" not in ended.stderr
 
 
-# Most of what a rank holds at its peak. WIDE: weights, gradients and twice as much of moments, which
-# come with the first optimizer step. DEEP: what the forward pass keeps of four layers. RECOMPUTED:
-# what the backward pass keeps of the layer that it computes again, and the gradients of that.
+# Most of what a rank holds at its peak. WIDE: weights, gradients and twice as much of moments,
+# which come with the first optimizer step. DEEP: what the forward pass keeps of four layers.
+# RECOMPUTED: what the backward pass keeps of the layer that it computes again, and the gradients.
 WIDE = {"mbs": 1, "hidden_size": 640, "num_layers": 1}
 DEEP = {"mbs": 32, "hidden_size": 128, "num_layers": 4}
 RECOMPUTED = {"mbs": 128, "hidden_size": 128, "num_layers": 1, "recompute": "full"}
