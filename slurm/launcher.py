@@ -69,7 +69,14 @@ class Launcher(ABC):
 
     @abstractmethod
     def settle(self, names: Iterable[str]) -> None:
-        """End what an earlier driver left running under these trial names; returns when gone."""
+        """End what an earlier driver left running under these trial names; returns when gone.
+
+        A search calls it before its first trial, even if nothing was left: with no names too it
+        fails where no trial can be started at all.
+
+        Raises:
+            LauncherError: if something would not go, or the launcher cannot work here.
+        """
 
     def down_nodes(self) -> set[str]:
         """Nodes that are known to be unusable now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,7 +18,7 @@ from slurm.mpiexec.hosts import Host, find_hosts
 from slurm.mpiexec.output import OutputPump
 from slurm.mpiexec.proof import ANSWER_S, Sweeper, Swept, run_mpiexec
 from slurm.mpiexec.sweep import end_trials
-from slurm.mpiexec.texts import MPIEXEC_TEXTS
+from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.step_log import StopRule
@@ -60,8 +61,7 @@ class MpiexecLauncher(Launcher):
         self._address = address
         self._dialect = _dialect(program, self._environ)
         self._sweeper = Sweeper(program, self._dialect, self._environ, answer_s)
-        self._asked = False  # whether every host was asked for an answer
-        self._silent: set[str] = set()  # hosts that gave none
+        self._silent: set[str] = set()  # hosts that did not answer
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> MpiexecLauncher:
@@ -108,16 +108,18 @@ class MpiexecLauncher(Launcher):
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: mpiexecs on this host, and ranks on all.
 
-        Hosts that do not answer are down from here on.
+        Without names it only sees which hosts answer. Those that do not are down from here on.
 
         Raises:
-            LauncherError: if processes would not go, or no host answers.
+            LauncherError: if processes would not go, or no host answers: mpiexec, which may have
+                refused to start anything at all, is quoted.
         """
         wanted = set(names)
-        if not wanted:
-            return
         left = end_trials(wanted)  # first the mpiexecs, so that they start nothing more
-        swept = self._ask(self.nodes(), wanted)
+        swept = self._sweeper.sweep(self.nodes(), sorted(wanted))
+        if len(swept.silent) == len(self._hosts):
+            raise LauncherError(self._no_answer(swept.said))
+        self._silent.update(swept.silent)
         if left or swept.left:
             where = [f"{host} ({', '.join(map(str, pids))})" for host, pids in swept.left.items()]
             where += [f"this host ({', '.join(map(str, sorted(left)))})"] if left else []
@@ -127,28 +129,26 @@ class MpiexecLauncher(Launcher):
             )
 
     def down_nodes(self) -> set[str]:
-        """Hosts that did not answer; all are asked once, before the first trial.
-
-        Raises:
-            LauncherError: if none answers.
-        """
-        if not self._asked:
-            self._ask(self.nodes(), ())
+        """Hosts that did not answer: to ``settle``, or after one of their trials."""
         return self._silent.copy()
 
-    def _ask(self, hosts: Sequence[str], names: Iterable[str]) -> Swept:
-        swept = self._sweeper.sweep(hosts, sorted(names))
-        if len(swept.silent) == len(self._hosts):
-            said = " ".join(swept.said.replace("-" * 20, "").split())[:300] or "nothing"
-            raise LauncherError(
-                f"{self._program} ({self._dialect.name}) reaches none of the hosts "
-                f"{', '.join(hosts[:4])}{' ...' if len(hosts) > 4 else ''}; try "
-                f"`{self._program} -n 1 {self._dialect.host_flag} {hosts[0]} hostname`. "
-                f"It said: {said}"
+    def _no_answer(self, output: str) -> str:
+        """What is wrong and what to do where no host has answered, by what mpiexec printed."""
+        hosts = self.nodes()
+        mpiexec = f"{self._program} ({self._dialect.name})"
+        said = " ".join(re.sub("-{20,}", "", output).split())[:300] or "nothing"
+        if REFUSES_ROOT.search(output):
+            return (
+                f"{mpiexec} refuses to run as root: search as another user, or set "
+                "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the "
+                f"environment. It said: {said}"
             )
-        self._asked = True
-        self._silent.update(swept.silent)
-        return swept
+        return (
+            f"{mpiexec} reaches none of the hosts "
+            f"{', '.join(hosts[:4])}{' ...' if len(hosts) > 4 else ''}; try "
+            f"`{self._program} -n 1 {self._dialect.host_flag} {hosts[0]} hostname`. "
+            f"It said: {said}"
+        )
 
     def _trial_environ(self, spec: TrialSpec, lease: Lease) -> dict[str, str]:
         return mpiexec_environment(spec, lease, self._address(lease.nodes[0]), self._environ)
@@ -197,7 +197,6 @@ class MpiexecLauncher(Launcher):
             {spec.name}
         )  # on this host, which need not be leased: ssh, what outlived SIGKILL
         swept = self._sweeper.sweep(lease.nodes, {spec.name})
-        self._asked = True
         self._silent.update(swept.silent)
         return swept
 

@@ -6,6 +6,7 @@ What every launcher does is tested in ``test_contract.py``.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from analysis import read_run
 from slurm import processes
 from slurm.launcher import LauncherError
+from slurm.mpiexec.dialects import dialect_of
 from slurm.mpiexec.launcher import MpiexecLauncher
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
@@ -272,7 +275,9 @@ def test_hosts_that_do_not_answer_are_down_before_the_first_trial(
     make_launcher: Make, hosts: Any
 ) -> None:
     hosts.strike("node2")
-    assert make_launcher().down_nodes() == {"node2"}
+    launcher = make_launcher()
+    launcher.settle([])
+    assert launcher.down_nodes() == {"node2"}
 
 
 def test_where_no_host_answers_the_error_has_mpiexecs_words_and_a_command_to_try(
@@ -280,5 +285,51 @@ def test_where_no_host_answers_the_error_has_mpiexecs_words_and_a_command_to_try
 ) -> None:
     hosts.strike("node1")
     with pytest.raises(LauncherError, match="No route to host") as error:
-        make_launcher("node1").down_nodes()
+        make_launcher("node1").settle([])
     assert "mpiexec -n 1 --host node1 hostname" in str(error.value)
+
+
+def search(folder: Path, environ: dict[str, str], hosts: str) -> subprocess.CompletedProcess[str]:
+    """A search on these hosts, to its end."""
+    (folder / "hostfile").write_text(hosts)
+    (folder / "space.yaml").write_text(
+        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
+        "trainer: {command: [/bin/echo, 'MESHTUNE_RESULT {\"speed\": {mbs}}']}\n"
+        "parameters: {mbs: [1, 2]}\nobjective: {maximize: speed}\nfinalists: false\n"
+    )
+    command = [sys.executable, "-m", "meshtune", "search", "space.yaml", "--run-dir", "run"]
+    return subprocess.run(
+        [*command, "--launcher", "mpiexec", "--hostfile", "hostfile"],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root is refused")
+def test_a_search_as_root_ends_before_its_first_trial_with_open_mpis_words_and_the_remedy(
+    hosts: Any, tmp_path: Path
+) -> None:
+    said = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
+    if not dialect_of("mpiexec", said).name.startswith("Open MPI"):
+        pytest.skip("only Open MPI refuses root")
+    environ = {k: v for k, v in hosts.environ.items() if "ALLOW_RUN_AS_ROOT" not in k}
+    ended = search(tmp_path, environ, "node1\nnode2\n")
+    assert ended.returncode == 1
+    assert "has detected an attempt to run as root" in ended.stderr
+    assert "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in ended.stderr
+    assert not read_run(tmp_path / "run").trials
+
+
+def test_a_search_of_which_no_host_answers_ends_before_its_first_trial(
+    hosts: Any, tmp_path: Path
+) -> None:
+    for host in ("node1", "node2"):
+        hosts.strike(host)
+    ended = search(tmp_path, hosts.environ, "node1\nnode2\n")
+    assert ended.returncode == 1
+    assert "reaches none of the hosts node1, node2" in ended.stderr
+    assert "No route to host" in ended.stderr
+    assert not read_run(tmp_path / "run").trials
