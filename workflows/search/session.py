@@ -7,7 +7,9 @@ import os
 import shlex
 import signal
 import socket
+import sys
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -29,7 +31,8 @@ from analysis import (
     verdict_lines,
 )
 from search_spaces import SearchSpace
-from slurm import Launcher, Lease, NodePool
+from slurm import Launcher, LauncherError, Lease, NodePool
+from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
@@ -149,7 +152,11 @@ def dry_run(
     policy: str = DEFAULT,
     pricing: Pricing | None = None,
 ) -> Iterator[str]:
-    """The exact commands of the next trials; starts and writes nothing."""
+    """The exact commands of the next trials; starts and writes nothing.
+
+    Raises:
+        LauncherError: if every configuration that is left needs more nodes than the launcher has.
+    """
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
     factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
@@ -157,9 +164,12 @@ def dry_run(
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
     yield f"# {space.name}: the first trials on {nodes} ({launcher.name})"
-    for _ in range(DRY_RUN_TRIALS):
+    for count in range(DRY_RUN_TRIALS):
         proposal = chosen.propose(run, pool.size)
         if proposal is None:
+            if count == 0:
+                _refuse_too_few_nodes(space, chosen, run, launcher)
+            yield f"# no further configuration is left for {nodes}"
             break
         number = max(run.trials, default=0) + 1
         run.trials[number] = Trial(number, proposal.config, time.time())
@@ -167,6 +177,21 @@ def dry_run(
         lease = Lease(str(number), tuple(pool.nodes[: spec.num_nodes]))
         yield f"# trial {number}: {config_text(proposal.config)}"
         yield shlex.join(launcher.command(spec, lease))
+
+
+def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher: Launcher) -> None:
+    """Raise if there are configurations to propose, but only for more nodes than there are."""
+    if policy.propose(run, sys.maxsize) is None:
+        return
+    parameter = space.parameters.get("num_nodes")
+    widths = sorted(int(value) for value in parameter.values) if parameter else [1]
+    widest = len(widths) - 1
+    at = bisect_left(widths, True, 0, widest, key=lambda n: policy.propose(run, n) is not None)
+    left = " that is left" if run.trials else ""
+    raise LauncherError(
+        f"the narrowest configuration{left} needs {counted(widths[at], 'node')}, the launcher "
+        f"{launcher.name} has {len(launcher.nodes())}: give it more"
+    )
 
 
 def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | None:
