@@ -85,11 +85,13 @@ def search(arguments: Namespace) -> int:
         warm_prices,
     )
     from workflows.launching import launcher_for
+    from workflows.optimizer.registry import POLICIES
     from workflows.search.budget import Budget
     from workflows.search.session import dry_run, run_session
 
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
+    POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
     pricing = warm_prices(space, arguments.warm_start)
     if not folder.started:
         _warn(space, pricing)

@@ -72,6 +72,7 @@ def test_an_objective_that_the_trainer_lacks_can_be_checked_but_not_searched(
         (["search", "gpt_20b_zero_topo_frontier"], "a trial has up to 384 ranks"),
         (["search", "tiny_cpu", "--site", "nowhere", "--launcher", "srun"], "no site 'nowhere'"),
         (["search", "tiny_cpu", "--launcher", "slrm"], "there are local, srun"),
+        (["search", "gpt_175b_frontier", "--policy", "nonsense"], "no policy 'nonsense'"),
         (["preflight", "--launcher", "simulate"], "no launcher 'simulate'"),
         (["submit", "tiny_cpu", "--nodes", "1", "--time", "soon"], "not a time limit"),
         (["search", "tiny_cpu", "--trials", "0"], "not a positive whole number"),
