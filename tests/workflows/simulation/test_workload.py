@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import SearchSpace, load_space
-from slurm.local.launcher import LocalLauncher
 from slurm.simulated.cluster import EPOCH
 from workflows.cli.main import main
 from workflows.optimizer.registry import make_policy
@@ -377,32 +374,6 @@ def test_a_dry_run_needs_no_data(space: SearchSpace, tmp_path: Path) -> None:
     lines = list(dry_run(space, RunFolder(tmp_path / "run"), launcher, 0))
     assert "on 40 nodes (simulate)" in lines[0]
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("launcher", [["simulate", "--simulate", "nodes=8"], ["mpiexec"]])
-def test_a_dry_run_on_too_few_nodes_says_how_many_are_needed(
-    launcher: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if launcher == ["mpiexec"] and shutil.which("mpiexec") is None:
-        pytest.skip("no mpiexec")
-    hostfile = tmp_path / "hostfile"
-    hostfile.write_text("".join(f"node{i}\n" for i in range(8)))
-    where = ["--run-dir", str(tmp_path / "run"), "--hostfile", str(hostfile)]
-    asked = ["search", "gpt_175b_frontier", "--dry-run", *where, "--launcher", *launcher]
-    assert main(asked) == 1
-    complaint = "the narrowest configuration needs 12 nodes, the launcher "
-    assert f"{complaint}{launcher[0]} has 8" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_dry_run_prints_what_fits_and_says_that_it_is_all(
-    make_space: Callable[..., SearchSpace], tmp_path: Path
-) -> None:
-    space = make_space(parameters="{num_nodes: [1, 4], tp: [1], mbs: [1, 2]}")
-    with closing(LocalLauncher(2)) as launcher:
-        lines = list(dry_run(space, RunFolder(tmp_path / "run"), launcher, 0, "random"))
-    assert len(lines) == 6  # a heading, two trials of one node, and this
-    assert lines[-1] == "# no further configuration is left for 2 nodes"
 
 
 def test_real_and_simulated_results_are_never_in_one_run(
