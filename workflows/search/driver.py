@@ -6,6 +6,7 @@ moment can be started again: :meth:`Driver.run` first settles what its predecess
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ class Driver:
         self._failures = RepeatedFailures()
         self._results = ResultsFile(folder)
         self._ending: Ending | None = None  # nothing more is started
-        self._nodes_checked = launcher.clock.monotonic()
+        self._nodes_checked = -math.inf  # they are asked before the first trial, too
 
     @property
     def running(self) -> dict[int, Running]:

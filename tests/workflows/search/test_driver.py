@@ -70,6 +70,14 @@ def test_a_lost_node_requeues_its_trial_on_other_nodes(
     assert all("n0" not in t.attempts[-1].nodes for t in trials)
 
 
+def test_a_node_that_is_down_from_the_start_is_given_to_no_trial(make_driver: MakeDriver) -> None:
+    launcher = ScriptedLauncher(lambda n, a, lease: ok(), num_nodes=3)
+    launcher.down = {"n0"}
+    driver = make_driver(launcher)
+    assert driver.run().code == DONE
+    assert all("n0" not in a.nodes for t in driver.state.trials.values() for a in t.attempts)
+
+
 def test_a_trial_whose_nodes_always_fail_is_given_up_and_not_counted(
     make_driver: MakeDriver,
 ) -> None:
