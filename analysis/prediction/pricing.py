@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -270,6 +271,10 @@ def price(space: SearchSpace) -> Pricing | None:
 
 
 def reported(trial: Trial, key: str) -> float:
-    """A metric of a trial's result; nan where it failed or gave none."""
+    """A time or an amount in a trial's result; nan where it failed or gave none.
+
+    Nor is zero one, as torch reports for a device that it has not used, nor less: the cost model
+    takes logarithms.
+    """
     value = metric(trial.result, key) if trial.ok else None
-    return float("nan") if value is None else float(value)
+    return float("nan") if value is None or not 0 < value <= sys.float_info.max else float(value)

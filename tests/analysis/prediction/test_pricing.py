@@ -111,3 +111,18 @@ def test_an_engine_learns_from_its_own_trials_only(tmp_path: Path) -> None:
     ratio = pricing.predict(rows).step_time_s / before.step_time_s
     theirs = np.array([row["engine"] == "deepspeed" for row in rows])
     assert np.all(ratio[~theirs] == 1) and np.all(np.abs(ratio[theirs] / 1.5 - 1) < 0.1)
+
+
+@pytest.mark.parametrize("peak", [0, -5, float("nan"), 10**400, "much"])
+def test_a_peak_that_no_device_can_have_teaches_nothing(peak: Any) -> None:
+    """Zero is what torch reports for a GPU that it has not used."""
+    space = load_space("llama_8b_dgx_h100")
+    config = Candidates(space).draw(1, np.random.default_rng(1), [], 4)[0]
+    costs = []
+    for more in ({}, {"peak_memory_bytes": peak}):
+        run, pricing = Run(Path("nowhere")), Pricing(space)
+        result = {"step_time_s": {"median": 3.0}, **more}
+        run.trials[1] = Trial(1, config, 0.0, kind="ok", objective=1.0, result=result)
+        pricing.learn(run)
+        costs.append(pricing.predict([config]).peak_bytes[0])
+    assert costs[0] == costs[1]
