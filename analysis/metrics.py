@@ -16,8 +16,9 @@ class MissingMetricError(ValueError):
 
     def __init__(self, key: str, result: Mapping[str, Any], wanted: str) -> None:
         of = "" if key == wanted else f", from which {wanted!r} follows"
-        there = ", ".join(sorted(result)) or "nothing"
-        super().__init__(f"the result has no number {key!r}{of}; it has {there}")
+        there = ", ".join(sorted(map(str, result))) or "nothing"
+        found = f" (found {repr(result[key])[:60]})" if key in result else ""
+        super().__init__(f"the result has no number {key!r}{of}{found}; it has {there}")
         self.key = key
 
 

@@ -43,3 +43,8 @@ def test_all_numbers_are_found_at_any_depth() -> None:
 
 def test_true_is_no_number() -> None:
     assert is_number(0) and is_number(math.nan) and not is_number(True)
+
+
+def test_a_number_that_is_written_as_a_text_is_shown() -> None:
+    with pytest.raises(MissingMetricError, match=r"no number 'speed' \(found '5'\); it has speed"):
+        required_metric({"speed": "5"}, "speed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import deque
 from collections.abc import Mapping
@@ -167,14 +168,16 @@ class Study:
         Raises:
             MissingMetricError: if the result has no number for the objective; it names what there
                 is.
-            ValueError: for an unknown failure, or a trial that does not run.
+            ValueError: for an unknown failure, a trial that does not run, or a value that is not
+                JSON.
         """
-        known = self.run.trials.get(trial if isinstance(trial, int) else trial.number)
+        number = trial.number if isinstance(trial, Trial) else trial
+        known = self.run.trials.get(number)
         running = known.running if known else None
         if known is None or running is None:
-            number = trial if isinstance(trial, int) else trial.number
             raise ValueError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
+            result = _plain(result)
             figures(self.space, known.config, result)  # an error now, and not a crash of the trial
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
@@ -218,6 +221,20 @@ class Study:
             if not trial.ended:  # not again and again, for it may be what ends the process
                 return number
         return None
+
+
+def _plain(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as the journal has it, with the numbers and lists of numpy and torch as JSON's."""
+    plain: dict[str, Any] = {}
+    for key, value in result.items():
+        try:
+            plain[str(key)] = json.loads(json.dumps(value, default=lambda each: each.tolist()))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the result's {key!r} is {value!r}: accepted numbers, texts, and lists and dicts "
+                "of them"
+            ) from error
+    return plain
 
 
 def _failure(kind: str | Kind) -> Kind:

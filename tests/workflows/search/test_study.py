@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import meshtune
@@ -150,3 +151,31 @@ def test_the_run_of_a_study_has_a_report(space: SearchSpace) -> None:
             study.tell(trial, {"speed": speed(trial.config)})
         assert meshtune.report(study).stat().st_size > 1000
         assert meshtune.sensitivity(meshtune.load(study)).mean_abs.index[0] == "tp"
+
+
+def test_numbers_of_numpy_are_results_and_are_kept_as_plain_numbers(space: SearchSpace) -> None:
+    with Study(space) as study:
+        trial = study.ask()
+        assert trial is not None
+        study.tell(trial, {"speed": np.float32(4.5), "ids": np.arange(2), 7: np.int64(3)})
+        assert (trial.objective, trial.result) == (4.5, {"speed": 4.5, "ids": [0, 1], "7": 3})
+
+
+def test_a_result_that_is_not_json_is_an_error_that_names_its_key_and_the_trial_still_runs(
+    space: SearchSpace,
+) -> None:
+    with Study(space) as study:
+        trial = study.ask()
+        assert trial is not None
+        with pytest.raises(ValueError, match=r"the result's 'where' is .*: accepted numbers"):
+            study.tell(trial, {"speed": 1.0, "where": Path("x")})
+        study.tell(trial, {"speed": 1.0})
+        assert trial.kind == "ok"
+
+
+def test_a_trial_can_be_told_by_the_number_that_a_table_has(space: SearchSpace) -> None:
+    with Study(space) as study:
+        study.ask()
+        study.tell(np.int64(1), {"speed": 1.0})
+        with pytest.raises(ValueError, match="trial None does not run"):
+            study.tell(None, "oom")  # type: ignore[arg-type]
