@@ -82,6 +82,7 @@ def search(
 
     Raises:
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
+        ValueError: for a number of trials below 1.
     """
     from analysis import RunFolder
     from slurm import Launcher
@@ -89,6 +90,8 @@ def search(
 
     space = _space(space)
     if trials is not None:
+        if not isinstance(trials, int) or trials < 1:  # the folder would keep it
+            raise ValueError(f"trials={trials!r}: accepted a whole number of 1 or more")
         space = replace(space, budget=space.budget.model_copy(update={"trials": trials}))
     simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
     default = Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
@@ -218,13 +221,17 @@ def sensitivity(
 
     from analysis import objective_sensitivity
 
+    named = [str(name) for name in frame if str(name).startswith("p:")]
     if parameters is None:
-        named = [str(name) for name in frame if str(name).startswith("p:")]
         parameters = named or [str(name) for name in frame if name != objective]
     values = pd.to_numeric(frame[objective], errors="coerce").astype(float)
-    numbers = frame["trial"] if "trial" in frame else np.arange(1, len(frame) + 1)
     ended = np.where(np.isfinite(values), "ok", "failed")
-    table = pd.DataFrame({"trial": numbers, "kind": frame.get("kind", ended), "objective": values})
+    table = pd.DataFrame(
+        {"trial": np.arange(1, len(frame) + 1), "kind": ended, "objective": values},
+        index=frame.index,
+    )
+    if named:  # a run's; elsewhere "trial" and "kind" may be anything
+        table = table.assign(**{key: frame[key] for key in ("trial", "kind") if key in frame})
     for name in parameters:
         table[f"p:{name.removeprefix('p:')}"] = frame[name]
     return objective_sensitivity(table, seed)

@@ -45,7 +45,8 @@ def install() -> None:
         module = sys.modules.get(name)
         if module is None:
             continue
-        where = next(iter(getattr(module, "__path__", [])), None) or module.__file__ or ""
+        where = next(iter(getattr(module, "__path__", [])), None)
+        where = where or getattr(module, "__file__", None) or "a module without a file"
         if Path(where).resolve() != ROOT / name:
             raise HiddenPackageError(
                 f"{where} was imported as {name!r} and hides meshtune's package of that name: "

@@ -106,3 +106,22 @@ def test_a_sensitivity_leaves_out_what_failed_and_takes_the_columns_it_is_told()
     assert set(found.mean_abs.index) == {"a", "b"} and found.n == 11
     with pytest.raises(KeyError):
         meshtune.sensitivity(table, "z")
+
+
+def test_columns_named_trial_and_kind_of_any_table_are_not_taken_for_a_runs() -> None:
+    import pandas as pd
+
+    table = pd.DataFrame({"trial": list("abcd") * 3, "kind": ["fast"] * 12, "a": [1, 2, 3, 4] * 3})
+    table["y"] = 2.0 * table["a"]
+    assert meshtune.sensitivity(table, "y", ["a"]).n == 12
+
+
+@pytest.mark.parametrize("trials", [0, -1, "8"])
+def test_a_number_of_trials_below_one_is_an_error_that_leaves_nothing(
+    tmp_path: Path, trials: Any
+) -> None:
+    with pytest.raises(ValueError, match=f"trials={trials!r}: accepted a whole number"):
+        meshtune.search(
+            "gpt_22b_frontier", launcher="simulate", trials=trials, run_dir=tmp_path / "run"
+        )
+    assert not (tmp_path / "run").exists()

@@ -99,6 +99,16 @@ def test_a_module_imported_before_is_named_with_its_file(project: Path) -> None:
     assert "pipx install meshtune" in done.stderr
 
 
+def test_a_module_without_a_file_is_named_too() -> None:
+    code = (
+        "import sys, types\nsys.modules['trainer'] = types.ModuleType('trainer')\nimport meshtune"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "a module without a file was imported as 'trainer'" in done.stderr
+
+
 def test_an_installed_distribution_that_overwrites_a_package_is_named(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     for name in ("meshtune", *PACKAGES):
