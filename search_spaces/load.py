@@ -215,6 +215,10 @@ class _Builder:
                 raise self.document.error(
                     path, f"found {name}, accepted names other than {known}, which always count"
                 )
+            if name in parameters.BUILTIN_NAMES:
+                raise self.document.error(
+                    path, f"found {name}, which is no axis; accepted degrees of parallelism"
+                )
             if name in axes[:index]:
                 raise self.document.error(path, f"found {name} twice, accepted once")
             if name not in self.file.parameters:

@@ -96,6 +96,7 @@ def test_a_degree_of_one_is_priced_as_without_it(load: Load) -> None:
     [
         (["ep"], "key 'trainer.axes[0]': found ep, accepted parameters of this space"),
         (["cp", "cp"], "found cp twice"),
+        (["mbs"], "key 'trainer.axes[0]': found mbs, which is no axis"),
         (["dp"], "found dp, accepted names other than tp, dp, pp"),
     ],
 )
