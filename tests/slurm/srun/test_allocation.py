@@ -16,7 +16,7 @@ def test_the_allocation_knows_its_nodes_and_its_end(launcher: SrunLauncher) -> N
     assert len(launcher.nodes()) == 4
     left_s = launcher.time_left_s()
     assert left_s is not None
-    assert 0 < left_s <= 1200
+    assert 0 < left_s < 1201  # two clocks differ by rounding
     assert launcher.down_nodes() == set()
 
 

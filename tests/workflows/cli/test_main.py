@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import slurm
 from analysis.run.folder import RunFolder
 from analysis.run.journal import Journal
 from search_spaces import load_space
-from slurm import registry
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
 from workflows import launching
@@ -187,7 +187,7 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
         made.append(Closing(options.num_nodes))
         return made[-1]
 
-    monkeypatch.setattr(registry, "make_launcher", make)
+    monkeypatch.setattr(slurm, "make_launcher", make)
     monkeypatch.setattr(launching, "make_launcher", make)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(
