@@ -18,6 +18,7 @@ from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .space import Objective, SearchSpace, Violations
+from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
     "FRAMEWORKS",
@@ -37,6 +38,8 @@ __all__ = [
     "RuleCount",
     "SearchSpace",
     "SpaceError",
+    "Trainer",
+    "TrialFacts",
     "ValidConfigs",
     "Violations",
     "check",
