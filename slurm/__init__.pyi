@@ -1,4 +1,5 @@
 from . import minicluster, processes
+from .files import FileError, MissingFileError, parse_json, read_bytes, read_end, read_text, shown
 from .launcher import (
     Launcher,
     LauncherError,
@@ -46,12 +47,14 @@ __all__ = [
     "SCRIPT_NAME",
     "BatchError",
     "EarlyStop",
+    "FileError",
     "Kind",
     "Launcher",
     "LauncherError",
     "LauncherOptions",
     "LauncherTexts",
     "Lease",
+    "MissingFileError",
     "NodePool",
     "Outcome",
     "Price",
@@ -74,8 +77,13 @@ __all__ = [
     "make_launcher",
     "minicluster",
     "module_argv",
+    "parse_json",
     "processes",
+    "read_bytes",
+    "read_end",
     "read_result",
+    "read_text",
+    "shown",
     "submit",
     "watch",
 ]

@@ -1,0 +1,131 @@
+"""Reading files that people and trainers wrote, with distrust.
+
+A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
+encoding. What cannot be read is a :class:`FileError`, whose message is one line and begins with
+the file's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+MAX_JSON_DEPTH = 64
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message says what was found and what is accepted."""
+
+
+class MissingFileError(FileError):
+    """There is no such file."""
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a regular file of at most ``most`` bytes.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, larger, or cannot be read.
+    """
+    data = _read(path, most + 1, from_end=False)
+    if len(data) > most:
+        raise FileError(f"{shown(path)}: larger than the {most:,} bytes that are accepted")
+    return data
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """The last ``most`` bytes of a regular file; all of a shorter one.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be read.
+    """
+    return _read(path, most, from_end=True)
+
+
+def read_text(path: Path, most: int) -> str:
+    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, larger, or not such text.
+    """
+    data = read_bytes(path, most)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FileError(
+            f"{shown(path)}:{line}: found byte 0x{data[error.start]:02x} at offset {error.start}, "
+            "accepted UTF-8 text; save the file as UTF-8"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise FileError(f"{shown(path)}:{line}: found a NUL character, accepted text")
+    return text
+
+
+def parse_json(text: str | bytes, name: str) -> Any:
+    """Parse JSON that is at most :data:`MAX_JSON_DEPTH` deep.
+
+    Args:
+        text: what is parsed.
+        name: of the file or line, for messages.
+
+    Raises:
+        FileError: if it is no JSON, deeper, or has a number of thousands of digits.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels") from None
+    except ValueError as error:  # an integer of too many digits, or bytes that are no UTF-8
+        raise FileError(f"{name}: not JSON: {error}") from None
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_JSON_DEPTH + 1:
+            raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels")
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return value
+
+
+def shown(path: Path | str, most: int = 200) -> str:
+    """A file's name for a message: without control characters, and not longer than it helps."""
+    name = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
+    return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
+
+
+def _read(path: Path, most: int, *, from_end: bool) -> bytes:
+    try:
+        _check_regular(path, path.stat())  # opening a device may already do something
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            _check_regular(path, status)  # it may have been replaced meanwhile
+            if from_end:
+                file.seek(max(0, status.st_size - most))
+            return file.read(most)
+    except FileNotFoundError:
+        raise MissingFileError(f"{shown(path)}: there is no such file") from None
+    except OSError as error:
+        raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise FileError(f"{shown(path)}: not a file name: {error}") from None
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
+        kind = "directory" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
+        raise FileError(f"{shown(path)}: found a {kind}, accepted a file")
