@@ -27,7 +27,7 @@ from search_spaces.space import (
 from search_spaces.trainers.command import PLACEHOLDER, TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
-from slurm import RegistryError
+from slurm import QuantityError, RegistryError, check_unit
 from trainer import (
     FIGURES,
     MAX_NUMBER,
@@ -307,23 +307,35 @@ class _Builder:
 
     def _patterns(self) -> None:
         result = self.file.trainer.result
-        for key, pattern in (result.patterns if result else {}).items():
+        if result is None:
+            return
+        for key, patterns in result.log_format().patterns.items():
             path = ("trainer", "result", "patterns", key)
-            try:
-                groups = re.compile(pattern).groups
-            except (re.error, RecursionError, OverflowError) as error:
-                raise self.document.error(
-                    path,
-                    f"found {shown(pattern)}, accepted a regular expression ({error})",
-                    at_value=True,
-                ) from None
-            if groups == 0:
-                raise self.document.error(
-                    path,
-                    f"found {shown(pattern)}, accepted a regular expression with the number in "
-                    "a group: (...)",
-                    at_value=True,
-                )
+            for pattern in patterns:
+                if self._groups(pattern.regex, path) == 0:
+                    raise self.document.error(
+                        path,
+                        f"found {shown(pattern.regex)}, accepted a regular expression with the "
+                        "number in a group: (...)",
+                        at_value=True,
+                    )
+                try:
+                    if pattern.unit:
+                        check_unit(pattern.unit, key)
+                except QuantityError as error:
+                    raise self.document.error(path, str(error), at_value=True) from None
+        self._groups(result.pauses, ("trainer", "result", "pauses"))
+
+    def _groups(self, regex: str, path: Where) -> int:
+        """Of a regular expression; raises if it is none."""
+        try:
+            return re.compile(regex).groups
+        except (re.error, RecursionError, OverflowError) as error:
+            raise self.document.error(
+                path,
+                f"found {shown(regex)}, accepted a regular expression ({error})",
+                at_value=True,
+            ) from None
 
     def _objectives(self, own: Mapping[str, Parameter]) -> tuple[Objective, ...]:
         given = self.file.objective

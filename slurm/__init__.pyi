@@ -5,6 +5,8 @@ from .launcher import (
     LauncherError,
     LauncherOptions,
 )
+from .logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
+from .logs.quantities import QuantityError, check_unit
 from .outcome.classify import Outcome, classify, read_result
 from .outcome.evidence import clear_attempt, gather
 from .outcome.kinds import (
@@ -13,7 +15,7 @@ from .outcome.kinds import (
     Kind,
     SaidOf,
 )
-from .outcome.step_log import EarlyStop, StepReport, StopRule
+from .outcome.step_log import EarlyStop, StepReport, StopRule, result_of_steps
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
@@ -44,6 +46,8 @@ __all__ = [
     "BLAMELESS",
     "EPOCH",
     "FAILURES",
+    "PAUSES",
+    "REDUCTIONS",
     "SCRIPT_NAME",
     "BatchError",
     "EarlyStop",
@@ -54,10 +58,13 @@ __all__ = [
     "LauncherOptions",
     "LauncherTexts",
     "Lease",
+    "LogFormat",
     "MissingFileError",
     "NodePool",
     "Outcome",
+    "Pattern",
     "Price",
+    "QuantityError",
     "Registry",
     "RegistryError",
     "ResultSource",
@@ -69,6 +76,7 @@ __all__ = [
     "StopRule",
     "TrialSpec",
     "batch_script",
+    "check_unit",
     "classify",
     "clear_attempt",
     "gather",
@@ -83,6 +91,7 @@ __all__ = [
     "read_end",
     "read_result",
     "read_text",
+    "result_of_steps",
     "shown",
     "submit",
     "watch",

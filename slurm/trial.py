@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm.logs.patterns import LogFormat
+
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; by it a later driver finds what was left."""
 
@@ -24,11 +26,11 @@ class ResultSource:
     """Where a trial's figures are found, tried in this order.
 
     ``result.json`` in the trial's folder; the last line ``MESHTUNE_RESULT {json}`` of its
-    standard output; for each name in ``patterns`` the last match of its regular expression
-    (group 1, a number) in either log.
+    standard output; lines ``MESHTUNE_STEP {json}`` there, and what the format of its logs finds.
     """
 
-    patterns: Mapping[str, str] = field(default_factory=dict)
+    log: LogFormat = field(default_factory=LogFormat)
+    warmup_steps: int = 0  # that do not count in lines of steps
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class TrialSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     memory_bytes_per_rank: int | None = None  # host memory; enforced where the launcher can
     grace_s: float = 10.0  # between the polite and the final signal
-    result: ResultSource = ResultSource()
+    result: ResultSource = field(default_factory=ResultSource)
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
 
     @property

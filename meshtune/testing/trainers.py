@@ -79,8 +79,9 @@ class TrainerContract:
         assert framework_named(space.adapter.framework).name
 
     def test_its_patterns_have_the_number_in_a_group(self, space: SearchSpace) -> None:
-        for metric, pattern in space.adapter.patterns.items():
-            assert metric and re.compile(pattern).groups >= 1
+        for metric, patterns in space.adapter.log.patterns.items():
+            assert metric
+            assert all(re.compile(pattern.regex).groups >= 1 for pattern in patterns)
 
     def test_its_axes_are_parameters_of_the_space(self, space: SearchSpace) -> None:
         assert set(space.adapter.axes) <= set(space.parameters)

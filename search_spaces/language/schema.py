@@ -22,6 +22,7 @@ from pydantic import (
 
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import FRAMEWORKS
+from slurm import PAUSES, REDUCTIONS, LogFormat, Pattern
 from trainer import ModelConfig, OptimizerConfig, Precision
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)")
@@ -58,8 +59,9 @@ Scalar = bool | int | float | str
 FRAMEWORK_NAMES = tuple(FRAMEWORKS)
 UNION_TAGS = (
     *("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>"),
-    *("<one>", "<several>"),
+    *("<one>", "<several>", "<regex>", "<record>"),
 )
+REDUCTION_NAMES = tuple(REDUCTIONS)
 MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at
 Number = int | float
 
@@ -150,13 +152,76 @@ class BuiltinTrainer(_Record):
     )
 
 
+class PatternSpec(_Record):
+    """Finds one figure in the lines of a log."""
+
+    regex: str = Field(
+        description="the number is its group 'value', or else its first one; 'step' is the step's"
+    )
+    unit: str | None = Field(
+        default=None,
+        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
+        "or else the key's own; '' is always the key's own",
+    )
+    scale: float = Field(default=1.0, description="by which the number is multiplied")
+    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
+        default="median", description="how the steps' numbers become one"
+    )
+    skip: int | None = Field(
+        default=None, ge=0, description="first matches that do not count; default warmup_steps"
+    )
+
+    def pattern(self) -> Pattern:
+        return Pattern(**self.model_dump())
+
+
+def _pattern(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "<several>"
+    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
+
+
+_OnePattern = Annotated[
+    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
+    Discriminator(_pattern),
+]
+PatternsSpec = Annotated[
+    Annotated[str, Tag("<regex>")]
+    | Annotated[PatternSpec, Tag("<record>")]
+    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
+    Discriminator(_pattern),
+]
+
+
 class ResultPatterns(_Record):
     """How figures are found in the logs of a trainer that writes no result."""
 
-    patterns: dict[str, str] = Field(
+    patterns: dict[str, PatternsSpec] = Field(
         min_length=1,
-        description="result key: regular expression whose group 1 is the number; last match counts",
+        description="result key: regular expression with the number in a group, a record, or a "
+        "list of them of which the first that is found counts; of the steps after the warm-up "
+        "the median is taken",
     )
+    pauses: str = Field(
+        default=PAUSES,
+        description="regular expression of lines after which a step's time does not count, as "
+        "after a checkpoint",
+    )
+
+    def log_format(self) -> LogFormat:
+        """The same for whoever reads logs."""
+        return LogFormat(
+            {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()},
+            self.pauses,
+        )
+
+
+def _each(spec: Any) -> list[str | PatternSpec]:
+    return list(spec) if isinstance(spec, (list, tuple)) else [spec]
+
+
+def _as_pattern(spec: str | PatternSpec) -> Pattern:
+    return Pattern(spec) if isinstance(spec, str) else spec.pattern()
 
 
 class TrainerSpec(_Record):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from search_spaces.language.schema import TrainerSpec
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
+from slurm import LogFormat
 
 PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
 TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
@@ -37,8 +38,8 @@ class CommandTrainer(Trainer):
         return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.spec.command or ())
 
     @property
-    def patterns(self) -> Mapping[str, str]:
-        return self.spec.result.patterns if self.spec.result else {}
+    def log(self) -> LogFormat:
+        return self.spec.result.log_format() if self.spec.result else LogFormat()
 
     @property
     def axes(self) -> Sequence[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.language.schema import TrainerSpec
+from slurm import LogFormat
 from trainer import ModelConfig
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
@@ -40,7 +41,7 @@ class Trainer(ABC):
     """A program that trains one configuration.
 
     Its metrics are found in ``result.json`` in the trial's folder, in a line ``MESHTUNE_RESULT
-    {json}`` of its standard output, or by ``patterns``.
+    {json}`` of its standard output, or in its logs by ``log``.
 
     Args:
         spec: what the space says under ``trainer``; ``spec.options`` are a trainer's own.
@@ -64,9 +65,9 @@ class Trainer(ABC):
         return dict(trial.config)
 
     @property
-    def patterns(self) -> Mapping[str, str]:
-        """By metric the regular expression, with the number in a group, that finds it in a log."""
-        return {}
+    def log(self) -> LogFormat:
+        """How its logs tell its metrics, where it writes no result."""
+        return LogFormat()
 
     @property
     def axes(self) -> Sequence[str]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm.logs.patterns import FoundNothingError, metrics_of
 from slurm.outcome.kinds import STATUSES
-from slurm.outcome.step_log import EarlyStop
+from slurm.outcome.step_log import EarlyStop, result_of_steps, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
-from slurm.trial import Lease, ResultSource, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 RESULT_NAME = "result.json"
 _READ_BYTES = 8 << 20  # of a log, from its end; what decides a trial is near it
@@ -61,12 +62,9 @@ def gather(
     stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
     result, no_result = find_result(spec.directory, stdout)
     # A log that was cut short has figures of some step, not the trial's.
-    if (
-        result is None
-        and spec.result.patterns
-        and watched.termination is not Termination.STOPPED_EARLY
-    ):
-        result, no_result = _match(spec.result, stdout, stderr)
+    if result is None and watched.termination is not Termination.STOPPED_EARLY:
+        result, why = _from_lines(spec, stdout, stderr)
+        no_result = f"{no_result}; {why}" if why else no_result
     return Evidence(
         termination=watched.termination,
         elapsed_s=watched.elapsed_s,
@@ -112,21 +110,18 @@ def _parse(text: str, what: str) -> tuple[Mapping[str, Any] | None, str]:
     return result, ""
 
 
-def _match(source: ResultSource, *logs: str) -> tuple[Mapping[str, Any] | None, str]:
-    """For each pattern the last number in the first log that has one."""
-    figures: dict[str, float] = {}
-    for name, pattern in source.patterns.items():
-        for log in logs:
-            if found := re.findall(pattern, log, re.MULTILINE):
-                last = found[-1] if isinstance(found[-1], str) else found[-1][0]
-                try:
-                    figures[name] = float(last.replace(",", ""))
-                except ValueError:
-                    return None, f"the pattern of {name!r} matched {last!r}, which is not a number"
-                break
-    if not figures:
-        return None, f"no pattern matched ({', '.join(source.patterns)})"
-    return figures, ""
+def _from_lines(spec: TrialSpec, *logs: str) -> tuple[Mapping[str, Any] | None, str]:
+    """What the lines of steps say, and before them the patterns; or None and what is wrong."""
+    source = spec.result
+    steps = [step for step in steps_in(logs[0]) if step["step"] > source.warmup_steps]
+    result = result_of_steps(steps) if steps else None
+    if not source.log:
+        return result, ""
+    try:
+        found = metrics_of(source.log, logs, source.warmup_steps, spec.world_size)
+    except FoundNothingError as error:
+        return result, str(error)
+    return {**(result or {}), **found}, ""
 
 
 def read_end(path: Path) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
 _LINE = re.compile(rb"(?m)(?:^|\s)MESHTUNE_STEP\s+(\{.*\})\s*$")
@@ -66,12 +67,52 @@ class StepLog:
         return len(self.steps) > before
 
     def _note(self, line: bytes) -> None:
-        try:
-            step = json.loads(line)
-        except (ValueError, RecursionError):
-            return
+        step = _parsed(line)
         # Every rank may have printed it, or an earlier part of the log be there once more.
-        number = step.get("step") if isinstance(step, dict) else None
-        if isinstance(number, int) and not isinstance(number, bool) and number > self._last:
-            self._last = number
+        if step and step["step"] > self._last:
+            self._last = step["step"]
             self.steps.append(step)
+
+
+def steps_in(text: str) -> list[StepReport]:
+    """The steps that a whole log tells of, each once."""
+    steps: list[StepReport] = []
+    for found in _LINE.finditer(text.encode()):
+        step = _parsed(found[1])
+        if step and (not steps or step["step"] > steps[-1]["step"]):
+            steps.append(step)
+    return steps
+
+
+def result_of_steps(steps: Sequence[StepReport]) -> dict[str, Any]:
+    """The result of a trial that had these steps: medians of the numbers that all of them have.
+
+    Of memory it is the most and of the loss the last; ``step_time_s`` has every step's besides.
+    """
+    result: dict[str, Any] = {"status": "ok"}
+    for key in (key for key in steps[0] if key != "step"):
+        values: list[float] = [v for step in steps if _is_number(v := step.get(key))]
+        if len(values) < len(steps):
+            continue
+        if key.endswith("_bytes"):
+            result[key] = max(values)
+        elif key == "loss":
+            result[key] = values[-1]
+        else:
+            result[key] = statistics.median(values)
+        if key == "step_time_s":
+            result[key] = {"median": result[key], "all": values}
+    return result
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        step = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    number = step.get("step") if isinstance(step, dict) else None
+    return step if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -16,7 +16,7 @@ from typing import Any
 
 from analysis import MissingMetricError, Run, Trial, is_number, noise_of
 from search_spaces import SearchSpace
-from slurm import EarlyStop, StepReport
+from slurm import EarlyStop, StepReport, result_of_steps
 from workflows.search.objectives import figures
 
 MARGIN = 0.05  # share of the best's figure
@@ -86,7 +86,7 @@ class EarlyStopping:
         logs = []
         for step in measured:
             try:
-                [figure] = figures(self._space, config, _result([step])).values()
+                [figure] = figures(self._space, config, result_of_steps([step])).values()
             except MissingMetricError:
                 return None
             if not 0 < figure < math.inf:
@@ -102,7 +102,9 @@ class EarlyStopping:
             f"stopped early: {len(measured)} steps were {math.exp(behind):.2f}x as slow as the "
             f"best, trial {best.trial} (threshold {math.exp(threshold):.2f}x)"
         )
-        return EarlyStop(message, _result(measured), max(0, left) * self._step_time_s(measured))
+        return EarlyStop(
+            message, result_of_steps(measured), max(0, left) * self._step_time_s(measured)
+        )
 
     def _log(self, figure: float) -> float:
         return math.log(figure) if self._space.objective.maximize else -math.log(figure)
@@ -114,18 +116,6 @@ class EarlyStopping:
             return 0.0
         times = [t for step in steps if is_number(t := step.get("step_time_s"))]
         return statistics.median(times) if times else 0.0
-
-
-def _result(steps: Sequence[StepReport]) -> dict[str, Any]:
-    """The result of a trial that had only these steps: medians, with the times themselves."""
-    result: dict[str, Any] = {"status": "ok"}
-    for key in (key for key in steps[0] if key != "step"):
-        values = [v for step in steps if is_number(v := step.get(key))]
-        if len(values) == len(steps):
-            result[key] = statistics.median(values)
-            if key == "step_time_s":
-                result[key] = {"median": result[key], "all": values}
-    return result
 
 
 def _own_steps(best: Trial) -> list[float]:

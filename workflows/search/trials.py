@@ -71,7 +71,7 @@ class TrialFactory:
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=dict(self.space.trainer.env),
-            result=ResultSource(self.space.adapter.patterns),
+            result=ResultSource(self.space.adapter.log, trial.warmup_steps),
             config=dict(config),
         )
 

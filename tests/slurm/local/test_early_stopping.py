@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm.local.launcher import LocalLauncher
+from slurm.logs.patterns import LogFormat, Pattern
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import EarlyStop, StepReport
@@ -53,7 +54,7 @@ def test_a_trial_that_the_rule_lets_go_on_runs_to_its_end(
 def test_figures_of_a_log_that_was_cut_short_are_not_the_trials(
     launcher: LocalLauncher, tmp_path: Path
 ) -> None:
-    source = ResultSource({"speed": "speed so far ([0-9.]+)"})
+    source = ResultSource(LogFormat({"speed": [Pattern("speed so far ([0-9.]+)")]}))
     program = "print('speed so far 99.0', flush=True); say(1); linger()"
     outcome = run(launcher, tmp_path, program, after(1), result=source)
     assert outcome.stopped_early and outcome.result == EARLY.result

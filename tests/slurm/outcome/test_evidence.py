@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm.logs.patterns import LogFormat, Pattern
 from slurm.outcome.classify import classify, read_result
 from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
@@ -18,7 +19,8 @@ OK = {"status": "ok", "tflops_per_gpu": 60.0}
 
 
 def left(folder: Path, exit_code: int, patterns: Mapping[str, str] | None = None) -> Evidence:
-    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(patterns or {}))
+    log = LogFormat({key: [Pattern(regex)] for key, regex in (patterns or {}).items()})
+    spec = TrialSpec("t-1", folder, ("x",), 1, 1, 60.0, result=ResultSource(log))
     return gather(spec, Lease("t", ("n1",)), Watched(Termination.EXITED, 1.0), exit_code)
 
 
@@ -47,8 +49,10 @@ def test_the_last_result_line_counts_and_figures_without_a_status_are_ok(tmp_pat
     assert (outcome.kind, outcome.result) == (Kind.OK, {"x": 2})
 
 
-def test_a_pattern_takes_its_last_match_in_either_log(tmp_path: Path) -> None:
-    (tmp_path / "stdout.log").write_text("step 1: 10.0 TFLOPS\nstep 2: 1,012.5 TFLOPS\n")
+def test_a_pattern_takes_the_median_of_its_matches_in_either_log(tmp_path: Path) -> None:
+    (tmp_path / "stdout.log").write_text(
+        "step 1: 10.0 TFLOPS\nstep 2: 1,012.5 TFLOPS\nstep 3: 1,014.5 TFLOPS\n"
+    )
     (tmp_path / "stderr.log").write_text("mem 7e9\n")
     seen = left(tmp_path, 0, {"tflops": r"([\d.,]+) TFLOPS", "memory": r"^mem (\S+)$"})
     assert seen.result == {"tflops": 1012.5, "memory": 7e9}
@@ -88,3 +92,22 @@ def test_after_a_killed_driver_only_the_trainers_own_final_words_count(tmp_path:
     outcome = read_result(tmp_path)
     assert outcome
     assert (outcome.kind, outcome.result) == (Kind.OK, OK)
+
+
+def test_lines_of_steps_alone_are_a_result(tmp_path: Path) -> None:
+    """Its medians after the warm-up; every rank may have printed them."""
+    steps = [
+        {"step": n, "step_time_s": t, "peak_memory_bytes": n, "loss": 3 - n}
+        for n, t in enumerate((9.0, 1.0, 3.0, 2.0), start=1)
+    ]
+    lines = [f"MESHTUNE_STEP {json.dumps(step)}\n" for step in steps for _ in range(2)]
+    (tmp_path / "stdout.log").write_text("hello\n" + "".join(lines))
+    spec = TrialSpec("t-1", tmp_path, ("x",), 1, 1, 60.0, result=ResultSource(warmup_steps=1))
+    watched = Watched(Termination.EXITED, 1.0)
+    result = gather(spec, Lease("t-1", ("n1",)), watched, 0).result
+    assert result == {
+        "status": "ok",
+        "step_time_s": {"median": 2.0, "all": [1.0, 3.0, 2.0]},
+        "peak_memory_bytes": 4,
+        "loss": -1,
+    }

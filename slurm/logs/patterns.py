@@ -1,0 +1,209 @@
+"""Metrics in the logs of a trainer that writes no result, found by patterns.
+
+A line that a pattern matches is of one step. The metric of a trial is the median over its steps
+after the warm-up, without those that an evaluation or a checkpoint came between.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from slurm.logs.quantities import Beside, QuantityError, quantity
+
+Reduction = Literal["median", "mean", "last", "first", "min", "max", "sum"]
+REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "median": statistics.median,
+    "mean": statistics.fmean,
+    "last": lambda values: values[-1],
+    "first": lambda values: values[0],
+    "min": min,
+    "max": max,
+    "sum": math.fsum,
+}
+PAUSES = (
+    r"(?i)\b(?:sav(?:ed|ing)\b.{0,40}\bcheckpoint|checkpoint\b.{0,40}\bsav(?:ed|ing)\b"
+    r"|evaluat(?:e|es|ed|ing|ion)\b|validation loss)"
+)
+"""Lines after which the next step's time has something else in it."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_LOSS = re.compile(r"(?i)\bloss['\"]?\s{0,4}[:=]?\s{0,4}(nan|[-+]?inf|[-+]?\d)")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Finds one metric in a line.
+
+    Attributes:
+        regex: searched in each line; the number is its group ``value``, or else its first group.
+            A group ``step`` is the step's number.
+        unit: of the number; None: as the log says beside it, or else the metric's own.
+        scale: by which the number is multiplied besides.
+        reduce: how the steps' numbers become one.
+        skip: matches that are left out at the beginning; None: the trial's warm-up steps.
+    """
+
+    regex: str
+    unit: str | None = None
+    scale: float = 1.0
+    reduce: Reduction = "median"
+    skip: int | None = None
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """How a trainer's logs tell its metrics.
+
+    Attributes:
+        patterns: by metric, those of all variants of the trainer: the first one that is found in
+            the log is the metric's.
+        pauses: a line that matches comes between two steps, and the next one does not count.
+    """
+
+    patterns: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
+    pauses: str = PAUSES
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns)
+
+
+class FoundNothingError(ValueError):
+    """A log has no metric, or one that cannot be believed."""
+
+
+@dataclass
+class _Step:
+    value: float
+    number: int | None
+    disturbed: bool
+
+
+class LogMetrics:
+    """The metrics of one trial's log, read line by line.
+
+    Args:
+        log: its format.
+        warmup_steps: that do not count.
+        num_gpus: of the trial.
+    """
+
+    def __init__(self, log: LogFormat, warmup_steps: int = 0, num_gpus: int = 1) -> None:
+        self._log, self._warmup, self._num_gpus = log, warmup_steps, num_gpus
+        self._patterns = [
+            (metric, pattern, re.compile(pattern.regex))
+            for metric, variants in log.patterns.items()
+            for pattern in variants
+        ]
+        self._pauses = re.compile(log.pauses) if log.pauses else None
+        self._steps: list[list[_Step]] = [[] for _ in self._patterns]
+        self._disturbed = [False] * len(self._patterns)
+        self._loss_is_finite: bool | None = None
+
+    def read(self, line: str) -> None:
+        """Take note of one line, whatever it says.
+
+        Raises:
+            FoundNothingError: if a pattern's number cannot be believed.
+        """
+        line = _ANSI.sub("", line)
+        for loss in _LOSS.finditer(line):
+            self._loss_is_finite = loss[1][-1].isdigit()
+        matched = False
+        for index, (metric, pattern, regex) in enumerate(self._patterns):
+            if found := regex.search(line):
+                matched = True
+                self._note(index, metric, pattern, found)
+        if not matched and self._pauses and self._pauses.search(line):
+            self._disturbed = [True] * len(self._patterns)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the last loss that the log names is not a number, or infinite."""
+        return self._loss_is_finite is False
+
+    @property
+    def num_steps(self) -> int:
+        """Lines with the metric that has most."""
+        return max(map(len, self._steps), default=0)
+
+    def metrics(self) -> dict[str, float]:
+        """Every metric that was found."""
+        found: dict[str, float] = {}
+        for (metric, pattern, _), steps in zip(self._patterns, self._steps, strict=True):
+            if metric not in found and steps:
+                found[metric] = REDUCTIONS[pattern.reduce](self._counted(pattern, steps))
+        return found
+
+    def _note(self, index: int, metric: str, pattern: Pattern, found: re.Match[str]) -> None:
+        groups = found.re.groupindex
+        which: int | str = "value" if "value" in groups else _first_unnamed(found.re)
+        text = found[which]
+        if text is None:
+            return
+        line = found.string
+        beside = Beside(line[: found.start(which)], line[found.end(which) :])
+        try:
+            value = quantity(text, beside, metric, pattern.unit, self._num_gpus) * pattern.scale
+        except QuantityError as error:
+            raise FoundNothingError(str(error)) from None
+        number = None
+        if "step" in groups and found["step"] and found["step"].replace(",", "").isdecimal():
+            number = int(found["step"].replace(",", ""))
+        steps = self._steps[index]
+        if number is not None and steps and steps[-1].number == number:
+            return  # another rank's, of the same step
+        steps.append(_Step(value, number, self._disturbed[index]))
+        self._disturbed[index] = False
+
+    def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[float]:
+        """The values after the warm-up; at least the last one."""
+        skip = self._warmup if pattern.skip is None else pattern.skip
+        if pattern.skip is None and steps[0].number is not None:
+            counted = [s for s in steps if s.number is not None and s.number > skip]
+        else:
+            counted = list(steps[min(skip, len(steps) - 1) :])
+        calm = [s for s in counted if not s.disturbed]
+        return [s.value for s in calm or counted or steps[-1:]]
+
+
+def metrics_of(
+    log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
+) -> Mapping[str, Any]:
+    """A trial's result from its logs: the first text that has a metric gives it.
+
+    Args:
+        log: their format.
+        texts: of the logs, standard output first.
+        warmup_steps: that do not count.
+        num_gpus: of the trial.
+
+    Returns:
+        Metrics, with ``status`` ``diverged`` where the last loss is not finite.
+
+    Raises:
+        FoundNothingError: if there is no metric, or one that cannot be believed.
+    """
+    result: dict[str, Any] = {}
+    diverged = False
+    for text in texts:
+        reader = LogMetrics(log, warmup_steps, num_gpus)
+        for line in text.splitlines():
+            reader.read(line)
+        diverged = diverged or reader.diverged
+        result = {**reader.metrics(), **result}
+    if diverged:
+        return {"status": "diverged", "message": "the last loss in its log is not finite"}
+    if not result:
+        raise FoundNothingError(f"no pattern matched ({', '.join(log.patterns)})")
+    return result
+
+
+def _first_unnamed(regex: re.Pattern[str]) -> int:
+    """The first group that has no name; the first of all where each has one."""
+    named = set(regex.groupindex.values())
+    return next((i for i in range(1, regex.groups + 1) if i not in named), 1)

@@ -1,0 +1,228 @@
+"""Numbers as logs print them, in the unit that a metric's key names.
+
+``11.5K`` is 11,500; ``elapsed time (ms): 812`` is 0.812 of ``step_time_s``; ``420 tokens/s/GPU``
+on 8 GPUs is 3,360 of ``tokens_per_second``. What stands beside the number decides, unless the
+pattern states its unit; where the two disagree neither is believed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+_TIME = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("us", "µs", "usec", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("ns", "nanoseconds"), 1e-9),
+    **dict.fromkeys(("min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+}
+_TIME |= {
+    f"{unit}/{step}": _TIME[unit]
+    for unit in ("s", "ms", "sec")
+    for step in ("it", "iter", "iteration", "step", "batch")
+}
+_MEMORY = {"b": 1.0, "byte": 1.0, "bytes": 1.0} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kmgtp", start=1)
+    for unit, base in (("b", 1000.0), ("ib", 1024.0))
+}
+_FLOPS = {
+    f"{prefix}{unit}": factor
+    for prefix, factor in (("g", 1e-3), ("t", 1.0), ("p", 1e3), ("e", 1e6))
+    for unit in ("flop/s", "flops", "flops/s", "flop/sec", "flops/sec", "flop", "flop_s")
+}
+_PER_SECOND = ("s", "sec", "second")
+
+
+def _rates(*things: str) -> dict[str, float]:
+    return {
+        f"{t}{per}{s}": 1.0 for t in things for per in ("/", "_per_", " per ") for s in _PER_SECOND
+    }
+
+
+_TOKENS = _rates("tokens", "token", "toks", "tok", "words") | {"tps": 1.0, "wps": 1.0}
+_SAMPLES = _rates("samples", "sample", "sequences", "sequence", "seqs", "seq", "examples")
+_STEPS = _rates("it", "iter", "iters", "iterations", "steps", "step", "batches")
+
+_DIMENSIONS: dict[str, dict[str, float]] = {
+    "time": _TIME,
+    "memory": _MEMORY,
+    "FLOP/s": _FLOPS,
+    "tokens/s": _TOKENS,
+    "samples/s": _SAMPLES,
+    "steps/s": _STEPS,
+}
+# A metric's key says its unit by its end; the first that fits counts.
+_KEYS = (
+    (r"tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
+    (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
+    (r"steps_per_second", "steps/s", 1.0),
+    (r"(?:\w+_)?tflops(?:_per_gpu)?", "FLOP/s", 1.0),
+    (r"\w+_gib", "memory", 2.0**30),
+    (r"\w+_gb", "memory", 1e9),
+    (r"\w+_mib", "memory", 2.0**20),
+    (r"\w+_bytes", "memory", 1.0),
+    (r"\w+_ms", "time", 1e-3),
+    (r"(?!\w+_per_s$)\w+_s", "time", 1.0),
+)
+_MAGNITUDES = {"K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+# What a colon follows is the next number's label.
+_AFTER = re.compile(
+    r"(?P<magnitude>[KkMGBT](?![A-Za-z]))?"
+    r"(?: ?[(\[]?(?P<unit>[A-Za-zµ][A-Za-zµ_/]{0,30}(?: [A-Za-zµ_/]{1,30}){0,3})(?![\w/]| ?[:=]))?"
+)
+_BEFORE = re.compile(
+    r"(?P<unit>[A-Za-zµ][A-Za-zµ_/ ]{0,60})[)\]]?['\"]?\s{0,8}[:=|]?\s{0,16}['\"(\[]?$"
+)
+_PER_GPU = re.compile(r"(?i)(?:/|_per_|\bper |\bper_)(?:gpu|device|gcd|rank|chip|card)|\btgs\b")
+_GROUPED = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_NOT_FINITE = re.compile(r"(?i)[-+]?(?:nan|inf|infinity)")
+
+
+class QuantityError(ValueError):
+    """What a pattern found is no number, or not of the metric's kind."""
+
+
+class Beside(NamedTuple):
+    """The text around a number on its line."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class _Unit:
+    dimension: str
+    factor: float  # to the dimension's base: seconds, bytes, TFLOP/s, 1/s
+    text: str
+
+
+def check_unit(unit: str, metric: str) -> None:
+    """Raise :class:`QuantityError` unless a metric can be given in this unit."""
+    wanted = _of_key(metric)
+    if wanted is None:
+        raise QuantityError(
+            f"unit {unit!r} of {metric!r}: accepted for metrics whose key says their own, as "
+            "step_time_s, peak_memory_bytes or tokens_per_second do; use 'scale' for others"
+        )
+    if _factor(unit, wanted.dimension) is None:
+        known = ", ".join(sorted(_DIMENSIONS[wanted.dimension]))
+        raise QuantityError(
+            f"unit {unit!r} of {metric!r}: accepted a unit of {wanted.dimension}: {known}"
+        )
+
+
+def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpus: int) -> float:
+    """A number of a log line in the unit that its metric's key names.
+
+    Args:
+        number: the text that a pattern found, ``1,234.5``, ``3.36K`` or ``nan``.
+        beside: the line's text on both sides of it.
+        metric: key of the result; its end names its unit.
+        unit: of the number, where the pattern states it; ``""`` for the metric's own.
+        num_gpus: of the trial, by which rates per GPU become rates of the job.
+
+    Raises:
+        QuantityError: if it is no number, or of another kind than its metric.
+    """
+    text = number.strip().rstrip(",.;")
+    magnitude = 1.0
+    if len(text) > 1 and text[-1] in _MAGNITUDES and text[-2].isdigit():
+        text, magnitude = text[:-1], _MAGNITUDES[text[-1]]
+    value = _plain(text, metric)
+    if not math.isfinite(value):
+        return value
+    after = _AFTER.match(beside.after)
+    if after and after["magnitude"]:
+        magnitude *= _MAGNITUDES[after["magnitude"]]
+    wanted = _of_key(metric)
+    if wanted is None or unit == "":
+        return value * magnitude
+    if wanted.dimension == "memory" and after and after["magnitude"]:
+        magnitude = 1.0  # 12.3 G of memory: its unit, below
+    seen = _seen(beside, wanted.dimension, metric)
+    if unit is not None:
+        stated = _factor(unit, wanted.dimension)
+        if seen is not None and stated is not None and not math.isclose(seen.factor, stated):
+            raise QuantityError(
+                f"{metric!r}: the log says {seen.text!r} beside {number!r}, the pattern's unit is "
+                f"{unit!r}"
+            )
+        factor = stated if stated is not None else 1.0
+    else:
+        factor = seen.factor if seen else wanted.factor
+    return value * magnitude * factor / wanted.factor * _gpus(beside, metric, num_gpus)
+
+
+def _plain(text: str, metric: str) -> float:
+    if _GROUPED.fullmatch(text):
+        return float(text.replace(",", ""))
+    if _NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text):
+        return float(text)
+    raise QuantityError(f"the pattern of {metric!r} matched {text[:60]!r}, which is not a number")
+
+
+def _of_key(metric: str) -> _Unit | None:
+    key = metric.removesuffix(".median")
+    for pattern, dimension, factor in _KEYS:
+        if re.fullmatch(rf"(?:.*\.)?{pattern}", key):
+            return _Unit(dimension, factor, key)
+    return None
+
+
+def _factor(unit: str, dimension: str) -> float | None:
+    """Of a unit's text, which may go on (``tokens/s/GPU``); None if it is no unit of this kind."""
+    words = unit.strip().lower().replace("µ", "u")
+    words = _PER_GPU.sub("", words).strip()
+    table = _DIMENSIONS[dimension]
+    if words in table:
+        return table[words]
+    magnitude, _, rest = words.partition(" ")
+    if magnitude in ("k", "m", "g", "b") and rest in table:
+        return table[rest] * _MAGNITUDES[magnitude.upper()]
+    return None
+
+
+def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
+    """The unit that the log itself gives, right after the number or right before it."""
+    for found, longest_first in (
+        (_AFTER.match(beside.after), True),
+        (_BEFORE.search(beside.before[-80:]), False),
+    ):
+        if not found or not found["unit"]:
+            continue
+        for text in _candidates(found["unit"], longest_first):
+            if (factor := _factor(text, dimension)) is not None:
+                return _Unit(dimension, factor, text.strip())
+            other = next(
+                (d for d in _DIMENSIONS if d != dimension and len(text) > 2 and _factor(text, d)),
+                None,
+            )
+            if other:
+                raise QuantityError(
+                    f"{metric!r} is of {dimension}; the log says {text.strip()!r} beside its number"
+                )
+    return None
+
+
+def _candidates(words: str, from_start: bool) -> list[str]:
+    """The beginnings, or the ends, of some words, longest first."""
+    cuts = [i for i, c in enumerate(words) if c in " _"]
+    if from_start:
+        return [words, *(words[:cut] for cut in reversed(cuts))]
+    return [words, *(words[cut + 1 :] for cut in cuts)]
+
+
+def _gpus(beside: Beside, metric: str, num_gpus: int) -> float:
+    """What makes a rate per GPU one of the job, where the key means the job, and the reverse."""
+    if metric not in ("tokens_per_second", "samples_per_second"):
+        return 1.0
+    near = _BEFORE.search(beside.before[-80:])
+    after = _AFTER.match(beside.after)
+    said = f"{near['unit'] if near else ''} {after['unit'] if after and after['unit'] else ''}"
+    return float(num_gpus) if _PER_GPU.search(said) else 1.0

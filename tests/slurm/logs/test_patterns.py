@@ -1,0 +1,75 @@
+"""Metrics from log lines: the median of the steps that count."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
+
+TIME = LogFormat({"step_time_s": [Pattern(r"\(ms\): ([\d.]+)")]})
+
+
+def lines(*times: float, first: int = 1) -> str:
+    return "".join(
+        f" iteration {i:8d}/ 10 | elapsed time per iteration (ms): {t} | lm loss: 9.1E+00 |\n"
+        for i, t in enumerate(times, start=first)
+    )
+
+
+def test_the_median_after_the_warm_up_is_the_metric_and_not_the_last() -> None:
+    text = lines(9000, 5000, 100, 130, 110, 4000)
+    assert metrics_of(TIME, [text], warmup_steps=2) == {"step_time_s": pytest.approx(0.120)}
+
+
+def test_fewer_lines_than_warm_up_steps_leave_the_last_one() -> None:
+    assert metrics_of(TIME, [lines(9000, 800)], warmup_steps=5) == {"step_time_s": 0.8}
+
+
+def test_the_step_after_a_checkpoint_or_an_evaluation_does_not_count() -> None:
+    text = (
+        lines(100, 102)
+        + " successfully saved checkpoint from iteration 2 to /x [ t 0/1, p 0/1 ]\n"
+        + lines(9000, 104, first=3)
+        + "validation loss at iteration 4 | lm loss value: 8.1\n"
+        + lines(7000, 106, first=5)
+    )
+    assert metrics_of(TIME, [text]) == {"step_time_s": pytest.approx(0.103)}
+
+
+def test_numbered_steps_are_counted_once_however_many_ranks_print_them() -> None:
+    log = LogFormat({"step_time_s": [Pattern(r"step:\s*(?P<step>\d+) .* time: (?P<value>[\d.]+)")]})
+    text = "".join(
+        f"[rank{r}]: \x1b[31mstep: {i} loss: 2 time: {t}\x1b[0m\n"
+        for i, t in enumerate((9, 1, 2, 3), start=1)
+        for r in range(3)
+    )
+    assert metrics_of(log, [text], warmup_steps=1) == {"step_time_s": 2}
+
+
+def test_reductions_scales_and_other_variants() -> None:
+    log = LogFormat(
+        {
+            "peak_memory_bytes": [Pattern(r"mem ([\d.]+)", unit="GiB", reduce="max")],
+            "loss": [Pattern(r"nowhere ([\d.]+)"), Pattern(r"loss=([\d.]+)", reduce="last")],
+            "score": [Pattern(r"score ([\d.]+)", scale=0.5, skip=0)],
+        }
+    )
+    text = "mem 1 loss=3 score 2\nmem 3 loss=2 score 2\nmem 2 loss=1 score 2\n"
+    found = metrics_of(log, ["", text], warmup_steps=1)
+    assert found == {"peak_memory_bytes": 3 * 2**30, "loss": 1, "score": 1}
+
+
+@pytest.mark.parametrize("loss", ["nan", "NaN", "inf", "-inf"])
+def test_a_last_loss_that_is_not_finite_has_diverged(loss: str) -> None:
+    text = lines(100, 100) + f" iteration 3/ 10 | lm loss: {loss} | grad norm: nan |\n"
+    assert metrics_of(TIME, [text])["status"] == "diverged"
+
+
+def test_a_skipped_step_of_mixed_precision_is_no_divergence() -> None:
+    text = "iteration 1 | lm loss: inf | number of nan iterations: 0 |\n" + lines(100, 100)
+    assert metrics_of(TIME, [text]) == {"step_time_s": pytest.approx(0.1)}
+
+
+def test_nothing_found_is_told() -> None:
+    with pytest.raises(FoundNothingError, match=r"no pattern matched \(step_time_s\)"):
+        metrics_of(TIME, ["", "hello\n"])
