@@ -12,6 +12,9 @@ from slurm.logs.patterns import LogFormat
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; by it a later driver finds what was left."""
 
+TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
+"""Names the trial's folder in every rank's environment, for those that change theirs."""
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -37,8 +40,8 @@ class ResultSource:
 class TrialSpec:
     """What to run, whatever gives it processes.
 
-    ``argv`` is the command of every rank, started in ``directory``, with ``RANK``, ``WORLD_SIZE``,
-    ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in its environment.
+    ``argv`` is the command of every rank, started in ``directory``, with torchrun's variables in
+    its environment (``slurm.rendezvous``).
     """
 
     name: str  # unique per attempt and run; the Slurm step's job name

@@ -100,8 +100,20 @@ class ProcessLauncherContract(LauncherContract):
         assert self.start(launcher, spec).outcome().kind is Kind.OK
         envs = [json.loads((spec.directory / f"env{i}").read_text()) for i in range(2 * num_nodes)]
         assert [env["LOCAL_RANK"] for env in envs] == ["0", "1"] * num_nodes
-        for name, value in [("WORLD_SIZE", str(2 * num_nodes)), ("LOCAL_WORLD_SIZE", "2")]:
-            assert {env[name] for env in envs} == {value}
+        for name in ("NODE_RANK", "GROUP_RANK"):
+            assert [env[name] for env in envs] == [str(i // 2) for i in range(2 * num_nodes)]
+        assert [env["ROLE_RANK"] for env in envs] == [env["RANK"] for env in envs]
+        alike = {
+            "WORLD_SIZE": str(2 * num_nodes),
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_WORLD_SIZE": str(num_nodes),
+            "TORCHELASTIC_RUN_ID": spec.name,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "MESHTUNE_TRIAL_DIR": str(spec.directory),
+        }
+        for name, value in alike.items():
+            assert {env[name] for env in envs} == {value}, name
+        assert all(int(env["OMP_NUM_THREADS"]) >= 1 for env in envs)
         assert len({(env["MASTER_ADDR"], env["MASTER_PORT"]) for env in envs}) == 1
         assert {env["COLOUR"] for env in envs} == {"dark red"}
         assert {os.path.realpath(env["directory"]) for env in envs} == {

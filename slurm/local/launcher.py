@@ -22,6 +22,7 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, Termination, watch
 from slurm.python import module_arguments
+from slurm.rendezvous import rank_environment, rendezvous_environment
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 # After one rank has failed, as srun -K1 does. The trainer's ranks leave within 10 s of an
@@ -158,18 +159,13 @@ class LocalLauncher(Launcher):
         return {**env, **spec.env}
 
     def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:
-        common = {
-            "WORLD_SIZE": str(spec.world_size),
-            "LOCAL_WORLD_SIZE": str(spec.ranks_per_node),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_free_port()),
-        }
+        common = rendezvous_environment(spec, "127.0.0.1", _free_port())
         envs = []
         for i, node in enumerate(lease.nodes):
             gpus = {self._gpu_variable: ",".join(self._gpus[node])} if self._gpu_variable else {}
             for local_rank in range(spec.ranks_per_node):
                 rank = i * spec.ranks_per_node + local_rank
-                envs.append(common | gpus | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)})
+                envs.append(common | gpus | rank_environment(rank, local_rank, i))
         return envs
 
     def _write_command(self, spec: TrialSpec, lease: Lease, request: Request) -> None:

@@ -79,7 +79,9 @@ def mpiexec_environment(
     }
     if spec.memory_bytes_per_rank is not None:
         ours["MESHTUNE_MEMORY_KIB"] = str(max(1, spec.memory_bytes_per_rank // 1024))
-    return {**scrubbed(environ), **defaults, **spec.env, **ours}
+    inherited = scrubbed(environ)
+    inherited.pop("OMP_NUM_THREADS", None)  # the driver's own; rank.sh shares the host's cores
+    return {**inherited, **defaults, **spec.env, **ours}
 
 
 def sweep_argv(

@@ -5,10 +5,11 @@ RANK=$(printenv "$1") && LOCAL_RANK=$(printenv "$2") || {
   echo "meshtune: $(hostname): mpiexec set no $1 or $2: is it another MPI's?" >&2
   exit 125
 }
-export RANK LOCAL_RANK
+NODE_RANK=$((RANK / LOCAL_WORLD_SIZE))
+export RANK LOCAL_RANK NODE_RANK ROLE_RANK="$RANK" GROUP_RANK="$NODE_RANK"
 failure=$3
 shift 3
-node=$(echo "$MESHTUNE_NODES" | cut -d, -f$((RANK / LOCAL_WORLD_SIZE + 1)))
+node=$(echo "$MESHTUNE_NODES" | cut -d, -f$((NODE_RANK + 1)))
 command -v "$1" >/dev/null || { echo "meshtune: $node: no program $1" >&2; exit 127; }
 [ -z "$MESHTUNE_MEMORY_KIB" ] || ulimit -d "$MESHTUNE_MEMORY_KIB"
 if [ -z "$OMP_NUM_THREADS" ]; then # unbound, each rank would start a thread for every core

@@ -36,12 +36,11 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         raise LauncherError(
             f"{spec.name} needs {spec.num_nodes} nodes, its lease has {len(lease.nodes)}"
         )
-    cpus = spec.cpus_per_rank or site.cpus_per_rank or max(1, cpus_per_node // spec.ranks_per_node)
     return [
         "srun",
         f"-N{spec.num_nodes}",
         f"-n{spec.world_size}",
-        f"-c{cpus}",
+        f"-c{_cpus(spec, site, cpus_per_node)}",
         *_gpu_options(spec, site),
         f"--nodelist={','.join(lease.nodes)}",
         f"--ntasks-per-node={spec.ranks_per_node}",
@@ -65,7 +64,12 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
 
 
 def srun_environment(
-    spec: TrialSpec, lease: Lease, site: Site, master_addr: str, environ: Mapping[str, str]
+    spec: TrialSpec,
+    lease: Lease,
+    site: Site,
+    master_addr: str,
+    environ: Mapping[str, str],
+    cpus_per_node: int,
 ) -> dict[str, str]:
     """The environment that srun is started with and hands to every rank.
 
@@ -75,14 +79,20 @@ def srun_environment(
         site: whose settings are added; the trial's own win.
         master_addr: address of the lease's first node, which gets rank 0.
         environ: the driver's.
+        cpus_per_node: of the allocation.
     """
     return {
         **scrubbed(environ),
+        "OMP_NUM_THREADS": str(_cpus(spec, site, cpus_per_node)),  # else each rank has all cores'
         "PYTHONUNBUFFERED": "1",  # progress is seen by the growth of the logs
         **site.env,
         **spec.env,
         **rendezvous_environment(spec, master_addr),
     }
+
+
+def _cpus(spec: TrialSpec, site: Site, cpus_per_node: int) -> int:
+    return spec.cpus_per_rank or site.cpus_per_rank or max(1, cpus_per_node // spec.ranks_per_node)
 
 
 def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:

@@ -100,7 +100,12 @@ class SrunLauncher(Launcher):
     ) -> Outcome:
         argv = self.command(spec, lease)
         environ = srun_environment(
-            spec, lease, self.site, self.allocation.address(lease.nodes[0]), os.environ
+            spec,
+            lease,
+            self.site,
+            self.allocation.address(lease.nodes[0]),
+            os.environ,
+            self.allocation.cpus_per_node,
         ) | {"SLURM_JOB_ID": self.allocation.job}
         clear_attempt(spec.directory)
         (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")

@@ -22,5 +22,13 @@ def test_ranks_are_told_their_number_where_to_meet_and_which_trial_they_are_of()
         "MASTER_PORT": str(master_port(trial())),
         "WORLD_SIZE": "8",
         "LOCAL_WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": "8",
+        "TORCHELASTIC_RUN_ID": "run-0007-1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
         "MESHTUNE_TRIAL": "run-0007-1",
+        "MESHTUNE_TRIAL_DIR": "/runs/0007",
     }

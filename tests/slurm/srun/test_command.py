@@ -39,7 +39,7 @@ def argv(site: str = "generic", **changes: object) -> list[str]:
 def test_the_line_of_each_site_is_the_recorded_one(name: str) -> None:
     site = load_site(name)
     spec = replace(SPEC, ranks_per_node=4) if name == "perlmutter" else SPEC
-    environment = srun_environment(spec, LEASE, site, "node002", {})
+    environment = srun_environment(spec, LEASE, site, "node002", {}, 64)
     lines = [f"{key}={value}" for key, value in sorted(environment.items())]
     line = shlex.join(srun_argv(spec, LEASE, site, 64)).replace(str(RANK_SCRIPT), "rank.sh")
     text = "\n".join([*lines, line, ""])
@@ -89,7 +89,7 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
         "PATH": "/bin",
         "MASTER_ADDR": "elsewhere",
     }
-    environment = srun_environment(SPEC, LEASE, load_site("generic"), "node002", inherited)
+    environment = srun_environment(SPEC, LEASE, load_site("generic"), "node002", inherited, 64)
     kept = {k: v for k, v in environment.items() if k.startswith(("SLURM", "SRUN", "SBATCH"))}
     assert kept == {
         "SLURM_CONF": "/etc/other.conf",
@@ -102,7 +102,7 @@ def test_the_jobs_settings_do_not_leak_into_the_step_but_the_way_to_slurm_does()
 
 def test_the_trials_environment_wins_over_the_sites() -> None:
     spec = replace(SPEC, env={"NCCL_SOCKET_IFNAME": "hsn0"})
-    environment = srun_environment(spec, LEASE, load_site("frontier"), "node002", {})
+    environment = srun_environment(spec, LEASE, load_site("frontier"), "node002", {}, 64)
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
 
 

@@ -175,7 +175,7 @@ def test_a_step_whose_srun_was_killed_too_is_settled(
     """SIGKILL to srun's process group leaves an orphan step that holds its nodes."""
     spec = trial(tmp_path, "orphan", HANG + SLEEP)
     lease = Lease("1", tuple(launcher.nodes()[:1]))
-    environ = srun_environment(spec, lease, launcher.site, "127.0.0.1", os.environ)
+    environ = srun_environment(spec, lease, launcher.site, "127.0.0.1", os.environ, 64)
     child = subprocess.Popen(
         launcher.command(spec, lease), cwd=spec.directory, start_new_session=True,
         env=environ | {"SLURM_JOB_ID": launcher.allocation.job},
