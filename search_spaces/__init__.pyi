@@ -1,5 +1,7 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 from .cluster import (
+    MAX_GPUS_PER_NODE,
+    MAX_NODES,
     Cluster,
     Collective,
     Link,
@@ -8,9 +10,9 @@ from .cluster import (
     shipped_cluster,
     shipped_clusters,
 )
+from .errors import SpaceError
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
-from .language.document import SpaceError
-from .language.schema import json_schema, seconds
+from .language.schema import Scalar, VariableName, json_schema, seconds
 from .load import load_space, shipped_spaces
 from .parameters import Parameter
 from .points.candidates import Candidates
@@ -22,6 +24,8 @@ from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
     "FRAMEWORKS",
+    "MAX_GPUS_PER_NODE",
+    "MAX_NODES",
     "MEGATRON_DEEPSPEED",
     "Candidates",
     "CheckReport",
@@ -36,11 +40,13 @@ __all__ = [
     "Parameter",
     "Rule",
     "RuleCount",
+    "Scalar",
     "SearchSpace",
     "SpaceError",
     "Trainer",
     "TrialFacts",
     "ValidConfigs",
+    "VariableName",
     "Violations",
     "check",
     "framework_named",

@@ -7,10 +7,17 @@ one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from search_spaces.errors import SpaceError
+from slurm import read_document, validate
+
+MAX_NODES = 1_000_000
+MAX_GPUS_PER_NODE = 1024
+# Beyond any machine, and far from where products of such numbers leave floating point's range.
+Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
 
 
 class _Record(BaseModel):
@@ -21,22 +28,26 @@ class Link(_Record):
     """One level of the node's hierarchy: the slowest link inside a group of so many GPUs."""
 
     level: str = Field(description="what the group is: card, neighbours, node")
-    gpus: int = Field(ge=2, description="GPUs in the group, counted from local rank 0 upwards")
-    gb_per_s: float = Field(gt=0, description="between two GPUs of the group, per direction")
+    gpus: int = Field(
+        ge=2,
+        le=MAX_GPUS_PER_NODE,
+        description="GPUs in the group, counted from local rank 0 upwards",
+    )
+    gb_per_s: Rate = Field(description="between two GPUs of the group, per direction")
     fully_connected: bool = Field(
         default=False,
         description="every pair has a link of its own, so that a group of n uses n - 1 of them per "
         "GPU; false where a GPU has gb_per_s to all others together (a switch, a single ring)",
     )
-    latency_us: float | None = Field(default=None, gt=0, description="of one hop of a ring")
+    latency_us: Rate | None = Field(default=None, description="of one hop of a ring")
 
 
 class Nic(_Record):
     """Network adapters of one node."""
 
-    count: int = Field(ge=1)
-    gb_per_s: float = Field(gt=0, description="of one adapter, per direction")
-    latency_us: float | None = Field(default=None, gt=0, description="of one hop between nodes")
+    count: int = Field(ge=1, le=1000)
+    gb_per_s: Rate = Field(description="of one adapter, per direction")
+    latency_us: Rate | None = Field(default=None, description="of one hop between nodes")
 
 
 class Collective(_Record):
@@ -51,47 +62,62 @@ class Collective(_Record):
         description="any: stands for all collectives that have no entry of their own; send: from "
         "one rank of a pair to the other"
     )
-    gpus: int = Field(ge=2)
-    nodes: int = Field(ge=1)
-    stride: int = Field(default=1, ge=1, description="from one member's rank to the next one's")
-    size_mib: float = Field(gt=0)
-    bus_gb_per_s: float = Field(gt=0)
+    gpus: int = Field(ge=2, le=MAX_NODES * MAX_GPUS_PER_NODE)
+    nodes: int = Field(ge=1, le=MAX_NODES)
+    stride: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_NODES * MAX_GPUS_PER_NODE,
+        description="from one member's rank to the next one's",
+    )
+    size_mib: Rate
+    bus_gb_per_s: Rate
 
 
 class Cluster(_Record):
     """One kind of cluster. Optional facts are those that not every source states."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, max_length=200)
     source: str = Field(default="", description="where the facts are from")
     gpu: str = Field(default="", description="the device that one rank drives")
-    num_nodes: int | None = Field(default=None, ge=1, description="nodes that a job can have")
-    gpus_per_node: int = Field(ge=1)
-    cpus_per_node: int | None = Field(default=None, ge=1, description="cores a job may use")
+    num_nodes: int | None = Field(
+        default=None, ge=1, le=MAX_NODES, description="nodes that a job can have"
+    )
+    gpus_per_node: int = Field(ge=1, le=MAX_GPUS_PER_NODE)
+    cpus_per_node: int | None = Field(
+        default=None, ge=1, le=100_000, description="cores a job may use"
+    )
     shared_by: float = Field(
         default=1,
         ge=1,
+        le=MAX_GPUS_PER_NODE,
         description="ranks that share one processor, as processes on a CPU with fewer cores do: "
         "what one leaves idle the others use. The peaks are what a rank gets when all are busy",
     )
     compute_units: int | None = Field(
-        default=None, ge=1, description="of one GPU: streaming multiprocessors, or compute units"
+        default=None,
+        ge=1,
+        le=100_000,
+        description="of one GPU: streaming multiprocessors, or compute units",
     )
-    power_watts: float | None = Field(
-        default=None, gt=0, description="of one GPU under load: its thermal design power"
+    power_watts: Rate | None = Field(
+        default=None, description="of one GPU under load: its thermal design power"
     )
-    memory_gib: float = Field(gt=0, description="of one GPU")
-    memory_gb_per_s: float | None = Field(default=None, gt=0, description="of one GPU's memory")
-    peak_bf16_tflops: float | None = Field(
-        default=None, gt=0, description="of one GPU, advertised, dense; fp16 is the same"
+    memory_gib: Rate = Field(description="of one GPU")
+    memory_gb_per_s: Rate | None = Field(default=None, description="of one GPU's memory")
+    peak_bf16_tflops: Rate | None = Field(
+        default=None, description="of one GPU, advertised, dense; fp16 is the same"
     )
-    peak_fp32_tflops: float | None = Field(default=None, gt=0)
-    gemm_bf16_tflops: float | None = Field(
-        default=None, gt=0, description="best that a large matrix product was seen to reach"
+    peak_fp32_tflops: Rate | None = None
+    gemm_bf16_tflops: Rate | None = Field(
+        default=None, description="best that a large matrix product was seen to reach"
     )
-    links: list[Link] = Field(default=[], description="inside a node, innermost first")
+    links: list[Link] = Field(
+        default=[], max_length=16, description="inside a node, innermost first"
+    )
     nic: Nic | None = None
-    host_link_gb_per_s: float | None = Field(default=None, gt=0, description="GPU to host memory")
-    measured: list[Collective] = []
+    host_link_gb_per_s: Rate | None = Field(default=None, description="GPU to host memory")
+    measured: list[Collective] = Field(default=[], max_length=10_000)
 
     @model_validator(mode="after")
     def _consistent(self) -> Cluster:
@@ -129,9 +155,9 @@ def read_cluster(path: Path) -> Cluster:
     """The cluster that a file of its own describes, such as ``meshtune preflight`` writes.
 
     Raises:
-        ValueError: if a fact is missing, unknown or out of range.
+        SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
     """
-    return Cluster.model_validate(yaml.safe_load(path.read_text()))
+    return validate(Cluster, read_document(path, SpaceError))
 
 
 def shipped_cluster(name: str) -> Cluster:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from graphlib import CycleError
 from pathlib import Path
@@ -14,8 +15,7 @@ from pydantic import BaseModel
 
 from search_spaces import parameters
 from search_spaces.cluster import Cluster
-from search_spaces.language.document import Document, SpaceError, Where, read, shown
-from search_spaces.language.messages import validate
+from search_spaces.errors import SpaceError
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
@@ -27,7 +27,16 @@ from search_spaces.space import (
 from search_spaces.trainers.command import PLACEHOLDER, TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
-from slurm import QuantityError, RegistryError, check_unit
+from slurm import (
+    Document,
+    QuantityError,
+    RegistryError,
+    Where,
+    as_written,
+    check_unit,
+    read_document,
+    validate,
+)
 from trainer import (
     FIGURES,
     MAX_NUMBER,
@@ -54,7 +63,7 @@ def load_space(reference: str | Path) -> SearchSpace:
     Raises:
         SpaceError: with a complete message, for anything that is wrong with the input.
     """
-    document = read(_file(reference))
+    document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
     model = _named(ModelFile, "model", file.model, document)
     cluster = _named(Cluster, "cluster", file.cluster, document)
@@ -65,11 +74,9 @@ def load_space(reference: str | Path) -> SearchSpace:
 
 def _file(reference: str | Path) -> Path:
     text = str(reference)
-    if "\0" in text:
-        raise SpaceError(f"{text!r}: not a file name")
     path = Path(text)
     shipped = SHIPPED / f"{text}.yaml"
-    if re.fullmatch(r"[\w-]+", text) and not path.is_file():
+    if re.fullmatch(r"[\w-]{1,100}", text) and not path.is_file():
         if shipped.is_file():
             return shipped
         if not path.exists():
@@ -77,6 +84,11 @@ def _file(reference: str | Path) -> Path:
             raise SpaceError(
                 f"{text}: neither a file nor a shipped space, accepted: a YAML file, or one of "
                 f"{', '.join(names)}{nearest(text, names)}"
+            )
+    with suppress(OSError):  # what cannot be looked at has its error when it is read
+        if (frozen := path / "space.yaml").is_file():
+            raise SpaceError(
+                f"{path}: found a directory, accepted a file; this run's space is {frozen}"
             )
     return path
 
@@ -95,15 +107,17 @@ def _named(
         if value not in names:
             raise document.error(
                 (key,),
-                f"found {shown(value)}, accepted a file (*.yaml), a record, or one of "
+                f"found {as_written(value)}, accepted a file (*.yaml), a record, or one of "
                 f"{', '.join(names)}{nearest(value, names)}",
                 at_value=True,
             )
         path = folder / f"{value}.yaml"
     try:
-        return validate(record, read(path))
+        return validate(record, read_document(path, SpaceError))
     except SpaceError as error:
-        raise document.error((key,), f"found {shown(value)}:\n{error}", at_value=True) from None
+        raise document.error(
+            (key,), f"found {as_written(value)}:\n{error}", at_value=True
+        ) from None
 
 
 class _Builder:
@@ -315,8 +329,8 @@ class _Builder:
                 if self._groups(pattern.regex, path) == 0:
                     raise self.document.error(
                         path,
-                        f"found {shown(pattern.regex)}, accepted a regular expression with the "
-                        "number in a group: (...)",
+                        f"found {as_written(pattern.regex)}, accepted a regular expression with "
+                        "the number in a group: (...)",
                         at_value=True,
                     )
                 try:
@@ -333,7 +347,7 @@ class _Builder:
         except (re.error, RecursionError, OverflowError) as error:
             raise self.document.error(
                 path,
-                f"found {shown(regex)}, accepted a regular expression ({error})",
+                f"found {as_written(regex)}, accepted a regular expression ({error})",
                 at_value=True,
             ) from None
 
@@ -346,7 +360,7 @@ class _Builder:
         for index, spec in enumerate(given):
             if spec.key in (objective.key for objective in found):
                 raise self.document.error(
-                    ("objective", index), f"found {shown(spec.key)} twice, accepted once"
+                    ("objective", index), f"found {as_written(spec.key)} twice, accepted once"
                 )
             widths = own.get("num_nodes")
             if spec.key == "num_nodes" and (widths is None or len(widths.values) == 1):
@@ -370,7 +384,7 @@ class _Builder:
             names = [*often, *(name for name in known if name != "step_time_s")]
             raise self.document.error(
                 (*path, "maximize" if spec.is_maximized else "minimize"),
-                f"found {shown(key)}, accepted a figure of the built-in trainer, such as "
+                f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
                 f"{', '.join(often)}{nearest(key, names)}",
                 at_value=True,
             )

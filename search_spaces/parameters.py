@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from search_spaces.language.document import Document, shown
-from search_spaces.language.messages import found
 from search_spaces.language.schema import Log2, Number, Range, Scalar
+from slurm import Document, as_written, wrong_value
 from trainer import MAX_NUMBER, TrainConfig, ValueType
 
 MAX_VALUES = 10_000
@@ -86,9 +85,9 @@ class Parameter:
         for own in self.values:
             if own == value and isinstance(own, bool) == isinstance(value, bool):
                 return own
-        accepted = ", ".join(shown(v) for v in self.values[:20])
+        accepted = ", ".join(as_written(v) for v in self.values[:20])
         more = ", ..." if len(self.values) > 20 else ""
-        raise ValueError(f"{self.name}: found {shown(value)}, accepted {accepted}{more}")
+        raise ValueError(f"{self.name}: found {as_written(value)}, accepted {accepted}{more}")
 
 
 def value_type_of(value: Scalar) -> ValueType:
@@ -140,7 +139,7 @@ def _check(
 ) -> None:
     if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # NaN compares false
         raise document.error(
-            where, f"found {shown(value)}, accepted numbers up to 2^53", at_value=True
+            where, f"found {as_written(value)}, accepted numbers up to 2^53", at_value=True
         )
     if adapter is None:
         return
@@ -148,10 +147,10 @@ def _check(
         typed = adapter.validate_python(value, strict=True)
         if type(typed) is not type(value):  # a literal 1 takes 1.0 and true for equal
             raise document.error(
-                where, f"found {shown(value)}, accepted a whole number", at_value=True
+                where, f"found {as_written(value)}, accepted a whole number", at_value=True
             )
     except ValidationError as error:
-        raise document.error(where, found(error.errors()[0]), at_value=True) from None
+        raise document.error(where, wrong_value(error.errors()[0]), at_value=True) from None
 
 
 def _check_together(
@@ -163,13 +162,13 @@ def _check_together(
         if value_type_of(value) != first:
             raise document.error(
                 (*path, index),
-                f"found {shown(value)} among values such as {shown(values[0])}, "
+                f"found {as_written(value)} among values such as {as_written(values[0])}, "
                 "accepted values of one type",
                 at_value=True,
             )
         if value in seen:
             raise document.error(
-                (*path, index), f"found {shown(value)} twice, accepted once", at_value=True
+                (*path, index), f"found {as_written(value)} twice, accepted once", at_value=True
             )
         seen.add(value)
 

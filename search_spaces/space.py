@@ -14,7 +14,6 @@ import numpy as np
 import yaml
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.document import scalar
 from search_spaces.language.schema import (
     BudgetSection,
     FinalistsSection,
@@ -28,6 +27,7 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
+from slurm import plain_scalar
 from trainer import Array, Expression, ModelConfig
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
@@ -323,11 +323,11 @@ def _plain(column: Array) -> Scalar:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that ``source.scalar`` would read as something else."""
+    """Quotes text that the reader would read as something else."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if scalar(text) == text else "'"
+    style = None if plain_scalar(text) == text else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

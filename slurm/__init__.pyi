@@ -1,4 +1,11 @@
 from . import minicluster, processes
+from .documents import (
+    Document,
+    Where,
+    as_written,
+    plain_scalar,
+    read_document,
+)
 from .files import FileError, MissingFileError, parse_json, read_bytes, read_end, read_text, shown
 from .launcher import (
     Launcher,
@@ -20,6 +27,7 @@ from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
 from .python import module_argv
+from .records import validate, wrong_value
 from .registry import (
     Registry,
     RegistryError,
@@ -50,6 +58,7 @@ __all__ = [
     "REDUCTIONS",
     "SCRIPT_NAME",
     "BatchError",
+    "Document",
     "EarlyStop",
     "FileError",
     "Kind",
@@ -75,6 +84,8 @@ __all__ = [
     "StepReport",
     "StopRule",
     "TrialSpec",
+    "Where",
+    "as_written",
     "batch_script",
     "check_unit",
     "classify",
@@ -86,13 +97,17 @@ __all__ = [
     "minicluster",
     "module_argv",
     "parse_json",
+    "plain_scalar",
     "processes",
     "read_bytes",
+    "read_document",
     "read_end",
     "read_result",
     "read_text",
     "result_of_steps",
     "shown",
     "submit",
+    "validate",
     "watch",
+    "wrong_value",
 ]

@@ -116,6 +116,8 @@ def _read(path: Path, most: int, *, from_end: bool) -> bytes:
             if from_end:
                 file.seek(max(0, status.st_size - most))
             return file.read(most)
+    except FileError:
+        raise
     except FileNotFoundError:
         raise MissingFileError(f"{shown(path)}: there is no such file") from None
     except OSError as error:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
-from slurm import module_argv
+from search_spaces import MAX_GPUS_PER_NODE, MAX_NODES, Scalar, VariableName
+from slurm import Document, module_argv, parse_json, read_document, read_text, validate
 from trainer import ConfigError, TrainConfig
 
+MAX_BYTES = 10_000_000
 TRIAL_DIR = "{trial_dir}"  # in a command: the folder in which it is started
 
 
@@ -31,6 +34,28 @@ class Best:
     env: dict[str, str]
 
 
+class _File(BaseModel):
+    """What :func:`write_best` writes. Strict: an unknown key is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    meshtune_best: int
+    objective: dict[str, Any] = {}
+    parameters: dict[str, Scalar] = {}
+    num_nodes: int = Field(ge=1, le=MAX_NODES)
+    ranks_per_node: int = Field(ge=1, le=MAX_GPUS_PER_NODE)
+    train: TrainConfig | None = None
+    command: list[str] | None = Field(default=None, min_length=1)
+    front: list[Any] = []
+    env: dict[VariableName, str] = {}
+
+    @model_validator(mode="after")
+    def _one(self) -> _File:
+        if (self.train is None) == (self.command is None):
+            raise ValueError("accepted exactly one of: train, command")
+        return self
+
+
 def write_best(run: Run, path: Path) -> str:
     """Write the best trial's configuration and command.
 
@@ -42,7 +67,7 @@ def write_best(run: Run, path: Path) -> str:
         return "no trial has succeeded"
     folder = run.folder.trial(run.best.number)
     try:
-        spec = json.loads((folder / "trial.json").read_text())
+        spec = _json(folder / "trial.json")
         content: dict[str, Any] = {
             "meshtune_best": 1,
             "objective": {
@@ -54,7 +79,7 @@ def write_best(run: Run, path: Path) -> str:
             "ranks_per_node": spec["ranks_per_node"],
         }
         if _is_builtin(spec["argv"]):
-            content["train"] = json.loads((folder / "config.json").read_text())
+            content["train"] = _json(folder / "config.json")
         else:
             # The trial's own folder, wherever the command has it, becomes that of the training.
             content["command"] = [a.replace(str(folder), TRIAL_DIR) for a in spec["argv"]]
@@ -82,33 +107,22 @@ def _front(run: Run) -> list[dict[str, Any]]:
 
 
 def load_best(path: Path) -> Best:
-    """Read ``best.yaml``; raises ConfigError that names the file and what is missing."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("meshtune_best") != 1:
+    """Read ``best.yaml``; raises ConfigError with file, line and key of what is wrong."""
+    document = read_document(path, ConfigError)
+    if not _is_best(document):
         raise ConfigError(
-            f"{path}: not a best.yaml (no `meshtune_best: 1`); `meshtune report RUN` writes one"
+            f"{document.name}: not a best.yaml (no `meshtune_best: 1`); `meshtune report RUN` "
+            "writes one"
         )
-    train, command = content.get("train"), content.get("command")
-    try:
-        if train is not None:
-            TrainConfig.parse(train)
-        elif not command:
-            raise ConfigError("has neither `train` nor `command`")
-        return Best(
-            path=path,
-            num_nodes=int(content["num_nodes"]),
-            ranks_per_node=int(content["ranks_per_node"]),
-            train=train,
-            command=tuple(str(argument) for argument in command or ()),
-            env={str(k): str(v) for k, v in (content.get("env") or {}).items()},
-        )
-    except KeyError as error:
-        raise ConfigError(f"{path}: has no key {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:  # ConfigError is a ValueError
-        raise ConfigError(f"{path}: {error}") from error
+    file = validate(_File, document)
+    return Best(
+        path=path,
+        num_nodes=file.num_nodes,
+        ranks_per_node=file.ranks_per_node,
+        train=None if file.train is None else file.train.model_dump(exclude_unset=True),
+        command=tuple(file.command or ()),
+        env=file.env,
+    )
 
 
 def parameters_of(path: Path) -> dict[str, Any] | None:
@@ -118,20 +132,31 @@ def parameters_of(path: Path) -> dict[str, Any] | None:
         ConfigError: for a best.yaml without parameters, or away from its run.
     """
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        document = read_document(path, ConfigError)
+    except ConfigError:
         return None  # a shipped space's name, or a file that its own reader will complain of
-    if not isinstance(content, dict) or "meshtune_best" not in content:
+    if not _is_best(document):
         return None
-    if not isinstance(content.get("parameters"), dict):
-        raise ConfigError(f"{path}: has no `parameters`; `meshtune report RUN` writes them")
+    parameters = validate(_File, document).parameters
+    if not parameters:
+        raise document.error((), "key 'parameters' is missing; `meshtune report RUN` writes them")
     space_file = RunFolder.holding(path).space_file
     if not space_file.exists():
         raise ConfigError(
-            f"{path}: there is no {space_file}: leave it in its run's report folder, where model "
-            "and cluster are known"
+            f"{document.name}: there is no {space_file}: leave it in its run's report folder, "
+            "where model and cluster are known"
         )
-    return dict(content["parameters"])
+    return dict(parameters)
+
+
+def _is_best(document: Document) -> bool:
+    root = document.root.plain()
+    return isinstance(root, dict) and root.get("meshtune_best") == 1
+
+
+def _json(path: Path) -> Any:
+    """What the driver wrote; of its own files it reads no more than it would write."""
+    return parse_json(read_text(path, MAX_BYTES), str(path))
 
 
 def _is_builtin(argv: list[str]) -> bool:

@@ -55,12 +55,9 @@ Duration = Annotated[
     ),
 ]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=64)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 Scalar = bool | int | float | str
 FRAMEWORK_NAMES = tuple(FRAMEWORKS)
-UNION_TAGS = (
-    *("<fixed>", "<list>", "<range>", "<log2>", "<inline>", "<name>"),
-    *("<one>", "<several>", "<regex>", "<record>"),
-)
 REDUCTION_NAMES = tuple(REDUCTIONS)
 MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at
 Number = int | float
@@ -236,7 +233,7 @@ class TrainerSpec(_Record):
     use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
     options: dict[str, Any] = Field(default={}, description="of the installed trainer")
     result: ResultPatterns | None = None
-    env: dict[str, str] = Field(default={}, description="environment of every rank")
+    env: dict[VariableName, str] = Field(default={}, description="environment of every rank")
     framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
         default=None,
         description="whose habits the cost model assumes for a command; default megatron-lm",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search_spaces.language.document import SpaceError
+from search_spaces.errors import SpaceError
 from search_spaces.points.enumeration import MAX_EDGES, ValidConfigs
 from search_spaces.space import SearchSpace
 

@@ -12,10 +12,9 @@ import yaml
 
 from search_spaces import check, json_schema, load_space, shipped_spaces
 from search_spaces.cluster import Cluster
-from search_spaces.language.document import read
-from search_spaces.language.messages import validate
 from search_spaces.language.schema import ModelFile
 from search_spaces.load import SHIPPED
+from slurm import read_document, validate
 
 REQUIRED = {
     "tiny_cpu",
@@ -30,11 +29,11 @@ REQUIRED = {
 
 
 def model(name: str) -> ModelFile:
-    return validate(ModelFile, read(SHIPPED / "models" / f"{name}.yaml"))
+    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml"))
 
 
 def cluster(name: str) -> Cluster:
-    return validate(Cluster, read(SHIPPED / "clusters" / f"{name}.yaml"))
+    return validate(Cluster, read_document(SHIPPED / "clusters" / f"{name}.yaml"))
 
 
 def test_all_promised_spaces_are_shipped() -> None:

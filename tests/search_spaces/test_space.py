@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from search_spaces import SearchSpace, SpaceError
-from search_spaces.language.document import parse, scalar
+from slurm.documents import parse_document, plain_scalar
 from trainer.config import TrainConfig
 
 Load = Callable[[str], SearchSpace]
@@ -294,5 +294,5 @@ def test_a_damaged_file_loads_or_is_refused(load: Load, good: str, data: st.Data
      ("12:30", "12:30"), ("2024-01-01", "2024-01-01"), ("0x10", "0x10"), ("", None), ("~", None)],
 )  # fmt: skip
 def test_plain_scalars_are_read_by_yaml_1_2(text: str, value: Any) -> None:
-    assert scalar(text) == value and type(scalar(text)) is type(value)
-    assert parse(f"key: {text}", "f").root.plain() == {"key": value}
+    assert plain_scalar(text) == value and type(plain_scalar(text)) is type(value)
+    assert parse_document(f"key: {text}", "f").root.plain() == {"key": value}

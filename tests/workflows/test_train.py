@@ -70,6 +70,6 @@ def test_a_file_that_is_no_best_yaml_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "best.yaml"
-    path.write_text("")
+    path.write_text("version: 1")
     assert main(["train", str(path)]) == 2
     assert "not a best.yaml" in capsys.readouterr().err

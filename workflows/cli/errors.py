@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from analysis import FingerprintError, RunBusyError, RunError
-from search_spaces import SpaceError
-from slurm import BatchError, LauncherError, RegistryError, SiteError
+from slurm import BatchError, FileError, LauncherError, RegistryError
 from trainer import ConfigError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
@@ -18,7 +17,7 @@ class UsageError(Exception):
 def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
     return (
-        *(SpaceError, SiteError, BatchError, ConfigError, UsageError),
+        *(FileError, BatchError, ConfigError, UsageError),
         *(FingerprintError, RunError, RunBusyError),
         *(RegistryError, PolicyError, LaunchError, SimulationError),
     )

@@ -15,9 +15,8 @@ from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
 from analysis.cost.groups import LinkConstants, RankGroup, group_of, path_of
 from search_spaces.cluster import Cluster, Collective
-from search_spaces.language.document import read
-from search_spaces.language.messages import validate
 from search_spaces.load import SHIPPED
+from slurm import read_document, validate
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -37,7 +36,7 @@ EXACT = LinkConstants(
 
 
 def shipped_cluster(name: str) -> Cluster:
-    return validate(Cluster, read(SHIPPED / "clusters" / f"{name}.yaml"))
+    return validate(Cluster, read_document(SHIPPED / "clusters" / f"{name}.yaml"))
 
 
 def without_measurements(cluster: Cluster, **changes: object) -> Cluster:

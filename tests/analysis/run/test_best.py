@@ -56,11 +56,16 @@ def test_an_earlier_best_does_not_outlive_a_reason_not_to_write_one(book: RunBoo
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "not a best.yaml"),
-        ("meshtune_best: 1\n", "neither `train` nor `command`"),
-        ("meshtune_best: 1\ncommand: [x]\n", "has no key 'num_nodes'"),
-        ("meshtune_best: 1\ntrain: {tp: none}\n", "tp:"),
-        ("{: [", "cannot be read"),
+        ("", "found an empty file"),
+        ("version: 1", "not a best.yaml"),
+        ("meshtune_best: 1\nnum_nodes: 1\nranks_per_node: 1\n", "exactly one of: train, command"),
+        ("meshtune_best: 1\ncommand: [x]\nnum_nodes: 1000000000000\n", "1000000 or less"),
+        ("meshtune_best: 1\ncommand: [x]\n", "key .num_nodes. is missing"),
+        (
+            "meshtune_best: 1\ntrain: {tp: none}\n",
+            "key .train.tp.: found .none., accepted a whole number",
+        ),
+        ("{: [", "not YAML"),
     ],
 )
 def test_a_file_that_is_no_best_yaml_is_a_clear_error(

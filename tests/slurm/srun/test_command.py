@@ -133,17 +133,23 @@ def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "profile: Input should be"),
-        ("- a\n", "profile: Input should be"),
-        ("source: x\ngpu: none\n", "gpu: Extra inputs"),
-        ("source: x\ngpus: some\n", "found 'some'"),
-        ("source: x\nenv: {A B: c}\n", "env.A B"),
-        ("source: x\nsrun_options: ['--a b']\n", "srun_options.0"),
+        ("", ":1:1: found an empty file"),
+        ("- a\n", "accepted a mapping of keys"),
+        ("source: x\ngpu: none\n", ":2:1: key 'gpu': unknown key, accepted: source, gpus"),
+        ("source: x\ngpus: some\n", "found 'some', accepted 'none'"),
+        ("source: x\nenv: {A B: c}\n", "'env.A B': not a name"),
+        (
+            "source: x\nsrun_options: ['--a b']\n",
+            "'srun_options[0]': found '--a b': accepted one option",
+        ),
         ("source: x\nsrun_options: ['rm']\n", "found 'rm'"),
         ("source: x\nmax_concurrent_steps: 0\n", "max_concurrent_steps"),
-        ("source: x\ngpus: none\ngpus: per_task\n", "gpus: written twice"),
+        (
+            "source: x\ngpus: none\ngpus: per_task\n",
+            ":3:1: key 'gpus': found twice, first on line 2",
+        ),
         ("a: [\n", "not YAML"),
-        ("source: !!python/object:os.system x\n", "not YAML"),
+        ("source: !!python/object:os.system x\n", "found the YAML tag"),
     ],
 )
 def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -159,7 +165,7 @@ def test_a_mistake_in_a_profile_is_named(tmp_path: Path, text: str, words: str) 
     ("reference", "words"),
     [
         ("frontear", "shipped are frontier, generic, perlmutter"),
-        ("/no/such.yaml", "cannot be read"),
+        ("/no/such.yaml", "/no/such.yaml: there is no such file"),
     ],
 )
 def test_a_profile_that_does_not_exist_is_named(reference: str, words: str) -> None:

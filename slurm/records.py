@@ -1,16 +1,16 @@
-"""Turns pydantic's findings into messages with file, line, key, value, what is accepted."""
+"""From a document to a typed record; every mistake with line, key, value, what is accepted."""
 
 from __future__ import annotations
 
+import difflib
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from search_spaces.language.document import Document, Mark, SpaceError, shown
-from search_spaces.language.schema import UNION_TAGS
-from trainer import closest, nearest
+from slurm.documents import Document, Mark, as_written
 
 Record = TypeVar("Record", bound=BaseModel)
 
@@ -35,14 +35,20 @@ _ACCEPTED = {
     "string_too_short": "text that is not empty",
     "string_too_long": "at most {max_length} characters",
 }
-_MAX_REPORTED = 10
+_MAX_REPORTED = 7
+_LONGEST_WORD = 100
+_UNION_TAG = re.compile(r"<[a-z0-9]+>")  # our names for the members of a union, not keys
 
 
 def validate(record: type[Record], document: Document) -> Record:
-    """The document as a record; raises SpaceError with one line per mistake."""
+    """The document as a record.
+
+    Raises:
+        document.mistake: with one line per mistake, the first ones of many.
+    """
     if not isinstance(document.root.value, dict):
         raise document.error(
-            (), f"found {shown(document.root.plain())}, accepted a mapping of keys"
+            (), f"found {as_written(document.root.plain())}, accepted a mapping of keys"
         )
     try:
         return record.model_validate(document.root.plain(), strict=True)
@@ -52,7 +58,7 @@ def validate(record: type[Record], document: Document) -> Record:
     messages = [str(error) for _, error in sorted(placed, key=lambda p: (p[0].line, p[0].column))]
     if len(messages) > _MAX_REPORTED:
         messages[_MAX_REPORTED:] = [f"and {len(messages) - _MAX_REPORTED} more"]
-    raise SpaceError("\n".join(messages))
+    raise document.mistake("\n".join(messages))
 
 
 def _without_echoes(
@@ -63,16 +69,15 @@ def _without_echoes(
     for mistake in mistakes:
         if mistake["type"] == "extra_forbidden":
             *above, name = mistake["loc"]
-            close = closest(str(name), _fields(record, above))
+            close = _closest(str(name), _fields(record, above))
             misspelt.add((*above, close))
     return [m for m in mistakes if m["type"] != "missing" or m["loc"] not in misspelt]
 
 
 def _placed(
     record: type[BaseModel], document: Document, mistake: Mapping[str, Any]
-) -> tuple[Mark, SpaceError]:
-    # "<range>" and the like are our names for the members of a union, not keys.
-    path = [step for step in mistake["loc"] if step not in UNION_TAGS]
+) -> tuple[Mark, Exception]:
+    path = [step for step in mistake["loc"] if not _UNION_TAG.fullmatch(str(step))]
     if mistake["type"] in ("extra_forbidden", "missing") and path[-1:] != [mistake["loc"][-1]]:
         path.append(mistake["loc"][-1])
     at_value = False
@@ -81,35 +86,35 @@ def _placed(
         what = "not a name, accepted letters, digits and '_'"
     elif mistake["type"] == "extra_forbidden":
         fields = _fields(record, mistake["loc"][:-1])
-        what = f"unknown key, accepted: {', '.join(fields)}{nearest(str(path[-1]), fields)}"
+        what = f"unknown key, accepted: {', '.join(fields)}{_nearest(str(path[-1]), fields)}"
     elif mistake["type"] == "missing":
         what = f"key '{path.pop()}' is missing"
     else:
-        what, at_value = found(mistake), True
+        what, at_value = wrong_value(mistake), True
     mark, node = document.locate(path)
     return node.mark if at_value else mark, document.error(path, what, at_value=at_value)
 
 
-def found(mistake: Mapping[str, Any]) -> str:
+def wrong_value(mistake: Mapping[str, Any]) -> str:
     """``found X, accepted Y`` for a value that is wrong in itself."""
     kind, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
     if kind == "value_error":
-        return f"found {shown(value)}: {context['error']}"
+        return f"found {as_written(value)}: {context['error']}"
     if kind == "literal_error":
         expected = context["expected"]
         known = expected.replace(" or ", ", ").replace("'", "").split(", ")
-        hint = nearest(value, known) if isinstance(value, str) else ""
-        return f"found {shown(value)}, accepted {expected}{hint}"
+        hint = _nearest(value, known) if isinstance(value, str) else ""
+        return f"found {as_written(value)}, accepted {expected}{hint}"
     if kind == "string_pattern_mismatch":
-        return f"found {shown(value)}, accepted letters, digits, '.', '_' and '-'"
+        return f"found {as_written(value)}, accepted letters, digits, '.', '_' and '-'"
     accepted = _ACCEPTED.get(kind)
     if accepted is None:
-        return f"found {shown(value)}: {mistake['msg']}"
+        return f"found {as_written(value)}: {mistake['msg']}"
     accepted = accepted.format(**context)
     if kind in ("too_short", "too_long"):
         accepted += " item" if accepted.endswith(" 1") else " items"
     hint = "; put text in quotes" if kind == "string_type" and _is_scalar(value) else ""
-    return f"found {shown(value)}, accepted {accepted}{hint}"
+    return f"found {as_written(value)}, accepted {accepted}{hint}"
 
 
 def _is_scalar(value: Any) -> bool:
@@ -146,3 +151,13 @@ def _member(annotation: Any, step: str | int) -> Any:
         if len(members) == 1:
             return _member(members[0], step)
     return annotation
+
+
+def _closest(word: str, known: Sequence[str]) -> str | None:
+    close = difflib.get_close_matches(word[:_LONGEST_WORD], known, n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    close = _closest(word, known)
+    return f"; did you mean '{close}'?" if close else ""
