@@ -1,0 +1,21 @@
+"""A campaign of random faults against real searches, and what must hold after each.
+
+    python -m benchmarks.chaos --rounds 200 --seed 1            # this machine's processes
+    python -m benchmarks.chaos --rounds 200 --seed 1 --slurm    # a private, real Slurm
+
+A *round* is one search of a small space whose trainer misbehaves in some configurations, while
+faults are injected into its driver, its processes, its files and its Slurm. Whatever happens, the
+search is continued until it is done; then the *invariants* are checked. What a round does follows
+from its seed alone (not when exactly: these are real processes). A failing round is played again
+with faults left out, and the least that still fails is printed as a shell script.
+
+Modules, in the order of a round: ``plan`` draws what is done, ``trainers`` is the program that
+trains, ``machines`` the place, ``world`` one round's folders and driver, ``faults`` and
+``slurm_faults`` what is injected, ``invariants`` what must hold, ``rounds`` plays it all, and
+``shrink`` leaves out what a failure does not need.
+
+To add a fault: a generator function in ``faults`` with ``@fault(...)``; each of its ``yield``
+lets the search go on for so many seconds. To add a misbehaviour of trainers: a function in
+``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that yields a
+sentence for each violation, and its name in ``CHECKS``. Drawing takes them up by itself.
+"""

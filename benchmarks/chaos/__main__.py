@@ -1,0 +1,99 @@
+"""A campaign of random faults against real searches; see the package's own words.
+
+python -m benchmarks.chaos --rounds 200 --seed 1 [--slurm]
+python -m benchmarks.chaos --plan '{...}'        # one round again, as a failure printed it
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.chaos.machines import Local, Machine, Slurm
+from benchmarks.chaos.plan import Plan, draw
+from benchmarks.chaos.rounds import Played, play
+from benchmarks.chaos.shrink import script, shrink
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="number of the first round")
+    parser.add_argument("--slurm", action="store_true", help="on a private, real Slurm")
+    parser.add_argument("--plan", type=Plan.from_json, help="play this one round")
+    parser.add_argument("--only", nargs="+", default=[], metavar="FAULT", help="of all faults")
+    parser.add_argument(
+        "--shrink", type=float, default=600.0, metavar="S", help="seconds for each failure; 0: none"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the folders of failed rounds")
+    arguments = parser.parse_args()
+    plans: Sequence[Plan]
+    if arguments.plan:
+        plans = [arguments.plan]
+    else:
+        numbers = range(arguments.first, arguments.first + arguments.rounds)
+        launcher = "srun" if arguments.slurm else "local"
+        plans = [draw(arguments.seed, n, launcher, arguments.only) for n in numbers]
+    played = []
+    with machine(plans[0].launcher) as where:
+        for number, plan in enumerate(plans, start=arguments.first):
+            one = play(plan, where, arguments.keep)
+            played.append(one)
+            how = f"{one.seconds:.0f} s, {one.sessions} sessions: {', '.join(one.injected)}"
+            print(f"round {number}: {'; '.join(one.violations) or 'ok'}  [{how}]", flush=True)
+            if one.violations:
+                _explain(one, where, arguments.shrink)
+    print(summary(played))
+    return int(any(one.violations for one in played))
+
+
+@contextlib.contextmanager
+def machine(launcher: str) -> Iterator[Machine]:
+    """Where rounds with this launcher are played."""
+    if launcher == "local":
+        yield Local()
+        return
+    from slurm.minicluster import cluster as mini
+
+    directory = Path(tempfile.mkdtemp(prefix="chaos-slurm-"))
+    try:
+        yield Slurm(mini.up(directory / "s", num_nodes=4))
+    finally:
+        mini.down(directory / "s")
+        directory.rmdir()
+
+
+def _explain(one: Played, where: Machine, within_s: float) -> None:
+    if one.kept:
+        print(f"its folder: {one.kept}")
+    plan = one.plan
+    if within_s:
+        plan = shrink(plan, lambda smaller: bool(play(smaller, where).violations), within_s)
+    print(f"to see it again:\n{script(plan)}", flush=True)
+
+
+def summary(played: Sequence[Played]) -> str:
+    """What a campaign has shown."""
+    failed = [one for one in played if one.violations]
+    injected = Counter(name for one in played for name in one.injected)
+    seconds = [one.seconds for one in played]
+    trials = sum(one.plan.trials for one in played)
+    lines = [
+        f"{len(played)} rounds, {trials} trials, {sum(one.sessions for one in played)} sessions, "
+        f"{sum(injected.values())} faults; {len(failed)} rounds failed",
+        f"{statistics.median(seconds):.1f} s a round ({min(seconds):.1f}-{max(seconds):.1f}), "
+        f"a driver at most {max(one.peak_bytes for one in played) >> 20} MiB",
+        ", ".join(f"{name} {count}" for name, count in injected.most_common()),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

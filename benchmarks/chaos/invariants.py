@@ -1,0 +1,197 @@
+"""What must hold, whatever was injected. Each check yields a sentence for every violation."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from analysis import Run, read_run
+from benchmarks.chaos.machines import command_line, marked, until
+from benchmarks.chaos.trainers import CASES, speed
+from slurm import BLAMELESS, Kind
+
+if TYPE_CHECKING:
+    from benchmarks.chaos.world import World
+
+MEMORY_BYTES = 700 << 20  # of a driver: 220 MiB, and what torch, SHAP and a report take
+LINE_BYTES = 1 << 20  # of the journal
+LEFT_S = 3.0  # a process that has been killed may be seen for a moment
+KILLED_S = 30.0  # for the processes of a driver that was killed
+RANKS_PER_NODE = 2
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
+
+
+def finished(journal: Path) -> dict[int, tuple[str, float | None]]:
+    """Kind and figure of each trial that has ended for good, as whole lines of a journal say."""
+    found = {}
+    for event in events_of(journal):
+        if event.get("event") == "ended" and event.get("final"):
+            found[int(event["trial"])] = (str(event["kind"]), event.get("objective"))
+    return found
+
+
+def events_of(journal: Path) -> list[dict[str, Any]]:
+    """The events of a journal's whole lines; empty before there is one."""
+    if not journal.exists():
+        return []
+    *lines, _ = journal.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+# ---- after each session ----
+
+
+def exit_code(world: World, code: int) -> Iterator[str]:
+    if world.is_expected(code):
+        return
+    # Done, and no trial has succeeded: the documented 1.
+    succeeded = any(kind == "ok" for kind, _ in finished(world.journal).values())
+    events = events_of(world.journal)
+    if code == 1 and not succeeded and events and events[-1]["event"] == "closed":
+        return
+    tail = "\n    ".join(world.said().splitlines()[-12:])
+    yield f"session {world.sessions} ended with {code}:\n    {tail}"
+
+
+def nothing_runs(world: World) -> Iterator[str]:
+    """No process is left of a driver that has exited, however it was ended."""
+    if world.machine.launcher == "local" or not world.abrupt:
+        deadline_s = KILLED_S if world.abrupt else LEFT_S
+        if not until(lambda: not marked(world.marker), deadline_s):
+            left = [f"{pid} {command_line(pid)[:100]}" for pid in marked(world.marker)]
+            yield f"left running after session {world.sessions}: {left}"
+    if not world.abrupt and (steps := world.machine.left()):
+        yield f"steps left after session {world.sessions}: {steps}"
+
+
+def nothing_lost(world: World) -> Iterator[str]:
+    """What had ended for good is still there, as it was, and once."""
+    now = finished(world.journal)
+    for number, (kind, figure) in world.finished.items():
+        if number not in now:
+            yield f"trial {number} ({kind}) was finished and is lost"
+        elif now[number] != (kind, figure):
+            yield f"trial {number} was {kind} {figure} and is {now[number]}"
+    ends = [e for e in events_of(world.journal) if e.get("event") == "ended" and e.get("final")]
+    for number, count in Counter(e["trial"] for e in ends).items():
+        if count > 1:
+            yield f"trial {number} has ended {count} times"
+    attempts = [e for e in events_of(world.journal) if e.get("event") == "ended"]
+    for which, count in Counter((e["trial"], e["attempt"]) for e in attempts).items():
+        if count > 1:
+            yield f"attempt {which[1]} of trial {which[0]} has ended {count} times"
+
+
+# ---- at the end of a round ----
+
+
+def all_done(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """As many trials as were asked for, and no configuration twice."""
+    counted = [t for t in run.trials.values() if t.kind and Kind(t.kind).told]
+    if len(counted) != world.plan.trials:
+        yield f"{len(counted)} of {world.plan.trials} trials: the search ended with {run.closed!r}"
+    for number, trial in run.trials.items():
+        if not trial.ended:
+            yield f"trial {number} has not ended"
+    for config, count in Counter(json.dumps(t.config) for t in run.trials.values()).items():
+        if count > 1:
+            yield f"{count} trials of {config}"
+
+
+def nobody_blamed(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """A trial ends as its case says, and its attempts for no other reason than that."""
+    for number, trial in run.trials.items():
+        kinds = CASES[trial.config["case"]].kinds
+        if number in world.excused:
+            continue
+        if trial.kind not in kinds:
+            yield (
+                f"trial {number} ({trial.config['case']}) ended as {trial.kind}, "
+                f"not {' or '.join(sorted(kinds))}: {trial.message}"
+            )
+        for attempt in trial.attempts:
+            if attempt.kind in BLAMELESS and not world.disturbed and attempt.kind not in kinds:
+                yield f"nobody disturbed attempt {attempt.name} ({attempt.kind}): {attempt.message}"
+
+
+def right_figures(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    for number, trial in run.trials.items():
+        world_size = RANKS_PER_NODE * int(trial.config["num_nodes"])
+        expected = speed(int(trial.config["x"]), world_size)
+        if trial.ok and trial.objective != expected:
+            yield f"trial {number} has the figure {trial.objective}, not {expected}"
+
+
+def one_trial_on_a_node(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    met = world.root / "evidence" / "met"
+    if met.exists():
+        yield from dict.fromkeys(met.read_text().splitlines())
+
+
+def little_memory(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    if world.peak_bytes > MEMORY_BYTES:
+        yield f"the driver took {world.peak_bytes >> 20} MiB"
+    longest = max(map(len, world.journal.read_bytes().split(b"\n")))
+    if longest > LINE_BYTES:
+        yield f"a line of the journal has {longest} bytes"
+
+
+def no_secret(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """What ``trainer.env`` holds is for trainers alone: not for screens and reports."""
+    shown = [world.log, world.journal, world.run_dir / "results.csv"]
+    shown += sorted((world.run_dir / "report").glob("*.html"))  # best.yaml starts a trainer
+    for path in shown:
+        if path.is_file() and world.secret.encode() in path.read_bytes():
+            yield f"{path.name} shows the secret of trainer.env"
+
+
+def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """What a trial says cannot steer the terminal."""
+    for line in world.said().splitlines():
+        if found := _UNSEEN.search(line):
+            yield f"the screen was sent {found.group()!r} in {line!r}"
+            return
+
+
+def results_agree(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """``results.csv`` has each ended trial once."""
+    path = world.run_dir / "results.csv"
+    if not path.is_file():
+        yield "there is no results.csv"
+        return
+    with path.open(newline="") as file:
+        told = Counter(int(row["job_id"]) for row in csv.DictReader(file))
+    ended = {number for number, trial in run.trials.items() if trial.ended}
+    if told != dict.fromkeys(ended, 1):
+        yield f"results.csv has the trials {sorted(told.elements())}, the journal {sorted(ended)}"
+
+
+CHECKS: tuple[Check, ...] = (
+    all_done, nobody_blamed, right_figures, one_trial_on_a_node, little_memory, no_secret,
+    clean_screen, results_agree,
+)  # fmt: skip
+
+
+def check_session(world: World, code: int) -> Iterator[str]:
+    """Violations that a session of the search has left."""
+    yield from exit_code(world, code)
+    yield from nothing_runs(world)
+    yield from nothing_lost(world)
+    world.finished = finished(world.journal)
+
+
+def check_round(world: World) -> Iterator[str]:
+    """Violations of a round whose search is done."""
+    try:
+        run, events = read_run(world.run_dir), events_of(world.journal)
+    except Exception as error:  # whatever a reader cannot take
+        yield f"the journal cannot be read: {type(error).__name__}: {error}"
+        return
+    for check in CHECKS:
+        yield from check(world, run, events)

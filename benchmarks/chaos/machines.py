@@ -1,0 +1,184 @@
+"""Where a round runs: this machine's processes, or a Slurm of its own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm import processes
+from slurm.minicluster import cluster as mini, daemons
+
+NODES = 3  # of a round's allocation
+
+
+class Machine(ABC):
+    """Gives drivers what they are started with, and says what they have left."""
+
+    launcher: str
+    no_progress_s: float  # silence of a trial's that is a hang here
+
+    @abstractmethod
+    def environment(self) -> dict[str, str]:
+        """What a driver's environment has besides."""
+
+    def renew(self) -> None:  # noqa: B027 - processes need nothing
+        """Make sure that a driver can start trials; called before each."""
+
+    def left(self) -> list[str]:
+        """What runs of a round besides its marked processes, in words."""
+        return []
+
+    def clean(self) -> None:  # noqa: B027
+        """After a round: end what it was given."""
+
+
+class Local(Machine):
+    """Processes of this machine."""
+
+    launcher = "local"
+    no_progress_s = 8.0
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+
+class Slurm(Machine):
+    """A minicluster, and an allocation for each round.
+
+    Args:
+        cluster: that is up.
+    """
+
+    launcher = "srun"
+    no_progress_s = 20.0
+
+    def __init__(self, cluster: mini.Minicluster) -> None:
+        self.cluster = cluster
+        self.job = ""
+        self.dead: set[str] = set()  # nodes that a fault has killed
+
+    def environment(self) -> dict[str, str]:
+        return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
+
+    def renew(self) -> None:
+        if self.job and self.job_state() == "RUNNING" and not self.dead:
+            return
+        self.clean()
+        said = subprocess.run(
+            ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
+            env=daemons.environment(self.cluster.config), capture_output=True, text=True,
+            timeout=120,
+        ).stderr  # fmt: skip
+        granted = [line for line in said.splitlines() if "job allocation" in line]
+        if not granted:
+            raise RuntimeError(f"no allocation: {said}")
+        self.job = granted[0].split()[-1]
+
+    def clean(self) -> None:
+        """End the allocation and bring every node back."""
+        self.start_controller()
+        for node in sorted(self.dead):
+            self.cluster.revive_node(node)
+        self.dead.clear()
+        if self.job:
+            self.ask("scancel", self.job)
+            until(lambda: not self.ask("squeue", "-h"), 60)
+        self.job = ""
+        until(self._all_idle, 60)
+
+    def job_state(self) -> str:
+        """Of the allocation, as squeue says; empty if it is gone."""
+        return self.ask("squeue", "-h", "-j", self.job, "-o", "%T").strip()
+
+    def steps(self) -> list[str]:
+        """Ids of the steps that Slurm lists."""
+        return self.ask("squeue", "-h", "-s", "-o", "%i").split()
+
+    def is_daemon_of(self, pid: int, step: str) -> bool:
+        """Whether a slurmstepd is a step's."""
+        return f"[{step}]" in command_line(pid)
+
+    def left(self) -> list[str]:
+        nodes = self.ask("squeue", "-h", "-s", "-o", "%i on %N, %j").splitlines()
+        return [line for line in nodes if not any(f"on {node}," in line for node in self.dead)]
+
+    def nodes(self) -> list[str]:
+        """Of the allocation."""
+        compact = self.ask("squeue", "-h", "-j", self.job, "-o", "%N").strip()
+        return self.ask("scontrol", "show", "hostnames", compact).split() if compact else []
+
+    def ask(self, *argv: str) -> str:
+        """Standard output of one of Slurm's commands; empty if it fails."""
+        with contextlib.suppress(daemons.MiniclusterError):
+            return self.cluster.run(*argv)
+        return ""
+
+    def kill_controller(self) -> None:
+        processes.end_all(lambda: daemons.controller(self.cluster.config))
+
+    def start_controller(self) -> None:
+        """Start it if it is not there; it has its state."""
+        config = self.cluster.config
+        if not daemons.controller(config):
+            daemons.start_daemon(config, "slurmctld", "-f", str(config.conf))
+            until(lambda: bool(self.ask("sinfo", "-h")), 30)
+
+    def kill_slurmd(self, node: str) -> None:
+        """A node's daemon alone; its steps go on."""
+        processes.end_all(lambda: self._slurmds(node))
+
+    def start_slurmd(self, node: str) -> None:
+        if not self._slurmds(node):
+            daemons.start_slurmd(self.cluster.config, node)
+
+    def _slurmds(self, node: str) -> set[int]:
+        config = self.cluster.config
+        return {p for p in daemons.node_processes(config, node) if processes.name(p) == "slurmd"}
+
+    def _all_idle(self) -> bool:
+        with contextlib.suppress(daemons.MiniclusterError):
+            return set(self.cluster.node_states().values()) == {"idle"}
+        return False
+
+
+def until(condition: Callable[[], object], deadline_s: float) -> bool:
+    """Wait until it holds; whether it does by then."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def marked(marker: str, others: bool = False) -> set[int]:
+    """Running processes of a round: its driver's, and those of ``others`` that a fault started."""
+    wanted = {marker, f"{marker}other"} if others else {marker}
+    return processes.with_environ(lambda env: env.get("CHAOS_ROUND") in wanted)
+
+
+def command_line(pid: int) -> str:
+    """Of a process; empty if it is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace")
+
+
+def parent(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def can_mount() -> bool:
+    """Whether a small disk of its own can be made."""
+    return os.geteuid() == 0

@@ -1,0 +1,143 @@
+"""What a round does: drawn from a seed, written as JSON, and the same each time it is read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from benchmarks.chaos import slurm_faults  # noqa: F401 - adds its faults to the table
+from benchmarks.chaos.faults import FAULTS
+from benchmarks.chaos.trainers import CASES
+
+MAX_COST_S = 22.0  # of a round's cases and faults, beyond a healthy round
+MAX_INTERRUPTIONS = 3  # a trial is given up after as many retries
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault of a round.
+
+    Attributes:
+        fault: its name.
+        after: of the journal's lines; then it waits ``delay_s``.
+        delay_s: see ``after``.
+        hold_s: how long it lasts, if it does.
+        pick: 0 to 1; chooses among what it may hit.
+    """
+
+    fault: str
+    after: int
+    delay_s: float
+    hold_s: float
+    pick: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A round.
+
+    Attributes:
+        launcher: ``local`` or ``srun``.
+        seed: of the search.
+        policy: that chooses configurations.
+        cases: how the trainer behaves; a parameter of the space.
+        widths: nodes of a trial; a parameter, too.
+        xs: values of a parameter that only changes the figure.
+        trials: the budget.
+        repeats: of finalists; 0: none.
+        faults: in the order in which they may come.
+    """
+
+    launcher: str
+    seed: int
+    policy: str
+    cases: tuple[str, ...]
+    widths: tuple[int, ...]
+    xs: tuple[int, ...]
+    trials: int
+    repeats: int = 0
+    faults: tuple[Planned, ...] = ()
+
+    @property
+    def configurations(self) -> int:
+        """That the space has."""
+        return len(self.cases) * len(self.widths) * len(self.xs)
+
+    def without(self, fault: Planned) -> Plan:
+        return replace(self, faults=tuple(f for f in self.faults if f is not fault))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        fields: dict[str, Any] = json.loads(text)
+        faults = tuple(Planned(**fault) for fault in fields.pop("faults"))
+        lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
+        return Plan(**{**fields, **lists}, faults=faults)
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{f.fault} after {f.after} lines" for f in self.faults) or "no fault"
+        return f"{self.trials} trials of {', '.join(self.cases)}; {faults}"
+
+
+def draw(seed: int, number: int, launcher: str, only: Mapping[str, bool] | None = None) -> Plan:
+    """The plan of a campaign's round.
+
+    Args:
+        seed: the campaign's.
+        number: of the round.
+        launcher: ``local`` or ``srun``.
+        only: names of faults that may be drawn; None: all of the launcher's.
+    """
+    rng = random.Random(f"{seed}/{number}/{launcher}")
+    faults, cost_s = _faults(rng, launcher, only)
+    cases = _cases(rng, launcher, MAX_COST_S - cost_s)
+    xs = (1, 2) if len(cases) <= 3 else (1,)
+    widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,), (1, 2)])
+    configurations = len(cases) * len(xs) * len(widths)
+    return Plan(
+        launcher=launcher,
+        seed=rng.randrange(1000),
+        policy=rng.choice(["random", "random", "meshtune"]),
+        cases=cases,
+        widths=widths,
+        xs=xs,
+        trials=rng.choice([configurations, configurations, max(3, configurations - 2)]),
+        repeats=rng.choice([0, 0, 0, 2]),
+        faults=faults,
+    )
+
+
+def _faults(
+    rng: random.Random, launcher: str, only: Mapping[str, bool] | None
+) -> tuple[tuple[Planned, ...], float]:
+    names = [n for n, f in FAULTS.items() if launcher in f.launchers and (not only or n in only)]
+    weights = [FAULTS[name].weight for name in names]
+    drawn: list[Planned] = []
+    cost_s, interruptions = 0.0, 0
+    for name in rng.choices(names, weights, k=rng.choice([1, 2, 2, 3, 4])) if names else []:
+        row = FAULTS[name]
+        after = rng.choice([0, rng.randrange(2, 20), rng.randrange(2, 20), rng.randrange(2, 20)])
+        delay_s = rng.uniform(0, 2.5 if after == 0 else 0.5)
+        hold_s = rng.uniform(*row.hold_s)
+        planned = Planned(name, after, round(delay_s, 3), round(hold_s, 2), round(rng.random(), 3))
+        if cost_s + row.cost_s > MAX_COST_S or interruptions + row.interrupts > MAX_INTERRUPTIONS:
+            continue
+        cost_s += row.cost_s
+        interruptions += row.interrupts
+        drawn.append(planned)
+    return tuple(sorted(drawn, key=lambda f: f.after)), cost_s
+
+
+def _cases(rng: random.Random, launcher: str, left_s: float) -> tuple[str, ...]:
+    """Three to five, one of them plainly healthy, in at most so much time."""
+    cases = ["healthy"]
+    for name in rng.sample(sorted(CASES), k=rng.randrange(2, 6)):
+        if name not in cases and CASES[name].cost_s <= left_s:
+            cases.append(name)
+            left_s -= 2 * CASES[name].cost_s
+    return tuple(cases)

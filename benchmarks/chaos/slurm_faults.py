@@ -1,0 +1,174 @@
+"""What is injected into a Slurm: daemons that die, nodes that go, cancelled steps and jobs.
+
+The commands that time out are Slurm's own, behind a script that fails at random while a fault says
+so; all else happens to real daemons.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.chaos.faults import CONTINUE, SRUN, chosen, fault
+from benchmarks.chaos.machines import Slurm, marked
+from slurm import processes
+
+if TYPE_CHECKING:
+    from benchmarks.chaos.plan import Planned
+    from benchmarks.chaos.world import World
+
+COMMANDS = ("squeue", "sinfo", "scontrol", "scancel")
+WRAPPER = """#!/bin/sh
+if [ -e {flag} ] && [ "$(od -An -N1 -tu1 /dev/urandom)" -lt "$(cat {flag})" ]; then
+  sleep 1
+  echo "{name}: error: slurm_receive_msg: Socket timed out on send/recv operation" >&2
+  exit 1
+fi
+exec {program} "$@"
+"""
+
+
+def _slurm(world: World) -> Slurm:
+    assert isinstance(world.machine, Slurm)
+    return world.machine
+
+
+# ---- processes ----
+
+
+@fault(launchers=SRUN, weight=2)
+def kill_srun(world: World, planned: Planned) -> Iterator[float]:
+    """An srun that waits for its step, from outside."""
+    world.disturbed = True
+    found = [pid for pid in sorted(marked(world.marker)) if processes.name(pid) == "srun"]
+    if found:
+        number = signal.SIGKILL if planned.pick * 7 % 1 < 0.7 else signal.SIGTERM
+        processes.send([chosen(found, planned)], number)
+    yield 0.0
+
+
+@fault(launchers=SRUN)
+def kill_step_daemon(world: World, planned: Planned) -> Iterator[float]:
+    """A node's slurmstepd, which answers for the ranks there."""
+    world.disturbed = True
+    cluster = _slurm(world)
+    steps = [step for step in cluster.steps() if "." in step]
+    found = sorted(
+        pid
+        for pid in processes.all_pids()
+        if processes.name(pid) == "slurmstepd"
+        and any(cluster.is_daemon_of(pid, step) for step in steps)
+    )
+    if found:
+        processes.send([chosen(found, planned)], signal.SIGKILL)
+    yield 0.0
+
+
+# ---- daemons and nodes ----
+
+
+@fault(launchers=SRUN, weight=2, hold_s=(0.5, 8.0), interrupts=2, cost_s=10)
+def kill_controller(world: World, planned: Planned) -> Iterator[float]:
+    """slurmctld dies and comes back, with what it had saved."""
+    world.disturbed = True
+    with world.may_exit(CONTINUE):  # it may have forgotten the job itself
+        try:
+            _slurm(world).kill_controller()
+            yield planned.hold_s
+        finally:
+            _slurm(world).start_controller()
+        yield 1.0
+
+
+@fault(launchers=SRUN, hold_s=(0.5, 6.0), cost_s=6)
+def kill_slurmd(world: World, planned: Planned) -> Iterator[float]:
+    """A node's slurmd dies and comes back before Slurm gives the node up; its steps go on."""
+    world.disturbed = True
+    if not (nodes := _slurm(world).nodes()):
+        return
+    node = chosen(nodes, planned)
+    with world.may_exit(CONTINUE):  # too few nodes are left: the others are quarantined
+        try:
+            _slurm(world).kill_slurmd(node)
+            yield planned.hold_s
+        finally:
+            _slurm(world).start_slurmd(node)
+        yield 1.0
+
+
+@fault(launchers=SRUN, weight=0.7, hold_s=(30, 30), interrupts=2, cost_s=20)
+def kill_node(world: World, planned: Planned) -> Iterator[float]:
+    """A node loses its power; it comes back for the next allocation."""
+    world.disturbed = True
+    nodes = [n for n in _slurm(world).nodes() if n not in _slurm(world).dead]
+    if len(nodes) < 2:
+        return
+    node = chosen(nodes, planned)
+    with world.may_exit(CONTINUE):  # too few nodes are left for wide trials
+        _slurm(world).dead.add(node)
+        _slurm(world).cluster.kill_node(node)
+        yield planned.hold_s
+
+
+@fault(launchers=SRUN, hold_s=(2.0, 8.0), cost_s=4)
+def drain_node(world: World, planned: Planned) -> Iterator[float]:
+    """An administrator drains a node, and resumes it."""
+    world.disturbed = True
+    if not (nodes := _slurm(world).nodes()):
+        return
+    node = f"nodename={chosen(nodes, planned)}"
+    with world.may_exit(CONTINUE):
+        try:
+            _slurm(world).ask("scontrol", "update", node, "state=drain", "reason=chaos")
+            yield planned.hold_s
+        finally:
+            _slurm(world).ask("scontrol", "update", node, "state=resume")
+
+
+# ---- what people do ----
+
+
+@fault(launchers=SRUN, weight=2)
+def cancel_step(world: World, planned: Planned) -> Iterator[float]:
+    """scancel of a running step."""
+    world.disturbed = True
+    job = _slurm(world).job
+    if steps := [s for s in _slurm(world).steps() if s.startswith(f"{job}.")]:
+        _slurm(world).ask("scancel", chosen(steps, planned))
+    yield 0.0
+
+
+@fault(launchers=SRUN, weight=1.5, cost_s=8)
+def cancel_job(world: World, planned: Planned) -> Iterator[float]:
+    """scancel of the whole allocation."""
+    world.disturbed = True
+    with world.may_exit(CONTINUE):
+        _slurm(world).ask("scancel", _slurm(world).job)
+        yield 5.0
+
+
+@fault(launchers=SRUN, weight=2, hold_s=(2.0, 12.0), cost_s=10)
+def commands_time_out(world: World, planned: Planned) -> Iterator[float]:
+    """Slurm's commands fail at random, as those of a controller with too much to do."""
+    world.disturbed = True
+    flag = world.root / "bin" / "failing"
+    for name in COMMANDS:
+        wrapper = world.root / "bin" / name
+        program = shutil.which(name, path=_without(str(wrapper.parent)))
+        wrapper.write_text(WRAPPER.format(flag=flag, name=name, program=program))
+        wrapper.chmod(0o755)
+    with world.may_exit(CONTINUE):
+        try:
+            flag.write_text(str(100 + int(100 * planned.pick)))  # of 256
+            yield planned.hold_s
+        finally:
+            flag.unlink(missing_ok=True)
+
+
+def _without(folder: str) -> str:
+    path = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(p for p in path if Path(p) != Path(folder))

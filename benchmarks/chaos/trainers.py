@@ -1,0 +1,386 @@
+"""The trainer of every round: it trains well, or misbehaves as its case says.
+
+    python trainers.py CASE X EVIDENCE
+
+``EVIDENCE`` is a folder outside the run, in which the ranks hold a lock for their node and write
+down whom they met there. A case is a function of the rank with ``@case(...)``, which also says how
+a trial of it may end. Standard library only: this file starts as every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HANG_S = 600.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        act: what a rank does.
+        kinds: how a trial may end for good, if no fault of the machine's hits it.
+        cost_s: how much longer than a healthy trial it takes.
+        escapes: it leaves processes that only a cgroup can find on a node of Slurm's.
+    """
+
+    act: Callable[[Rank], None]
+    kinds: frozenset[str]
+    cost_s: float = 0.0
+    escapes: bool = False
+
+    @property
+    def healthy(self) -> bool:
+        return self.kinds == {"ok"}
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    *kinds: str, cost_s: float = 0.0, escapes: bool = False
+) -> Callable[[Callable[[Rank], None]], Callable[[Rank], None]]:
+    """Make a function of the rank a case; see :class:`Case`."""
+
+    def add(act: Callable[[Rank], None]) -> Callable[[Rank], None]:
+        CASES[act.__name__] = Case(act, frozenset(kinds), cost_s, escapes)
+        return act
+
+    return add
+
+
+def speed(x: int, world_size: int) -> float:
+    """The figure of a healthy trial."""
+    return 100.0 * world_size + x
+
+
+class Rank:
+    """One process of a trial."""
+
+    def __init__(self, x: int, evidence: Path) -> None:
+        self.x = x
+        self.evidence = evidence
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.trial = os.environ["MESHTUNE_TRIAL"]
+        self.first = self.rank == 0
+        self.speed = speed(x, self.world_size)
+
+    @property
+    def node(self) -> str:
+        """The node that this rank is on, as the launcher calls it."""
+        if "SLURMD_NODENAME" in os.environ:
+            return os.environ["SLURMD_NODENAME"]
+        for line in reversed(Path("../../journal.jsonl").read_text().splitlines()):
+            if f'"{self.trial}"' in line and (found := re.search(r'"nodes": \[(.*?)\]', line)):
+                nodes = json.loads(f"[{found[1]}]")
+                return str(nodes[self.rank // int(os.environ["LOCAL_WORLD_SIZE"])])
+        raise SystemExit("no attempt of this name was started")
+
+    def hold_node(self) -> None:
+        """Hold the node until this process and all that it starts have ended.
+
+        The locks of each attempt on a node are files of their own. Every rank takes its attempt's
+        before it looks at the others': of two attempts at least one sees the other.
+        """
+        run = hashlib.sha256(str(Path.cwd().parents[1]).encode()).hexdigest()[:8]
+        node = f"{run}-{self.node}"
+        mine = self.evidence / f"{node}@{self.trial}"
+        fd = os.open(mine, os.O_RDWR | os.O_CREAT, 0o644)
+        os.set_inheritable(fd, True)
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        for other in self.evidence.glob(f"{node}@*"):
+            if other == mine:
+                continue
+            with other.open() as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self.note("met", f"{self.trial} met {other.name.split('@')[1]} on {self.node}")
+
+    def note(self, name: str, line: str) -> None:
+        with (self.evidence / name).open("a") as file:
+            file.write(line + "\n")
+
+    def train(self, seconds: float = 0.0) -> None:
+        """Print a line for each step of a tenth of a second."""
+        seconds = seconds or 0.2 + 0.2 * (self.x % 3)
+        for step in range(round(10 * seconds)):
+            print(f"step {step} of rank {self.rank}", flush=True)
+            time.sleep(0.1)
+
+    def result(self, text: str | None = None) -> None:
+        """Rank 0 writes ``result.json`` atomically; a full disk it waits for."""
+        if not self.first:
+            return
+        text = json.dumps({"status": "ok", "speed": self.speed}) if text is None else text
+        while True:
+            try:
+                Path("result.tmp").write_text(text)
+                Path("result.tmp").rename("result.json")
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                time.sleep(0.1)
+
+
+# ---- healthy ----
+
+
+@case("ok")
+def healthy(rank: Rank) -> None:
+    rank.train()
+    rank.result()
+
+
+@case("ok")
+def prints_result(rank: Rank) -> None:
+    rank.train()
+    if rank.first:
+        print("MESHTUNE_RESULT", json.dumps({"speed": rank.speed}), flush=True)
+
+
+@case("ok")
+def progress_bar(rank: Rank) -> None:
+    """Megabytes without an end of line, as progress bars are."""
+    for step in range(20000):
+        sys.stderr.write(f"step {step:5d} [{'=' * (step % 60):60s}] 12.3 it/s\r")
+    sys.stderr.flush()
+    rank.result()
+
+
+@case("ok")
+def endless_line(rank: Rank) -> None:
+    for _ in range(6):
+        os.write(1, b"." * (1 << 20))
+    os.write(1, b"\n")
+    rank.result()
+
+
+@case("ok")
+def floods(rank: Rank) -> None:
+    line = b"x" * 200 + b"\n"
+    for _ in range(20):
+        os.write(1, line * 5000)
+    rank.result()
+
+
+@case("ok")
+def binary_output(rank: Rank) -> None:
+    """Control characters, an escape sequence and bytes that are no text."""
+    os.write(2, b"\x1b[31mred\x1b[2J\x07 \x00 \xff\xfe step 1\n")
+    rank.train()
+    rank.result()
+
+
+@case("ok", escapes=True)
+def leaves_daemon(rank: Rank) -> None:
+    """A helper in a session of its own, abandoned by its parents, deaf to SIGTERM."""
+    rank.train()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(HANG_S)
+        os._exit(0)
+    rank.result()
+
+
+@case("ok", "crash")
+def result_then_extra_keys(rank: Rank) -> None:
+    """A result of megabytes: read or refused, but never a burden."""
+    rank.train()
+    rank.result(json.dumps({"status": "ok", "speed": rank.speed, "loss": [0.5] * 1_000_000}))
+
+
+# ---- failing as trainers do ----
+
+
+@case("crash")
+def raises(rank: Rank) -> None:
+    rank.train()
+    raise RuntimeError("this trainer is broken: \x1b[31mred\x1b[0m\x07")
+
+
+@case("crash")
+def no_result(rank: Rank) -> None:
+    rank.train()
+
+
+@case("crash")
+def fails_after_result(rank: Rank) -> None:
+    rank.train()
+    rank.result()
+    raise SystemExit(1)
+
+
+@case("crash", "host_oom")
+def kills_itself(rank: Rank) -> None:
+    rank.train()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@case("oom")
+def device_oom(rank: Rank) -> None:
+    rank.train()
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+@case("oom")
+def device_oom_in_a_bar(rank: Rank) -> None:
+    """The words that decide, in the middle of a long line."""
+    sys.stderr.write("step 1 [=====]\r" * 50_000)
+    sys.stderr.write("\rtorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n")
+    sys.stderr.write("step 2 [=====]\r" * 1000)
+    sys.stderr.flush()
+    raise SystemExit(1)
+
+
+@case("host_oom")
+def host_oom(rank: Rank) -> None:
+    rank.train()
+    raise MemoryError
+
+
+@case("invalid")
+def refuses(rank: Rank) -> None:
+    rank.result(json.dumps({"status": "invalid", "message": "no such \x1b[2Jshape"}))
+    raise SystemExit(1)
+
+
+@case("diverged")
+def not_a_number(rank: Rank) -> None:
+    rank.train()
+    rank.result('{"status": "ok", "speed": NaN}')
+
+
+@case("diverged", "crash")
+def overflows(rank: Rank) -> None:
+    rank.train()
+    rank.result('{"status": "ok", "speed": 1e999, "step": 1' + "0" * 5000 + "}")
+
+
+@case("timeout", cost_s=10)
+def hangs(rank: Rank) -> None:
+    rank.train()
+    time.sleep(HANG_S)
+
+
+@case("timeout", cost_s=20)
+def ignores_sigterm(rank: Rank) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank.train()
+    time.sleep(HANG_S)
+
+
+@case("timeout", cost_s=10)
+def hangs_after_result(rank: Rank) -> None:
+    rank.result()
+    time.sleep(HANG_S)
+
+
+@case("crash", cost_s=13)
+def one_rank_dies(rank: Rank) -> None:
+    """The others wait for it in a collective for ever."""
+    rank.train()
+    if rank.first:
+        raise SystemExit(3)
+    time.sleep(HANG_S)
+
+
+# ---- results and logs that are none ----
+
+
+@case("crash")
+def deep_result(rank: Rank) -> None:
+    rank.train()
+    rank.result('{"status": "ok", "speed": 1, "deep": ' + "[" * 5000 + "]" * 5000 + "}")
+
+
+@case("crash")
+def result_is_nested_700_deep(rank: Rank) -> None:
+    rank.train()
+    rank.result('{"status": "ok", "deep": ' + "[" * 700 + "]" * 700 + "}")
+
+
+@case("crash")
+def result_is_a_folder(rank: Rank) -> None:
+    if rank.first:
+        Path("result.json").mkdir(exist_ok=True)
+        Path("result.json/in").mkdir(exist_ok=True)
+
+
+@case("crash")
+def result_is_a_pipe(rank: Rank) -> None:
+    if rank.first:
+        os.mkfifo("result.json")
+
+
+@case("crash")
+def result_is_a_device(rank: Rank) -> None:
+    if rank.first:
+        Path("result.json").symlink_to("/dev/zero")
+
+
+@case("crash")
+def result_is_enormous(rank: Rank) -> None:
+    if rank.first:
+        with Path("result.json").open("w") as file:
+            file.truncate(1 << 33)  # sparse
+
+
+@case("ok", "crash")
+def logs_are_folders(rank: Rank) -> None:
+    _replace_logs(rank, lambda path: path.mkdir())
+
+
+@case("ok", "crash")
+def logs_are_pipes(rank: Rank) -> None:
+    _replace_logs(rank, os.mkfifo)
+
+
+@case("ok", "crash")
+def logs_are_devices(rank: Rank) -> None:
+    _replace_logs(rank, lambda path: path.symlink_to("/dev/zero"))
+
+
+@case("ok", "crash")
+def removes_its_folder(rank: Rank) -> None:
+    rank.train()
+    if rank.first:
+        shutil.rmtree(Path.cwd(), ignore_errors=True)
+
+
+def _replace_logs(rank: Rank, make: Callable[[Path], object]) -> None:
+    rank.train()
+    if rank.first:
+        for name in ("stdout.log", "stderr.log"):
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            make(Path(name))
+    rank.result()
+
+
+def main() -> None:
+    name, x, evidence = sys.argv[1:]
+    rank = Rank(int(x), Path(evidence))
+    rank.hold_node()
+    CASES[name].act(rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""One round while it is played: its folders, its driver, and what faults have done to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.chaos import trainers
+from benchmarks.chaos.machines import Machine, marked
+from benchmarks.chaos.plan import Plan
+from slurm import processes
+
+ROOT = Path(__file__).parents[2]
+STOP_S = 60.0  # from a request to stop to the driver's exit: grace for trials, and the report
+DISK_BYTES = 192 << 20
+LIMIT_BYTES = 4 << 30  # of a driver's data: it fails before the machine does
+SPACE = """
+version: 1
+name: chaos
+cluster: {{name: chaos, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
+trainer:
+  command: [{python}, {trainer}, "{{case}}", "{{x}}", {evidence}]
+  env: {{CHAOS_SECRET: {secret}}}
+parameters:
+  num_nodes: [{widths}]
+  case: [{cases}]
+  x: [{xs}]
+objective: {{maximize: speed}}
+trial: {{timeout: 90s, no_progress_timeout: {no_progress_s:g}s, early_stop: false}}
+budget: {{trials: {trials}, wall_time: 12h, expected_gain: 0}}
+finalists: {finalists}
+"""
+# The driver's wall clock, moved by so many seconds as a file says: no process but its own sees it.
+CLOCK = """
+import time
+_time = time.time
+def _moved():
+    try:
+        with open({file!r}) as file:
+            return _time() + float(file.read())
+    except (OSError, ValueError):
+        return _time()
+time.time = _moved
+"""
+
+
+@dataclass
+class World:
+    """What faults act upon.
+
+    Attributes:
+        plan: of the round.
+        machine: where it is played.
+        root: the round's own folder.
+        violations: sentences; empty if all is well.
+        excused: trials that a fault has hit so that they may end in any way.
+        disturbed: a fault was there that may end attempts whose configuration is not to blame.
+        finished: kind and figure of the trials that had ended for good after the last session.
+    """
+
+    plan: Plan
+    machine: Machine
+    root: Path
+    marker: str = field(default_factory=lambda: secrets.token_hex(8))
+    secret: str = field(default_factory=lambda: f"s3cret-{secrets.token_hex(8)}")
+    violations: list[str] = field(default_factory=list)
+    excused: set[int] = field(default_factory=set)
+    disturbed: bool = False
+    abrupt: bool = False  # the present session's driver was killed: its trials may outlive it
+    between: list[Callable[[], None]] = field(default_factory=list)  # before the next driver
+    driver: subprocess.Popen[bytes] | None = None
+    sessions: int = 0
+    peak_bytes: int = 0  # of a driver's memory
+    finished: dict[int, tuple[str, float | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._codes: set[int] = set()
+        self._lasting: list[tuple[int, ...]] = []
+        self._lines, self._offset = 0, 0
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / "disk" / "run"
+
+    @property
+    def journal(self) -> Path:
+        return self.run_dir / "journal.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """All that drivers have said."""
+        return self.root / "driver.log"
+
+    @property
+    def clock_file(self) -> Path:
+        return self.root / "clock" / "offset"
+
+    # ---- the round ----
+
+    def __enter__(self) -> World:
+        for name in ("disk", "evidence", "clock", "bin"):
+            (self.root / name).mkdir(parents=True)
+        if any(f.fault == "disk_full" for f in self.plan.faults):
+            self._mount()
+        text = SPACE.format(
+            python=sys.executable,
+            trainer=trainers.__file__,
+            evidence=self.root / "evidence",
+            secret=self.secret,
+            widths=", ".join(map(str, self.plan.widths)),
+            cases=", ".join(self.plan.cases),
+            xs=", ".join(map(str, self.plan.xs)),
+            trials=self.plan.trials,
+            no_progress_s=self.machine.no_progress_s,
+            finalists=f"{{max_repeats: {self.plan.repeats}}}" if self.plan.repeats else "false",
+        )
+        (self.root / "space.yaml").write_text(text)
+        clock = CLOCK.format(file=str(self.clock_file))
+        (self.root / "clock" / "sitecustomize.py").write_text(clock)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes.end_all(lambda: marked(self.marker, others=True))
+        if self.driver:
+            self.driver.wait()
+        if os.path.ismount(self.root / "disk"):
+            subprocess.run(["umount", "-l", str(self.root / "disk")], check=True)
+
+    def remove(self) -> None:
+        """Remove the round's folder."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _mount(self) -> None:
+        disk = str(self.root / "disk")
+        size = f"size={DISK_BYTES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
+
+    # ---- the driver ----
+
+    @property
+    def running(self) -> bool:
+        return self.driver is not None and self.driver.poll() is None
+
+    def command(self, run_dir: Path | None = None) -> list[str]:
+        return [
+            *(sys.executable, "-m", "meshtune", "search", str(self.root / "space.yaml")),
+            *("--run-dir", str(run_dir or self.run_dir), "--launcher", self.machine.launcher),
+            *("--policy", self.plan.policy, "--seed", str(self.plan.seed)),
+        ]
+
+    def environment(self, whose: str = "") -> dict[str, str]:
+        """Of a driver. Every process that comes of it carries the round's marker."""
+        path = [str(ROOT)]
+        if any(f.fault == "set_clock" for f in self.plan.faults):
+            path.insert(0, str(self.clock_file.parent))
+        return {
+            **os.environ,
+            **self.machine.environment(),
+            "CHAOS_ROUND": self.marker + whose,
+            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]).rstrip(":"),
+            "PYTHONFAULTHANDLER": "1",  # SIGABRT then shows where a stuck driver is
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def start_driver(self) -> None:
+        for act in self.between:
+            act()
+        self.between.clear()
+        self.machine.renew()
+        self.sessions += 1
+        self.abrupt = False
+        self._codes = {0}.union(*self._lasting)
+        with self.log.open("ab") as log:
+            log.write(f"---- session {self.sessions}\n".encode())
+            log.flush()
+            self.driver = subprocess.Popen(
+                self.command(),
+                env=self.environment(),
+                cwd=self.root,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        limit = (LIMIT_BYTES, LIMIT_BYTES)
+        resource.prlimit(self.driver.pid, resource.RLIMIT_DATA, limit)
+
+    def signal(self, number: int) -> None:
+        """Send the driver a signal, if it is there."""
+        if self.driver and self.running:
+            self.driver.send_signal(number)
+
+    @contextlib.contextmanager
+    def may_exit(self, *codes: int) -> Iterator[None]:
+        """While it is open a driver may exit so, and the present one also later."""
+        self._codes.update(codes)
+        self._lasting.append(codes)
+        try:
+            yield
+        finally:
+            self._lasting.remove(codes)
+
+    def is_expected(self, code: int) -> bool:
+        return code in self._codes
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    # ---- what is seen ----
+
+    def observe(self) -> None:
+        """Note what has become of the journal and of the driver's memory."""
+        with contextlib.suppress(OSError):
+            size = self.journal.stat().st_size
+            self._offset = min(self._offset, size)
+            with self.journal.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+            self._offset += len(new)
+            self._lines += new.count(b"\n")
+        if self.driver:
+            self.peak_bytes = max(self.peak_bytes, peak_bytes(self.driver.pid))
+
+    @property
+    def lines(self) -> int:
+        """That were ever added to the journal."""
+        return self._lines
+
+    def excuse(self, name: str) -> None:
+        """A fault has hit this attempt's own processes: nobody can tell it from its own doing."""
+        parts = name.rsplit("-", 2)
+        if len(parts) == 3 and parts[1].isdecimal():
+            self.excused.add(int(parts[1]))
+
+    def violate(self, sentence: str) -> None:
+        self.violations.append(sentence)
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return 0
