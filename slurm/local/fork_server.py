@@ -40,6 +40,7 @@ class Ranks:
         self._conn = conn
         self._buffer = b""
         self.exit_codes: dict[int, int] = {}  # rank -> code; negative: the signal. In order of end
+        self.started = False  # a shepherd has the trial
         self.gone = False  # no process of the trial is left
         self.lost = False  # the shepherd itself died: nobody knows what is left
 
@@ -78,7 +79,9 @@ class Ranks:
         self._conn.close()
 
     def _note(self, message: object) -> None:
-        if message == "gone":
+        if message == "started":
+            self.started = True
+        elif message == "gone":
             self.gone = True
         elif isinstance(message, list):
             self.exit_codes[message[0]] = message[1]

@@ -104,9 +104,19 @@ class LocalLauncher(Launcher):
             self._end(spec, ranks)
         finally:
             ranks.close()
-        stuck = () if ranks.gone else lease.nodes
+        if ranks.lost and not ranks.started:
+            message = "the fork server was killed before it had started the ranks"
+            return Outcome(Kind.LAUNCH_FAILURE, message=message)
         _note_failures(spec, lease, ranks)
-        evidence = gather(spec, lease, watched, _exit_code(ranks), stuck_nodes=stuck)
+        exit_code = _exit_code(spec, ranks)
+        evidence = gather(
+            spec,
+            lease,
+            watched,
+            exit_code,
+            stuck_nodes=() if ranks.gone else lease.nodes,
+            severed="the shepherd of its ranks was killed" if exit_code is None else "",
+        )
         return classify(evidence)
 
     def settle(self, names: Iterable[str]) -> None:
@@ -222,12 +232,12 @@ def _free_port() -> int:
         return port
 
 
-def _exit_code(ranks: Ranks) -> int | None:
-    """Of the first rank that failed: those after it were dragged along."""
+def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
+    """Of the first rank that failed: those after it were dragged along. None: nobody knows."""
     failed = [code for code in ranks.exit_codes.values() if code != 0]
     if failed:
         return failed[0]
-    return None if ranks.lost else 0
+    return None if ranks.lost and len(ranks.exit_codes) < spec.world_size else 0
 
 
 def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> None:

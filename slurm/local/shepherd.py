@@ -8,7 +8,7 @@ driver over a socket. Two facts of Linux let it promise that nothing outlives th
 * its socket reaches end of file when the driver dies, however it dies: it then kills all it has.
 
 Driver and shepherd exchange lines of JSON: a ``Request``, then orders (``"term"``, ``"kill"``) one
-way; ``[rank, exit code]`` the other, and ``"gone"`` when nothing is left.
+way; ``"started"``, ``[rank, exit code]`` the other, and ``"gone"`` when nothing is left.
 """
 
 from __future__ import annotations
@@ -93,11 +93,16 @@ class Shepherd:
         request = self._read_request()
         if request is None:
             return
+        # In this order: whoever looks for the trial after its driver's death finds the mark, or
+        # nothing is started any more. The server may have been importing torch when it died.
         os.memfd_create(f"meshtune-{request.name}", 0)  # inherited; see ``marker``
+        if self._driver_is_dead():
+            return
         directory = Path(request.directory)
         self._logs = [LineLog(directory / name) for name in (STDOUT_NAME, STDERR_NAME)]
         for rank in range(len(request.rank_env)):
             self._start_rank(request, rank)
+        self._send("started")
         self._obey()  # orders that came with the request
         while self._reap(request.failure_grace_s):
             if self._killing:
@@ -115,6 +120,11 @@ class Shepherd:
             self._orders += data
         line, _, self._orders = self._orders.partition(b"\n")
         return Request.from_json(line.decode())
+
+    def _driver_is_dead(self) -> bool:
+        poll = select.poll()
+        poll.register(self._conn, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _start_rank(self, request: Request, rank: int) -> None:
         outputs = [log.open_writer() for log in self._logs]

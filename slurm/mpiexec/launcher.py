@@ -22,7 +22,7 @@ from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.trial import Lease, TrialSpec
 
 _VERSION_S = 30.0
@@ -92,6 +92,7 @@ class MpiexecLauncher(Launcher):
             pump.finish(_LAST_OUTPUT_S)
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
+        severed = ended_by_others(child, watched, "mpiexec")
         swept = self._end(spec, lease, child, grace_s)
         pump.finish(_LAST_OUTPUT_S)
         evidence = gather(
@@ -101,6 +102,7 @@ class MpiexecLauncher(Launcher):
             child.returncode,
             down_nodes=swept.silent,
             stuck_nodes=swept.left,
+            severed=severed,
             texts=MPIEXEC_TEXTS,
         )
         return classify(evidence)

@@ -63,7 +63,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
         or _timeout(evidence)
-        or _cancelled_by_others(evidence)
+        or _ended_by_others(evidence)
         or _crash(evidence)
     )
     lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
@@ -178,13 +178,21 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
     return None
 
 
-def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
-    """Cancelled before any of its tasks had ended: by a user, or with the job."""
+def _ended_by_others(evidence: Evidence) -> _Verdict | None:
+    """Ended from outside before any of its tasks had ended: by a user, or with the job."""
     cancelled = evidence.texts.cancelled.search(evidence.stderr)
     ended = evidence.texts.task_end.search(evidence.stderr)
-    if cancelled and (ended is None or cancelled.start() < ended.start()):
-        return _Verdict(Kind.PREEMPTED, f"cancelled from outside: {_line_of(cancelled)}")
-    return None
+    if evidence.severed:
+        why = evidence.severed
+    elif cancelled and (ended is None or cancelled.start() < ended.start()):
+        why = f"cancelled from outside: {_line_of(cancelled)}"
+    else:
+        return None
+    # As where the driver was killed: the trainer had said that it is done, and nobody knows how its
+    # exit would have ended.
+    if evidence.complete and _status(evidence) == "ok":
+        return _Verdict(Kind.OK, "")
+    return _Verdict(Kind.PREEMPTED, why)
 
 
 def _crash(evidence: Evidence) -> _Verdict:

@@ -31,6 +31,7 @@ class Evidence:
     early_stop: EarlyStop | None = None  # where that is how it ended
     exit_code: int | None = None
     result: Mapping[str, Any] | None = None
+    complete: bool = False  # the result is the trainer's own statement, not read from its log
     no_result: str = ""  # why there is none
     stdout: str = ""
     stderr: str = ""
@@ -39,6 +40,7 @@ class Evidence:
     no_progress_timeout_s: float | None = None
     down_nodes: frozenset[str] = frozenset()  # of the lease's, as Slurm says
     stuck_nodes: tuple[str, ...] = ()  # processes there would not die
+    severed: str = ""  # which process of the launcher's was killed by others: no code is known
     texts: LauncherTexts = NO_TEXTS  # by which the launcher's own lines are understood
 
 
@@ -56,13 +58,16 @@ def gather(
     *,
     down_nodes: Iterable[str] = (),
     stuck_nodes: Iterable[str] = (),
+    severed: str = "",
     texts: LauncherTexts = NO_TEXTS,
 ) -> Evidence:
     """Collect the evidence of a trial whose processes are gone."""
     stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
     result, no_result = find_result(spec.directory, stdout)
+    complete = result is not None
     # A log that was cut short has figures of some step, not the trial's.
-    if result is None and watched.termination is not Termination.STOPPED_EARLY:
+    cut_short = watched.termination is Termination.STOPPED_EARLY or severed
+    if result is None and not cut_short:
         result, why = _from_lines(spec, stdout, stderr)
         no_result = f"{no_result}; {why}" if why else no_result
     return Evidence(
@@ -71,6 +76,7 @@ def gather(
         early_stop=watched.early_stop,
         exit_code=exit_code,
         result=result,
+        complete=complete,
         no_result=no_result,
         stdout=stdout,
         stderr=stderr,
@@ -79,6 +85,7 @@ def gather(
         no_progress_timeout_s=spec.no_progress_timeout_s,
         down_nodes=frozenset(down_nodes).intersection(lease.nodes),
         stuck_nodes=tuple(stuck_nodes),
+        severed=severed,
         texts=texts,
     )
 

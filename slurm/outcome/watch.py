@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -76,6 +77,17 @@ def watch(
             elif time.monotonic() - progress >= spec.no_progress_timeout_s:
                 return Watched(Termination.NO_PROGRESS, elapsed_s)
         stop.wait(min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, 0.02 * elapsed_s)))
+
+
+def ended_by_others(child: subprocess.Popen[bytes], watched: Watched, program: str) -> str:
+    """What is to be said of a launcher's program that a signal ended before we sent it one.
+
+    To be asked after its watch, and before it is signalled.
+    """
+    code = child.poll()
+    if watched.termination is not Termination.EXITED or code is None or code >= 0:
+        return ""
+    return f"{program} was ended from outside, by signal {-code}"
 
 
 def _log_size(directory: Path) -> int:

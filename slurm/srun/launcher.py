@@ -17,7 +17,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, watch
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.shell import SlurmError
@@ -131,6 +131,7 @@ class SrunLauncher(Launcher):
             self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
+        severed = ended_by_others(child, watched, "srun")
         stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down = self.down_nodes()
@@ -141,6 +142,7 @@ class SrunLauncher(Launcher):
             child.returncode,
             down_nodes=down,
             stuck_nodes=stuck,
+            severed=severed,
             texts=SRUN_TEXTS,
         )
         return classify(evidence)

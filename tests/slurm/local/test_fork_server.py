@@ -16,6 +16,7 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
+from slurm.local.shepherd import marker
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.python import module_argv
@@ -170,16 +171,55 @@ def test_a_fork_server_that_could_not_start_is_started_with_the_next_trial(
     assert run(launcher, make(*SPEAK)).kind is Kind.OK
 
 
-def test_a_killed_shepherd_is_noticed(launcher: LocalLauncher, make: Any) -> None:
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [("", Kind.PREEMPTED), ('echo \'{"status": "ok", "x": 1}\' > result.json; ', Kind.OK)],
+)
+def test_a_killed_shepherd_leaves_nothing_blames_nobody_and_costs_no_result(
+    launcher: LocalLauncher, make: Any, result: str, kind: Kind
+) -> None:
     run(launcher, make(*SPEAK))
     server = fork_servers()
-    spec = make("sh", "-c", "(setsid sleep 1001 &); echo up; exec sleep 1000")
+    spec = make("sh", "-c", f"{result}(setsid sleep 1001 &); echo up; exec sleep 1000")
     outcomes: list[Outcome] = []
     thread = threading.Thread(target=lambda: outcomes.append(run(launcher, spec)))
     thread.start()
     wait_for(lambda: log(spec).count("up") == 2, "both ranks run")
     processes.send(fork_servers() - server, signal.SIGKILL)
     thread.join(60)
-    assert outcomes[0].kind is Kind.CRASH
+    assert outcomes[0].kind is kind
     assert outcomes[0].lost_nodes == ()
     assert marked(spec) == set()
+
+
+def test_a_trial_whose_fork_server_is_killed_while_it_imports_says_nothing_of_itself(
+    quick: LocalLauncher, make: Any, module: Any
+) -> None:
+    module("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", OK)
+    outcome = run(quick, make(*module_argv("quick")))
+    assert outcome.kind is Kind.LAUNCH_FAILURE
+    assert "fork server was killed" in outcome.message
+
+
+def test_a_driver_that_dies_while_its_fork_server_imports_gets_no_ranks_any_more(
+    make: Any, module: Any, tmp_path: Path
+) -> None:
+    """The next driver may have started the trial again by then, in the same folder."""
+    importing, go = tmp_path / "importing", tmp_path / "go"
+    waits = "while not os.path.exists"
+    module(
+        f"import os, time\nopen({str(importing)!r}, 'w')\n{waits}({str(go)!r}): time.sleep(0.01)",
+        OK,
+    )
+    spec = make(*module_argv("quick"))
+    driver = start_driver(spec, "quick")
+    wait_for(importing.exists, "the fork server imports the trainer")
+    (server,) = processes.descendants(driver.pid)
+    driver.kill()
+    driver.wait()
+    go.touch()
+    wait_for(lambda: not processes.is_running(server), "the fork server has ended")
+    mark = marker(spec.name)  # of a shepherd that was forked nevertheless
+    holders = [pid for pid in processes.all_pids() if mark in processes.open_files(pid)]
+    wait_for(lambda: not any(map(processes.is_running, holders)), "its shepherd has ended")
+    assert not (spec.directory / "stdout.log").exists()

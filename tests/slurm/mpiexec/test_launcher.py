@@ -210,14 +210,16 @@ def test_ranks_whose_daemon_was_killed_are_ended_and_their_host_is_suspect(
     assert_gone(spec)
 
 
-def test_ranks_whose_mpiexec_was_killed_are_ended(make_launcher: Make, tmp_path: Path) -> None:
+def test_ranks_whose_mpiexec_was_killed_are_ended_and_their_configuration_is_not_blamed(
+    make_launcher: Make, tmp_path: Path
+) -> None:
     launcher = make_launcher("node1", socket.gethostname())
     spec = trial(tmp_path, "killed", IGNORE_TERM + HANG + SLEEP, num_nodes=2)
     thread, outcomes = in_thread(lambda: run_on(launcher, spec))
     wait_for(lambda: len(pids(spec)) == 4, "all ranks run")
     processes.send([mpiexec_of(spec)], signal.SIGKILL)
     thread.join()
-    assert [o.kind for o in outcomes] == [Kind.CRASH], outcomes
+    assert [o.kind for o in outcomes] == [Kind.PREEMPTED], outcomes
     assert_gone(spec)
 
 

@@ -176,6 +176,13 @@ def evidence(
         (evidence(REQUEUED, exit_code=143), Kind.PREEMPTED, "REQUEUE"),
         (evidence(SCANCELLED, exit_code=137), Kind.PREEMPTED, "cancelled from outside"),
         (evidence(SCANCELLED_AND_HANDLED, exit_code=5), Kind.PREEMPTED, "cancelled from outside"),
+        # Ended from outside: a statement of the trainer's stands, figures in its log do not.
+        (evidence(SCANCELLED, exit_code=137, result=OK, complete=True), Kind.OK, ""),
+        (evidence(SCANCELLED, exit_code=137, result=OK), Kind.PREEMPTED, "cancelled from outside"),
+        (evidence(exit_code=-9, severed="srun was killed"), Kind.PREEMPTED, "srun was killed"),
+        (evidence(exit_code=-9, severed="s", result=OK, complete=True), Kind.OK, ""),
+        (evidence(CUDA_OOM, exit_code=-9, severed="s"), Kind.OOM, ""),
+        (evidence(exit_code=-9, severed="s", termination=Termination.STOPPED), Kind.CANCELLED, ""),
         # The launch.
         (
             evidence(

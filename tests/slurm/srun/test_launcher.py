@@ -169,6 +169,21 @@ def test_a_step_that_somebody_else_cancels_says_nothing_about_its_configuration(
 
 
 @needs_slurm
+@pytest.mark.parametrize(("result", "kind"), [("", Kind.PREEMPTED), ("ok", Kind.OK)])
+def test_an_srun_that_somebody_kills_leaves_nothing_blames_nobody_and_costs_no_result(
+    launcher: SrunLauncher, tmp_path: Path, result: str, kind: Kind
+) -> None:
+    done = f"open('result.json', 'w').write('{json.dumps({'status': result})}'); " if result else ""
+    spec = trial(tmp_path, "severed", done + HANG + SLEEP)
+    thread, outcomes = in_thread(lambda: run_on(launcher, spec))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    processes.send(sruns_of(spec), signal.SIGKILL)
+    thread.join()
+    assert [o.kind for o in outcomes] == [kind], outcomes
+    assert_gone(launcher, spec)
+
+
+@needs_slurm
 def test_a_step_whose_srun_was_killed_too_is_settled(
     launcher: SrunLauncher, tmp_path: Path
 ) -> None:
