@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from search_spaces import parameters
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
-from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
+from search_spaces.language.schema import Flags, ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
 from search_spaces.space import (
@@ -24,7 +24,8 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
-from search_spaces.trainers.command import PLACEHOLDER, TRIAL_PLACEHOLDERS
+from search_spaces.trainers import templates
+from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
 from slurm import (
@@ -306,18 +307,34 @@ class _Builder:
             raise self.document.error(path, str(error), at_value=True) from None
 
     def _command(self, types: Mapping[str, ValueType]) -> None:
-        known = [*types, *TRIAL_PLACEHOLDERS]
-        for index, argument in enumerate(self.file.trainer.command or []):
-            for match in PLACEHOLDER.finditer(argument):
-                name = match[2]
-                if name is not None and name not in known:
-                    raise self.document.error(
-                        ("trainer", "command", index),
-                        f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
-                        f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
-                        f"{{{{{name}}}}}{nearest(name, known)}",
-                        at_value=True,
-                    )
+        known: dict[str, ValueType] = {**types, **TRIAL_PLACEHOLDERS}
+        for index, entry in enumerate(self.file.trainer.command or []):
+            path: tuple[str | int, ...] = ("trainer", "command", index)
+            if isinstance(entry, Flags):
+                self._parse(entry.when, (*path, "when"), known)
+                for place, text in enumerate(entry.args):
+                    self._template(text, (*path, "args", place), known)
+            else:
+                self._template(entry, path, known)
+
+    def _template(
+        self, text: str, path: tuple[str | int, ...], known: Mapping[str, ValueType]
+    ) -> None:
+        """Check what stands between braces."""
+        for expression in templates.expressions(text):
+            name = expression.strip()
+            if name.isidentifier() and name not in known:
+                raise self.document.error(
+                    path,
+                    f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
+                    f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
+                    f"{{{{{name}}}}}{nearest(name, known)}",
+                    at_value=True,
+                )
+            try:
+                parse(expression, known, any_type=True)
+            except ExpressionError as error:
+                raise self.document.error(path, str(error), at_value=True) from None
 
     def _patterns(self) -> None:
         result = self.file.trainer.result

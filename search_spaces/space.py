@@ -254,6 +254,15 @@ class SearchSpace:
             return []
         return [o.key for o in self.objectives if o.key in ENERGY_FIGURES]
 
+    def unused(self) -> list[str]:
+        """Parameters of several values that the trainer's command depends on in no way."""
+        reads = self.adapter.reads
+        if reads is None:
+            return []
+        used = frozenset[str]().union(*(self.reads.get(name, frozenset()) for name in reads))
+        used |= self.reads["world_size"]
+        return [n for n, p in self.parameters.items() if len(p.values) > 1 and n not in used]
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that defines the search; left out is what says when it ends (the

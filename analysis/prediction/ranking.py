@@ -114,16 +114,22 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
     indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
     if not len(indices):
         check(space)
+    unused = tuple(
+        f"note: the trainer's command does not depend on {name}: trials that differ only in it "
+        "are the same"
+        for name in space.unused()
+    )
     if pricing is None:
-        return tuple(
+        return unused + tuple(
             f"note: the cost model cannot price the parallel axis {name}: it neither filters nor "
             "ranks configurations"
             for name in unpriced_axes(space)
         )
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
-        return _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
-    return ()
+        memory = _memory_warning(pricing, prediction)
+        return unused + memory + _time_limit_warning(pricing, prediction)
+    return unused
 
 
 def likely_to_fit(report: CheckReport) -> str:

@@ -221,14 +221,31 @@ def _as_pattern(spec: str | PatternSpec) -> Pattern:
     return Pattern(spec) if isinstance(spec, str) else spec.pattern()
 
 
+class Flags(_Record):
+    """Arguments that a command has in some configurations only."""
+
+    when: str = Field(description="an expression, such as sequence_parallel or recompute == 'full'")
+    args: list[str] = Field(min_length=1)
+
+
+def _entry(value: Any) -> str:
+    return "<flags>" if isinstance(value, (dict, BaseModel)) else "<argument>"
+
+
+CommandEntry = Annotated[
+    Annotated[str, Tag("<argument>")] | Annotated[Flags, Tag("<flags>")], Discriminator(_entry)
+]
+
+
 class TrainerSpec(_Record):
     """What a trial runs: the built-in trainer, the user's own command, or an installed trainer."""
 
     builtin: BuiltinTrainer | None = None
-    command: list[str] | None = Field(
+    command: list[CommandEntry] | None = Field(
         default=None,
         min_length=1,
-        description="argv of every rank; {tp} and the like are replaced, no shell reads it",
+        description="argv of every rank, no shell reads it: {tp} and {dp // cp} are replaced, and "
+        "{when: EXPRESSION, args: [...]} is there where the expression is true",
     )
     use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
     options: dict[str, Any] = Field(default={}, description="of the installed trainer")

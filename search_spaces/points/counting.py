@@ -41,6 +41,11 @@ class CheckReport:
                 f"the built-in trainer does not have {', '.join(missing)} yet: "
                 "this space can be checked, not searched"
             )
+        notes += [
+            f"{name} has {len(self.space.parameters[name].values)} values, and the trainer's "
+            "command depends on none: trials that differ only in it are the same"
+            for name in self.space.unused()
+        ]
         if not self.exact:
             notes.append("counts are estimates from random configurations")
         return notes

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from search_spaces.language.schema import TrainerSpec
+from search_spaces.language.schema import Flags, TrainerSpec
+from search_spaces.trainers import templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
 from slurm import LogFormat
+from trainer import ValueType
 
-PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|\{([A-Za-z_]\w*)\}")
-TRIAL_PLACEHOLDERS = ("trial_dir", "warmup_steps", "measured_steps")
+TRIAL_PLACEHOLDERS: dict[str, ValueType] = {
+    "trial_dir": "text",
+    "warmup_steps": "number",
+    "measured_steps": "number",
+}
 
 
 class CommandTrainer(Trainer):
@@ -28,14 +32,25 @@ class CommandTrainer(Trainer):
             "warmup_steps": trial.warmup_steps,
             "measured_steps": trial.measured_steps,
         }
+        argv: list[str] = []
+        for entry in self.spec.command or ():
+            if isinstance(entry, str):
+                argv += templates.arguments([entry], values)
+            elif templates.holds(entry.when, values):
+                argv += templates.arguments(entry.args, values)
+        return tuple(argv)
 
-        def fill(match: re.Match[str]) -> str:
-            if match[1]:
-                return "{" + match[1] + "}"
-            value = values[match[2]]
-            return str(value).lower() if isinstance(value, bool) else str(value)
-
-        return tuple(PLACEHOLDER.sub(fill, argument) for argument in self.spec.command or ())
+    @property
+    def reads(self) -> frozenset[str] | None:
+        found: set[str] = set()
+        for entry in self.spec.command or ():
+            texts = [entry] if isinstance(entry, str) else entry.args
+            if any("config.json" in text or "trial.json" in text for text in texts):
+                return None  # a file that has all of them
+            found.update(*(templates.names(text) for text in texts))
+            if isinstance(entry, Flags):
+                found |= templates.names("{" + entry.when + "}")
+        return None if "trial_dir" in found else frozenset(found)
 
     @property
     def log(self) -> LogFormat:

@@ -65,6 +65,14 @@ class Trainer(ABC):
         return dict(trial.config)
 
     @property
+    def reads(self) -> frozenset[str] | None:
+        """Parameters, facts and ``measured_steps`` that its command depends on; None: perhaps all.
+
+        Where a parameter has several values and no part in them, ``check`` says so.
+        """
+        return None
+
+    @property
     def log(self) -> LogFormat:
         """How its logs tell its metrics, where it writes no result."""
         return LogFormat()

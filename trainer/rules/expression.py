@@ -98,7 +98,7 @@ def _either(left: Value, right: Value) -> Value:
 
 @dataclass(frozen=True)
 class Expression:
-    """A checked true-or-false expression."""
+    """A checked expression, true or false unless it was parsed as one of any type."""
 
     text: str
     names: frozenset[str]
@@ -110,9 +110,28 @@ class Expression:
             result = self._evaluate(columns)
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
 
+    def value(self, row: Mapping[str, Scalar]) -> Scalar:
+        """Of one row; a whole number is an int.
 
-def parse(text: str, types: Mapping[str, ValueType]) -> Expression:
-    """Check an expression against the names that exist; raises ExpressionError."""
+        Raises:
+            ZeroDivisionError: if it divides by zero.
+        """
+        with np.errstate(all="ignore"):
+            result = self._evaluate({name: constant(row[name]) for name in self.names})
+        if np.any(result.bad):
+            raise ZeroDivisionError(f"{self.text}: divides by zero")
+        value: Scalar = np.asarray(result.value).item()
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
+    """Check an expression against the names that exist; raises ExpressionError.
+
+    Args:
+        text: of the expression.
+        types: of the names that it may use.
+        any_type: whether it may be a number or text, too.
+    """
     text = " ".join(text.split())
     if not text:
         raise ExpressionError(text, 0, "found an empty expression, accepted a comparison")
@@ -134,7 +153,7 @@ def parse(text: str, types: Mapping[str, ValueType]) -> Expression:
         if isinstance(error, ExpressionError):
             raise
         raise ExpressionError(text, 0, "found an expression too deep to read") from None
-    if found != "boolean":
+    if found != "boolean" and not any_type:
         raise ExpressionError(
             text, 0, f"found {_ARTICLE[found]}, accepted an expression that is true or false"
         )

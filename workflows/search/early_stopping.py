@@ -111,8 +111,8 @@ class EarlyStopping:
 
     def _step_time_s(self, steps: Sequence[StepReport]) -> float:
         """Of what is left; 0 where nobody knows how many steps that is, or how long."""
-        command = self._space.trainer.command
-        if command and not any("{measured_steps}" in argument for argument in command):
+        reads = self._space.adapter.reads
+        if reads is not None and "measured_steps" not in reads:
             return 0.0
         times = [t for step in steps if is_number(t := step.get("step_time_s"))]
         return statistics.median(times) if times else 0.0

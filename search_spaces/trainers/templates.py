@@ -1,0 +1,78 @@
+"""Text in which ``{tp}`` and ``{dp // cp}`` stand for a trial's values.
+
+What stands between braces is an expression of the constraint grammar, if it reads as one that
+names something; JSON such as ``{"stage": 1}`` is left alone. ``{{tp}}`` is kept as ``{tp}``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from search_spaces.language.schema import Scalar
+from search_spaces.parameters import value_type_of
+from trainer import ValueType, constant, parse
+
+_BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{([^{}]*)\}")
+
+
+def expressions(text: str) -> Iterator[str]:
+    """Every expression in a template's braces."""
+    for found in _BRACES.finditer(text):
+        if found[1] is None and _is_expression(found[2]):
+            yield found[2]
+
+
+def names(text: str) -> frozenset[str]:
+    """Every name that a template reads."""
+    found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
+    return frozenset(node.id for nodes in found for node in nodes if isinstance(node, ast.Name))
+
+
+def filled(text: str, values: Mapping[str, Scalar]) -> str:
+    """A template with values in it: true and false are written so, whole numbers without a point.
+
+    Raises:
+        ExpressionError: for an expression of unknown names or wrong types.
+        ZeroDivisionError: if one divides by zero.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return "{" + found[1] + "}" if _is_expression(found[1]) else found[0]
+        if not _is_expression(found[2]):
+            return found[0]
+        name = found[2].strip()
+        value = values[name] if name in values else _computed(name, values)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return _BRACES.sub(fill, text)
+
+
+def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
+    """Whether an expression is true of these values; false where it divides by zero."""
+    columns = {name: constant(value) for name, value in values.items()}
+    return bool(parse(condition, _types(values)).holds(columns))
+
+
+def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
+    """Templates as arguments of a command; one that only stands for an empty text is left out."""
+    texts = [(template, filled(template, values)) for template in templates]
+    return [text for template, text in texts if text or not template]
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, ast.Name) for node in ast.walk(tree))
+
+
+def _computed(text: str, values: Mapping[str, Scalar]) -> Scalar:
+    return parse(text, _types(values), any_type=True).value(values)
+
+
+def _types(values: Mapping[str, Scalar]) -> dict[str, ValueType]:
+    return {name: value_type_of(value) for name, value in values.items()}

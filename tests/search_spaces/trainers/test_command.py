@@ -1,0 +1,92 @@
+"""The command of a user's own trainer: expressions, flags, and what it does not depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError, check
+from search_spaces.trainers import templates
+
+Load = Callable[[str], SearchSpace]
+SPACE = """\
+version: 1
+cluster: dgx_h100
+trainer:
+  command: {command}
+parameters:
+  tp: [1, 2, 4]
+  pp: [1, 2]
+  mbs: [1, 2]
+  flag: [true, false]
+  extra: ["", --fused]
+objective: {{minimize: seconds}}
+"""
+CONFIG = {"tp": 2, "pp": 1, "mbs": 1, "flag": True, "extra": ""}
+
+
+def test_expressions_are_computed_and_json_is_left_alone(load: Load) -> None:
+    space = load(SPACE.format(command="""[train, "--dp={dp // 2}", "{mbs * 4}", "{dp / 8}",
+        '{"stage": 1, "x": {"y": 2}}', "{{tp}}", "a{1}", "{flag}", "{pp == 1}"]"""))  # fmt: skip
+    assert space.command(CONFIG, "/t") == (
+        "train", "--dp=2", "4", "0.5", '{"stage": 1, "x": {"y": 2}}', "{tp}", "a{1}", "true", "true"
+    )  # fmt: skip
+
+
+def test_flags_are_there_where_their_expression_is_true(load: Load) -> None:
+    space = load(SPACE.format(command="""[train, {when: flag and tp > 1, args: [--sp, "{tp}"]},
+        {when: not flag, args: [--no-sp]}, --last]"""))  # fmt: skip
+    assert space.command(CONFIG, "/t") == ("train", "--sp", "2", "--last")
+    assert space.command(CONFIG | {"flag": False}, "/t") == ("train", "--no-sp", "--last")
+
+
+def test_an_argument_that_only_stands_for_an_empty_value_is_left_out(load: Load) -> None:
+    space = load(SPACE.format(command='[train, "{extra}", "", "x={extra}"]'))
+    assert space.command(CONFIG, "/t") == ("train", "", "x=")
+    assert space.command(CONFIG | {"extra": "--fused"}, "/t") == (
+        "train",
+        "--fused",
+        "",
+        "x=--fused",
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ('[train, "{dp // cpp}"]', "unknown name 'cpp'"),
+        ('[train, "{dp // flag}"]', "found true or false, accepted a number"),
+        ("[train, {when: tp, args: [x]}]", "found a number, accepted an expression that is true"),
+        ("[train, {when: flag, args: ['{nothing}']}]", "unknown placeholder {nothing}"),
+        ("[train, {when: flag}]", "'args'"),
+        ("[train, {args: [x]}]", "'when'"),
+        ('[train, "${HOME}"]', "unknown placeholder {HOME}"),
+    ],
+)
+def test_what_cannot_be_filled_in_is_told_with_its_place(
+    load: Load, command: str, told: str
+) -> None:
+    with pytest.raises(SpaceError) as error:
+        load(SPACE.format(command=command))
+    assert told in str(error.value)
+    assert "space.yaml:4:" in str(error.value)
+
+
+def test_a_division_by_zero_names_the_expression() -> None:
+    with pytest.raises(ZeroDivisionError, match="a // b: divides by zero"):
+        templates.filled("{a // b}", {"a": 1, "b": 0})
+
+
+def test_parameters_that_the_command_does_not_depend_on_are_told(load: Load) -> None:
+    space = load(SPACE.format(command='[train, "{tp}", "{dp}", {when: flag, args: [--sp]}]'))
+    # pp is in dp.
+    assert space.unused() == ["mbs", "extra"]
+    assert [note for note in check(space).notes if "mbs has 2 values" in note]
+
+
+@pytest.mark.parametrize("command", ["[train, config.json]", '[train, --dir, "{trial_dir}"]'])
+def test_a_command_that_may_read_the_trials_files_may_depend_on_all(
+    load: Load, command: str
+) -> None:
+    assert load(SPACE.format(command=command)).unused() == []
