@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from search_spaces.errors import SpaceError
 from search_spaces.language.schema import Flags, TrainerSpec
 from search_spaces.trainers import templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
@@ -33,11 +34,14 @@ class CommandTrainer(Trainer):
             "measured_steps": trial.measured_steps,
         }
         argv: list[str] = []
-        for entry in self.spec.command or ():
-            if isinstance(entry, str):
-                argv += templates.arguments([entry], values)
-            elif templates.holds(entry.when, values):
-                argv += templates.arguments(entry.args, values)
+        try:
+            for entry in self.spec.command or ():
+                if isinstance(entry, str):
+                    argv += templates.arguments([entry], values)
+                elif templates.holds(entry.when, values):
+                    argv += templates.arguments(entry.args, values)
+        except ZeroDivisionError as error:
+            raise SpaceError(f"trainer.command: {error}, in {dict(trial.config)}") from None
         return tuple(argv)
 
     @property

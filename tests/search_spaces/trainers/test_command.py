@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from search_spaces import SearchSpace, SpaceError, check
-from search_spaces.trainers import templates
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -73,9 +72,10 @@ def test_what_cannot_be_filled_in_is_told_with_its_place(
     assert "space.yaml:4:" in str(error.value)
 
 
-def test_a_division_by_zero_names_the_expression() -> None:
-    with pytest.raises(ZeroDivisionError, match="a // b: divides by zero"):
-        templates.filled("{a // b}", {"a": 1, "b": 0})
+def test_a_division_by_zero_names_the_expression(load: Load) -> None:
+    space = load(SPACE.format(command='[train, "{dp // (tp - 2)}"]'))
+    with pytest.raises(SpaceError, match=r"trainer.command: dp // \(tp - 2\): divides by zero"):
+        space.command(CONFIG, "/t")
 
 
 def test_parameters_that_the_command_does_not_depend_on_are_told(load: Load) -> None:
