@@ -6,7 +6,16 @@ from .documents import (
     plain_scalar,
     read_document,
 )
-from .files import FileError, MissingFileError, parse_json, read_bytes, read_end, read_text, shown
+from .files import (
+    FileError,
+    MissingFileError,
+    is_disk_full,
+    parse_json,
+    read_bytes,
+    read_end,
+    read_text,
+    shown,
+)
 from .launcher import (
     Launcher,
     LauncherError,
@@ -22,6 +31,7 @@ from .outcome.kinds import (
     Kind,
     SaidOf,
 )
+from .outcome.result import kept_result
 from .outcome.step_log import EarlyStop, StepReport, StopRule, result_of_steps
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
@@ -91,6 +101,8 @@ __all__ = [
     "classify",
     "clear_attempt",
     "gather",
+    "is_disk_full",
+    "kept_result",
     "launcher_names",
     "load_site",
     "make_launcher",

@@ -7,7 +7,9 @@ the file's name.
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -31,7 +33,7 @@ def read_bytes(path: Path, most: int) -> bytes:
         MissingFileError: if there is none.
         FileError: if it is something else, larger, or cannot be read.
     """
-    data = _read(path, most + 1, from_end=False)
+    data = _read(path, most + 1)
     if len(data) > most:
         raise FileError(f"{shown(path)}: larger than the {most:,} bytes that are accepted")
     return data
@@ -44,7 +46,17 @@ def read_end(path: Path, most: int) -> bytes:
         MissingFileError: if there is none.
         FileError: if it is something else, or cannot be read.
     """
-    return _read(path, most, from_end=True)
+    return _read(path, most, start=-most)
+
+
+def read_from(path: Path, start: int, most: int) -> bytes:
+    """At most ``most`` bytes of a regular file from byte ``start`` on.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be read.
+    """
+    return _read(path, most, start=start)
 
 
 def read_text(path: Path, most: int) -> str:
@@ -101,20 +113,39 @@ def parse_json(text: str | bytes, name: str) -> Any:
     return value
 
 
+def machine_numbers(value: Any) -> Any:
+    """A value of JSON with floats, maybe infinite, in place of integers of more than 64 bits."""
+    if isinstance(value, dict):
+        return {k: machine_numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [machine_numbers(v) for v in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return value
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that a file system, or a quota on it, has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def shown(path: Path | str, most: int = 200) -> str:
     """A file's name for a message: without control characters, and not longer than it helps."""
     name = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
     return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
 
 
-def _read(path: Path, most: int, *, from_end: bool) -> bytes:
+def _read(path: Path, most: int, *, start: int = 0) -> bytes:
+    """At most ``most`` bytes from ``start`` on, which counts from the end where it is negative."""
     try:
         _check_regular(path, path.stat())  # opening a device may already do something
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             _check_regular(path, status)  # it may have been replaced meanwhile
-            if from_end:
-                file.seek(max(0, status.st_size - most))
+            file.seek(start if start >= 0 else max(0, status.st_size + start))
             return file.read(most)
     except FileError:
         raise

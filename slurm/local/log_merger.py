@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from slurm.log_file import LogFile
+
 _LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
+_READS_AT_ONCE = 16  # a rank that never stops writing must not keep the others' words, or orders
+_LAST_TRIES_S = 5.0  # of what a full disk does not take when all writers are gone
 
 
 class LineLog:
     """Merges what its writers write, line by line, at the end of a file."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = LogFile(path)
         self._partial: dict[int, bytes] = {}  # read end of each open pipe -> line so far
 
     def open_writer(self) -> int:
@@ -31,10 +35,24 @@ class LineLog:
         """Descriptors to wait for until one is readable."""
         return list(self._partial)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether lines wait for room on the disk; ``pump`` tries again."""
+        return self._file.waiting
+
+    @property
+    def problem(self) -> str:
+        """Why lines are missing in the file; "" if none are."""
+        return self._file.problem
+
     def pump(self) -> None:
-        """Write the lines that are there now; does not block."""
+        """Write lines that are there now; does not block, and ends."""
+        self._file.retry()
         for read_end in self.read_ends:
-            while (data := self._read(read_end)) is not None:
+            for _ in range(_READS_AT_ONCE):
+                data = self._read(read_end)
+                if data is None:
+                    break
                 if not data:
                     self._finish(read_end)
                     break
@@ -43,7 +61,7 @@ class LineLog:
                 end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
                 if len(text) - end > _LONGEST_LINE_BYTES:
                     end = len(text)
-                self._write(text[:end])
+                self._file.write(text[:end])
                 self._partial[read_end] = text[end:]
 
     def close(self) -> None:
@@ -51,11 +69,11 @@ class LineLog:
         self.pump()
         for read_end in self.read_ends:
             self._finish(read_end)
-        os.close(self._file)
+        self._file.close(_LAST_TRIES_S)
 
     def _finish(self, read_end: int) -> None:
         if text := self._partial.pop(read_end):
-            self._write(text + b"\n")  # or the next writer's line would continue it
+            self._file.write(text + b"\n")  # or the next writer's line would continue it
         os.close(read_end)
 
     def _read(self, read_end: int) -> bytes | None:
@@ -63,7 +81,3 @@ class LineLog:
             return os.read(read_end, 65536)
         except BlockingIOError:
             return None
-
-    def _write(self, text: bytes) -> None:
-        while text:
-            text = text[os.write(self._file, text) :]

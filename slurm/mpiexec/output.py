@@ -14,6 +14,9 @@ import select
 import threading
 from pathlib import Path
 
+from slurm.log_file import LogFile
+
+_LAST_TRIES_S = 5.0  # of what a full disk does not take when all writers are gone
 _LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
 _POLL_S = 0.2
 _MPIEXEC = b""  # in the place of a rank: mpiexec's own words
@@ -78,11 +81,9 @@ class OutputPump:
     """
 
     def __init__(self, sources: dict[int, Path], tag: re.Pattern[bytes]) -> None:
+        self.problem = ""  # why lines are missing in a log, once they are finished
         self._stop = threading.Event()
-        self._open = {
-            source: (LineMerger(tag), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
-            for source, path in sources.items()
-        }
+        self._open = {source: (LineMerger(tag), LogFile(path)) for source, path in sources.items()}
         for source in self._open:
             os.set_blocking(source, False)
         self._thread = threading.Thread(target=self._run, name="mpiexec output", daemon=True)
@@ -112,21 +113,17 @@ class OutputPump:
         merger, log = self._open[source]
         data = os.read(source, 1 << 16)
         if data:
-            _write(log, merger.feed(data))
+            log.write(merger.feed(data))
         else:
             self._close(source)
 
     def _close(self, source: int) -> None:
         merger, log = self._open.pop(source)
-        _write(log, merger.end())
-        os.close(log)
+        log.write(merger.end())
+        log.close(_LAST_TRIES_S)
+        self.problem = self.problem or log.problem
         os.close(source)
 
 
 def _after_last_line(text: bytes) -> int:
     return max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-
-
-def _write(file: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(file, text) :]

@@ -11,9 +11,11 @@ import re
 from slurm.outcome.texts import LauncherTexts
 
 _HYDRA = r"^\[(?:mpiexec|proxy:[\d:]+)@[\w.-]+\] "
-_BOX = r"(?:(?!\n-{20})[\s\S])*?"  # Open MPI rules a line below what belongs together
+# Open MPI rules a line below what belongs together. A box also ends where another begins: a log of
+# beginnings alone is gone through once, not once for each.
+_BOX = r"(?:(?!\n(?:-{20}|(?:ORTE|PRTE) has lost|\S+ was unable|A daemon failed))[\s\S])*?"
 # Open MPI, unless two variables allow it: before it has tried any host.
-REFUSES_ROOT = re.compile(r"\S+ has detected an attempt to run as root")
+REFUSES_ROOT = re.compile(r"(?m)^\S+ has detected an attempt to run as root")
 
 MPIEXEC_TEXTS = LauncherTexts(
     # Whether the host is down, or only mpiexec's daemon on it, is for the sweep to find out.
@@ -33,7 +35,7 @@ MPIEXEC_TEXTS = LauncherTexts(
         r"|A sequential map was requested, but not enough node entries"
         r"|(?:ORTE|PRTE) was unable to reliably start one or more daemons"
         r"|An (?:ORTE|PRTE) daemon has unexpectedly failed"
-        rf"|{REFUSES_ROOT.pattern}"
+        r"|\S+ has detected an attempt to run as root"
         r"|\S+: Error: unknown option"
         r"|Host key verification failed|\S+ Permission denied \(publickey"
         # No host is suspect: mpiexec ends the others before all can say that theirs has none, too.

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm.outcome.evidence import Evidence, find_result, read_end
+from slurm.logs.text import MAX_LINE, cut_lines, read_log
+from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import STATUSES, Before, Kind
+from slurm.outcome.result import find_result
 from slurm.outcome.step_log import EarlyStop
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination
 
-TAIL_LINES = 40
+TAIL_LINES, TAIL_CHARACTERS = 40, 500  # of each line
+MESSAGE_CHARACTERS = 1000
 _EXCEPTION = re.compile(r"(?m)^(?:\[rank\d+\]: *)?((?:[\w.]+\.)?\w+(?:Error|Exception)\b.*)$")
 
 
@@ -53,7 +56,7 @@ def classify(evidence: Evidence) -> Outcome:
 
     What explains most comes first: a complete success, then the machine's failures (they make
     trainers fail in any way), the trainer's own words, out-of-memory (one rank dies of it and the
-    others hang until a timeout), a failed launch, the timeouts, and last a crash.
+    others hang until a timeout), a failed launch, a full disk, the timeouts, and last a crash.
     """
     verdict = (
         _success(evidence)
@@ -62,6 +65,7 @@ def classify(evidence: Evidence) -> Outcome:
         or _stopped(evidence)
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
+        or _unwritten(evidence)
         or _timeout(evidence)
         or _ended_by_others(evidence)
         or _crash(evidence)
@@ -70,8 +74,8 @@ def classify(evidence: Evidence) -> Outcome:
     return Outcome(
         kind=verdict.kind,
         result=verdict.early_stop.result if verdict.early_stop else evidence.result,
-        message=" ".join(verdict.message.split()),
-        stderr_tail="\n".join(evidence.stderr.splitlines()[-TAIL_LINES:]),
+        message=_one_line(verdict.message),
+        stderr_tail=_tail(evidence.stderr),
         exit_code=evidence.exit_code,
         elapsed_s=evidence.elapsed_s,
         stopped_early=verdict.early_stop is not None,
@@ -94,13 +98,14 @@ def read_result(directory: Path) -> Outcome | None:
     Returns:
         None if the trainer had not come to an end.
     """
-    result, _ = find_result(directory, read_end(directory / STDOUT_NAME))
+    stdout, _ = read_log(directory / STDOUT_NAME)
+    result, _ = find_result(directory, stdout)
     kind = Kind.CRASH if result is None else STATUSES[str(result.get("status", "ok"))]
     if kind is Kind.CRASH:
         return None
-    message = "" if kind is Kind.OK else _result_message(result)
-    tail = "\n".join(read_end(directory / STDERR_NAME).splitlines()[-TAIL_LINES:])
-    return Outcome(kind, result=result, message=message, stderr_tail=tail)
+    message = "" if kind is Kind.OK else _one_line(_result_message(result))
+    stderr, _ = read_log(directory / STDERR_NAME)
+    return Outcome(kind, result=result, message=message, stderr_tail=_tail(cut_lines(stderr)))
 
 
 def _success(evidence: Evidence) -> _Verdict | None:
@@ -167,6 +172,13 @@ def _launch_failure(evidence: Evidence) -> _Verdict | None:
         suspects = named if named < set(evidence.nodes) else ()
         return _Verdict(Kind.LAUNCH_FAILURE, found.group(), suspects=suspects)
     return _said(evidence, Before.TIMEOUT)
+
+
+def _unwritten(evidence: Evidence) -> _Verdict | None:
+    """What the launcher could not write may have been all that there was to know."""
+    if evidence.unwritten:
+        return _Verdict(Kind.DISK_FULL, f"could not be written: {evidence.unwritten}")
+    return None
 
 
 def _timeout(evidence: Evidence) -> _Verdict | None:
@@ -252,10 +264,20 @@ def _result_message(result: Mapping[str, Any] | None) -> str:
     return f"{where}: {message}" if where else str(message)
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text[: 2 * MESSAGE_CHARACTERS].split())[:MESSAGE_CHARACTERS]
+
+
+def _tail(log: str) -> str:
+    """Its last lines, as the journal keeps them."""
+    end = log[-TAIL_LINES * (MAX_LINE + 100) :]  # a log of 4 MiB need not become a list of lines
+    return "\n".join(line[:TAIL_CHARACTERS] for line in end.splitlines()[-TAIL_LINES:])
+
+
 def _all_text(evidence: Evidence) -> str:
     """Both logs, and what a failed trainer says in its result."""
     said = _result_message(evidence.result) if evidence.result else ""
-    return f"{evidence.stderr}\n{evidence.stdout}\n{said}"
+    return f"{evidence.stderr}\n{evidence.stdout}\n{cut_lines(said)}"
 
 
 def _line_of(found: re.Match[str]) -> str:

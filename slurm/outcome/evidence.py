@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm.logs.patterns import FoundNothingError, metrics_of
-from slurm.outcome.kinds import STATUSES
-from slurm.outcome.step_log import EarlyStop, result_of_steps, steps_in
+from slurm.logs.text import cut_lines, read_log
+from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
+from slurm.outcome.step_log import EarlyStop
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
 from slurm.trial import Lease, TrialSpec
 
-RESULT_NAME = "result.json"
-_READ_BYTES = 8 << 20  # of a log, from its end; what decides a trial is near it
-_RESULT_LINE = re.compile(r"(?m)(?:^|\s)MESHTUNE_RESULT\s+(\{.*\})\s*$")
+WRITTEN_NAMES = ("config.json", "trial.json", "command.txt")  # into a trial's folder, by us
 
 
 @dataclass(frozen=True)
@@ -41,13 +39,42 @@ class Evidence:
     down_nodes: frozenset[str] = frozenset()  # of the lease's, as Slurm says
     stuck_nodes: tuple[str, ...] = ()  # processes there would not die
     severed: str = ""  # which process of the launcher's was killed by others: no code is known
+    unwritten: str = ""  # why the launcher could not write all of the logs
     texts: LauncherTexts = NO_TEXTS  # by which the launcher's own lines are understood
 
 
 def clear_attempt(directory: Path) -> None:
-    """Remove what an earlier attempt left, so that it cannot pass for this one's."""
-    for name in (RESULT_NAME, STDOUT_NAME, STDERR_NAME):
-        (directory / name).unlink(missing_ok=True)
+    """Make a trial's folder ready for an attempt.
+
+    What an earlier one left is removed, so that it cannot pass for this one's. A folder in the
+    place of a file, or a file in the place of the folder, is moved aside: nobody knows what it is
+    worth.
+
+    Raises:
+        OSError: if that cannot be done; this machine or its disk is to blame.
+    """
+    if os.path.lexists(directory) and not _is_usable(directory):
+        _move_aside(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (RESULT_NAME, STDOUT_NAME, STDERR_NAME, *WRITTEN_NAMES):
+        path = directory / name
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if stat.S_ISDIR(mode):
+                _move_aside(path)
+            elif name not in WRITTEN_NAMES or not stat.S_ISREG(mode):
+                path.unlink()
+
+
+def _is_usable(directory: Path) -> bool:
+    return directory.is_dir() and os.access(directory, os.R_OK | os.W_OK | os.X_OK)
+
+
+def _move_aside(path: Path) -> None:
+    number = 1
+    while os.path.lexists(aside := path.with_name(f"{path.name}.aside-{number}")):
+        number += 1
+    path.rename(aside)
 
 
 def gather(
@@ -60,16 +87,35 @@ def gather(
     stuck_nodes: Iterable[str] = (),
     severed: str = "",
     texts: LauncherTexts = NO_TEXTS,
+    unwritten: str = "",
+    said: str = "",
 ) -> Evidence:
-    """Collect the evidence of a trial whose processes are gone."""
-    stdout, stderr = read_end(spec.directory / STDOUT_NAME), read_end(spec.directory / STDERR_NAME)
-    result, no_result = find_result(spec.directory, stdout)
+    """Collect the evidence of a trial whose processes are gone.
+
+    Args:
+        spec, lease, watched, exit_code: of the trial.
+        down_nodes: nodes that are known to be down.
+        stuck_nodes: where processes would not die.
+        severed: which process of the launcher's was killed by others, if one was.
+        texts: what the launcher's own lines mean.
+        unwritten: why the launcher could not write all of the logs, if so.
+        said: the launcher's own last lines, which the log may lack if it could not be written.
+    """
+    whole_stdout, no_stdout = read_log(spec.directory / STDOUT_NAME)
+    stdout = cut_lines(whole_stdout)
+    whole_stderr, no_stderr = read_log(spec.directory / STDERR_NAME)
+    stderr = cut_lines(whole_stderr)
+    if said and not stderr.endswith(said):
+        stderr = f"{stderr}\n{said}" if stderr and not stderr.endswith("\n") else stderr + said
+    result, no_result = find_result(spec.directory, whole_stdout)
     complete = result is not None
     # A log that was cut short has figures of some step, not the trial's.
     cut_short = watched.termination is Termination.STOPPED_EARLY or severed
     if result is None and not cut_short:
-        result, why = _from_lines(spec, stdout, stderr)
+        result, why = result_of_lines(spec, whole_stdout, (stdout, stderr))
         no_result = f"{no_result}; {why}" if why else no_result
+    if result is None:
+        no_result = "; ".join(filter(None, (no_result, no_stdout, no_stderr)))
     return Evidence(
         termination=watched.termination,
         elapsed_s=watched.elapsed_s,
@@ -87,54 +133,5 @@ def gather(
         stuck_nodes=tuple(stuck_nodes),
         severed=severed,
         texts=texts,
+        unwritten=unwritten,
     )
-
-
-def find_result(directory: Path, stdout: str) -> tuple[Mapping[str, Any] | None, str]:
-    """The trainer's statement and "", or None and what is wrong."""
-    try:
-        return _parse((directory / RESULT_NAME).read_text(), RESULT_NAME)
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        return None, f"{RESULT_NAME} cannot be read: {error}"
-    lines = _RESULT_LINE.findall(stdout)
-    if lines:
-        return _parse(lines[-1], "MESHTUNE_RESULT")
-    return None, f"neither {RESULT_NAME} nor a line MESHTUNE_RESULT"
-
-
-def _parse(text: str, what: str) -> tuple[Mapping[str, Any] | None, str]:
-    try:
-        result = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return None, f"{what} is not JSON: {error}"
-    if not isinstance(result, dict):
-        return None, f"{what} is not an object"
-    status = result.get("status", "ok")
-    if not isinstance(status, str) or status not in STATUSES:
-        return None, f"{what} has status {status!r}, not one of {', '.join(STATUSES)}"
-    return result, ""
-
-
-def _from_lines(spec: TrialSpec, *logs: str) -> tuple[Mapping[str, Any] | None, str]:
-    """What the lines of steps say, and before them the patterns; or None and what is wrong."""
-    source = spec.result
-    steps = [step for step in steps_in(logs[0]) if step["step"] > source.warmup_steps]
-    result = result_of_steps(steps) if steps else None
-    if not source.log:
-        return result, ""
-    try:
-        found = metrics_of(source.log, logs, source.warmup_steps, spec.world_size)
-    except FoundNothingError as error:
-        return result, str(error)
-    return {**(result or {}), **found}, ""
-
-
-def read_end(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ_BYTES))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

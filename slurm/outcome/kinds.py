@@ -58,21 +58,31 @@ class Consequences:
     stops_search: bool = False  # many in a row mean that nothing will run
 
 
+# Linear in the length of a log: words within a line are sought from its start, each once (atomic
+# groups), for a log may be made of nothing but their beginnings.
 _DEVICE_OOM = re.compile(
     r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
     r"|(?:CUDA|HIP) error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
-    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?:Cuda|HIP) failure.*'out of memory'"
+    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?m:^(?>.*?(?:Cuda|HIP) failure).*'out of memory')"
 )
 _PROCESS_OOM = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory|(?m:^(?:\[rank\d+\]: *)?MemoryError\b)"
-    r"|std::bad_alloc|cannot allocate memory for thread-local data"
+    r"DefaultCPUAllocator: can't allocate memory"
+    r"|(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\._Array)?MemoryError\b)"
+    r"|std::bad_alloc|cannot allocate memory for thread-local data|cannot map zero-fill pages"
+    r"|OpenBLAS error: Memory allocation|\[Errno 12\] Cannot allocate memory"
 )
 _BROKEN_DEVICE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
     r"|GPU has fallen off the bus"
 )
 _ADDRESS_IN_USE = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
-_INDIVISIBLE = re.compile(r"(?i)(?P<message>error.*world[ _]?size.*(?:not|must be) divisible.*)")
+_INDIVISIBLE = re.compile(
+    r"(?im)^(?>.*?(?=error))(?P<message>(?>error.*?world[ _]?size).*(?:not|must be) divisible.*)"
+)
+_DISK_FULL = re.compile(  # not of what is memory in truth
+    r"(?m)^(?!.*(?:/dev/shm|/torch_|shared memory))"
+    r".*(?:No space left on device|Disk quota exceeded).*"
+)
 
 _CONFIGURATION, _MACHINE, _DRIVER = SaidOf.CONFIGURATION, SaidOf.MACHINE, SaidOf.DRIVER
 
@@ -138,6 +148,13 @@ class Kind(enum.StrEnum):
         Consequences(
             "could not be launched", _MACHINE, None, True, "gray",
             texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
+        ),
+    )  # fmt: skip
+    DISK_FULL = (
+        "disk_full",
+        Consequences(
+            "found the disk full", _MACHINE, None, True, "gray",
+            texts=(LogText(_DISK_FULL, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
     PREEMPTED = "preempted", Consequences("preempted", _MACHINE, None, True, "gray")

@@ -6,17 +6,21 @@ A trainer that wants to be stopped early when it is too slow prints, from one ra
 
 from __future__ import annotations
 
-import json
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from slurm.files import FileError, machine_numbers, parse_json, read_from
+from slurm.logs.text import objects_after, unified
+
 StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
-_LINE = re.compile(rb"(?m)(?:^|\s)MESHTUNE_STEP\s+(\{.*\})\s*$")
+_WORD = "MESHTUNE_STEP"
 _READ_BYTES = 4 << 20  # at a time, of a log that grows faster than it is read
+_LONGEST_LINE_BYTES = 1 << 16  # what is longer is no step
+_MAX_STEPS = 10_000  # that are judged
 
 
 @dataclass(frozen=True)
@@ -49,27 +53,28 @@ class StepLog:
     def grew(self) -> bool:
         """Read what is new; whether there are more steps than before."""
         before = len(self.steps)
-        try:
-            if self._path.stat().st_size <= self._offset:
-                return False
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read(_READ_BYTES)
-        except OSError:  # not there yet, or a network file system hiccups
-            return False
-        self._offset += len(data)
-        text, newline, self._partial = (self._partial + data).rpartition(b"\n")
+        data = self._new()
+        text, newline, rest = (self._partial + data).rpartition(b"\n")
         if not newline:
-            self._partial = text + self._partial
-            return False
-        for found in _LINE.finditer(text):
-            self._note(found[1])
+            text, rest = b"", rest
+        self._partial = rest[-_LONGEST_LINE_BYTES:]
+        for said in objects_after(_WORD, text.decode(errors="replace")):
+            self._note(said)
         return len(self.steps) > before
 
-    def _note(self, line: bytes) -> None:
-        step = _parsed(line)
+    def _new(self) -> bytes:
+        """What the log has more than before; nothing if it cannot be read now."""
+        with suppress(OSError, FileError):  # not there yet, or a network file system hiccups
+            if self._path.stat().st_size > self._offset:
+                data = read_from(self._path, self._offset, _READ_BYTES)
+                self._offset += len(data)
+                return unified(data)
+        return b""
+
+    def _note(self, said: str) -> None:
+        step = _parsed(said)
         # Every rank may have printed it, or an earlier part of the log be there once more.
-        if step and step["step"] > self._last:
+        if step and step["step"] > self._last and len(self.steps) < _MAX_STEPS:
             self._last = step["step"]
             self.steps.append(step)
 
@@ -77,8 +82,8 @@ class StepLog:
 def steps_in(text: str) -> list[StepReport]:
     """The steps that a whole log tells of, each once."""
     steps: list[StepReport] = []
-    for found in _LINE.finditer(text.encode()):
-        step = _parsed(found[1])
+    for said in objects_after(_WORD, text):
+        step = _parsed(said)
         if step and (not steps or step["step"] > steps[-1]["step"]):
             steps.append(step)
     return steps
@@ -105,10 +110,12 @@ def result_of_steps(steps: Sequence[StepReport]) -> dict[str, Any]:
     return result
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def _parsed(said: str) -> dict[str, Any] | None:
+    if len(said) > _LONGEST_LINE_BYTES:
+        return None
     try:
-        step = json.loads(line)
-    except (ValueError, RecursionError):
+        step = machine_numbers(parse_json(said, _WORD))
+    except FileError:
         return None
     number = step.get("step") if isinstance(step, dict) else None
     return step if isinstance(number, int) and not isinstance(number, bool) else None

@@ -161,8 +161,8 @@ class Study:
             trial: that was asked for, or its number.
             result: its metrics, with that of the objective; or how it failed: ``oom``,
                 ``timeout``, ``crash``, ``diverged``, ``invalid``, ``host_oom``. After a failure of
-                the machine (``node_failure``, ``launch_failure``, ``preempted``) ``ask`` gives the
-                trial again.
+                the machine (``node_failure``, ``launch_failure``, ``disk_full``, ``preempted``)
+                ``ask`` gives the trial again.
             message: on a failure, for the report.
 
         Raises:

@@ -9,10 +9,11 @@ from typing import Any
 
 from analysis import Ended, MissingMetricError, RunFolder, Trial
 from search_spaces import SearchSpace
-from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt
+from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt, kept_result
 from trainer import ConfigError
 from workflows.search.objectives import figures
 
+LONGEST_MESSAGE = 1000  # characters
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
 PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
 
@@ -89,7 +90,7 @@ def judge(
     try:
         reached = figures(space, config, outcome.result or {})
     except MissingMetricError as error:
-        return Kind.CRASH, {}, str(error)
+        return Kind.CRASH, {}, str(error)[:LONGEST_MESSAGE]
     for key, figure in reached.items():
         if not math.isfinite(figure):
             return Kind.DIVERGED, {}, f"{key} is not finite"
@@ -118,7 +119,7 @@ def ended(
         kind=str(kind),
         objective=next(iter(objectives.values()), None),
         objectives=objectives if len(objectives) > 1 else {},
-        result=outcome.result,
+        result=None if outcome.result is None else kept_result(outcome.result),
         message=message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,

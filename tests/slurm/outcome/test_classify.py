@@ -75,6 +75,11 @@ srun: error: Application launch failed: Communication connection failure
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
 srun: error: n1: tasks 0-1: Killed
 """
+BAD_ALLOC = """\
+terminate called after throwing an instance of 'std::bad_alloc'
+  what():  std::bad_alloc
+"""
+OPENBLAS = "OpenBLAS error: Memory allocation still failed after 10 retries, giving up.\n"
 NO_PROGRAM = """\
 meshtune: n3: no program /no/such
 srun: error: n3: tasks 0-1: Exited with exit code 127
@@ -147,6 +152,26 @@ def evidence(
         (evidence(HOST_OOM_22_05, result=OK), Kind.HOST_OOM, ""),
         (evidence("RuntimeError: DefaultCPUAllocator: can't allocate memory"), Kind.HOST_OOM, ""),
         (evidence("[rank1]: MemoryError"), Kind.HOST_OOM, "MemoryError"),
+        # As programs under a tiny limit said before they died, without a result.
+        (evidence(BAD_ALLOC, exit_code=-6), Kind.HOST_OOM, "std::bad_alloc"),
+        (evidence("cannot allocate memory for thread-local data: ABORT"), Kind.HOST_OOM, ""),
+        (evidence("ImportError: libtorch_cpu.so: cannot map zero-fill pages"), Kind.HOST_OOM, ""),
+        (evidence(OPENBLAS), Kind.HOST_OOM, "Memory allocation"),
+        (evidence("OSError: [Errno 12] Cannot allocate memory"), Kind.HOST_OOM, ""),
+        (evidence("numpy._core._exceptions._ArrayMemoryError: Unable"), Kind.HOST_OOM, ""),
+        # The disk.
+        (evidence("OSError: [Errno 28] No space left on device"), Kind.DISK_FULL, "No space"),
+        (evidence("OSError: [Errno 122] Disk quota exceeded: 'x'"), Kind.DISK_FULL, "quota"),
+        (
+            evidence(result={"status": "error", "message": "No space left on device"}),
+            Kind.DISK_FULL,
+            "",
+        ),
+        (evidence("unable to write to file </torch_1_2>: No space left on device"), Kind.CRASH, ""),
+        (evidence("x", unwritten="stdout.log: No space"), Kind.DISK_FULL, "stdout.log: No space"),
+        (evidence(unwritten="x", termination=Termination.NO_PROGRESS), Kind.DISK_FULL, ""),
+        (evidence(unwritten="x", exit_code=0, result=OK), Kind.OK, ""),
+        (evidence(CUDA_OOM, unwritten="x"), Kind.OOM, ""),
         # Time.
         (
             evidence(termination=Termination.TIMEOUT, exit_code=143),

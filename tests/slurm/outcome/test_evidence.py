@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from slurm.logs.patterns import LogFormat, Pattern
 from slurm.outcome.classify import classify, read_result
 from slurm.outcome.evidence import Evidence, clear_attempt, gather
 from slurm.outcome.kinds import Kind
+from slurm.outcome.result import KEPT_BYTES, kept_result
 from slurm.outcome.watch import Termination, Watched
 from slurm.trial import Lease, ResultSource, TrialSpec
 
@@ -69,6 +72,57 @@ def test_a_pattern_that_finds_no_number_is_a_crash_that_says_so(
     assert words in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: path.write_text('{"x": ' + "[" * 700 + "]" * 700 + "}"), "deeper than 64"),
+        (lambda path: path.mkdir(), "found a directory"),
+        (os.mkfifo, "found a pipe"),
+        (lambda path: path.symlink_to("/dev/zero"), "found a device"),
+        (lambda path: path.open("w").truncate(1 << 40), "larger than"),
+        (lambda path: path.symlink_to("/proc/self/environ"), "not JSON"),
+        (lambda path: path.write_text('{"x": 1' + "0" * 5000 + "}"), "not JSON"),
+    ],
+    ids=["deep", "directory", "pipe", "device", "sparse", "proc", "digits"],
+)
+def test_what_is_no_result_ends_its_trial_as_a_crash(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    make(tmp_path / "result.json")
+    outcome = classify(left(tmp_path, 0))
+    assert (outcome.kind, outcome.result) == (Kind.CRASH, None)
+    assert "result.json" in outcome.message and words in outcome.message
+    assert read_result(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["stdout.log", "stderr.log"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device", "sparse"])
+def test_what_is_no_log_hides_no_result(tmp_path: Path, name: str, kind: str) -> None:
+    path = tmp_path / name
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("w") as file:
+            file.truncate(1 << 40)
+    outcome = classify(left(tmp_path, 1))
+    assert outcome.kind is Kind.CRASH
+    (tmp_path / "result.json").write_text(json.dumps(OK))
+    assert classify(left(tmp_path, 0)).kind is Kind.OK
+    outcome = read_result(tmp_path) or outcome
+    assert outcome.kind is Kind.OK
+
+
+def test_numbers_that_no_machine_holds_are_floats(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(
+        '{"a": 1%s, "b": [-1%s, 7], "c": true}' % (2 * ("0" * 400,))
+    )
+    assert left(tmp_path, 0).result == {"a": math.inf, "b": [-math.inf, 7], "c": True}
+
+
 def test_an_earlier_attempts_result_cannot_pass_for_this_ones(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(OK))
     (tmp_path / "stdout.log").write_text('MESHTUNE_RESULT {"x": 1}\n')
@@ -76,6 +130,51 @@ def test_an_earlier_attempts_result_cannot_pass_for_this_ones(tmp_path: Path) ->
     clear_attempt(tmp_path)
     assert left(tmp_path, 0).result is None
     assert (tmp_path / "config.json").exists()
+
+
+def test_whatever_is_in_the_place_of_a_trials_files_gives_way(tmp_path: Path) -> None:
+    """It is moved aside if it may be worth something; nothing of it is read, or written through."""
+    trial, elsewhere = tmp_path / "0001", tmp_path / "elsewhere"
+    elsewhere.write_text("untouched")
+    (trial / "result.json").mkdir(parents=True)
+    (trial / "result.json" / "weights").write_text("w")
+    (trial / "result.json.aside-1").write_text("of an earlier time")
+    (trial / "stderr.log").mkdir()
+    os.mkfifo(trial / "stdout.log")
+    os.mkfifo(trial / "command.txt")
+    (trial / "config.json").symlink_to(elsewhere)
+    (trial / "trial.json").mkdir()
+    clear_attempt(trial)
+    names = ["result.json.aside-1", "result.json.aside-2", "stderr.log.aside-1"]
+    assert sorted(p.name for p in trial.iterdir()) == [*names, "trial.json.aside-1"]
+    assert (trial / "result.json.aside-2" / "weights").read_text() == "w"
+    assert elsewhere.read_text() == "untouched"
+    clear_attempt(elsewhere)
+    assert elsewhere.is_dir() and (tmp_path / "elsewhere.aside-1").read_text() == "untouched"
+    trial.joinpath("gone").symlink_to("gone")
+    clear_attempt(trial / "gone")
+    assert (trial / "gone").is_dir()
+
+
+def test_of_a_large_result_the_journal_keeps_the_numbers(tmp_path: Path) -> None:
+    large = {
+        "status": "ok",
+        "speed": 5.0,
+        "step_time_s": {"median": 0.5, "all": [0.5] * 100_000},
+        "trace": [{"name": "x" * 100}] * 2000,
+        "text": "y" * 5_000_000,
+        "k" * 5000: 1,
+    }
+    kept = kept_result(large)
+    assert len(json.dumps(kept)) < KEPT_BYTES + 2000
+    assert (kept["speed"], kept["step_time_s"]["median"]) == (5.0, 0.5)
+    assert kept["step_time_s"]["all"] == [0.5] * 1000
+    assert "step_time_s.all: 99,000 of 100,000 items" in kept["left_out"]
+    assert "trace" not in kept and "trace" in kept["left_out"]
+    assert kept["text"] == "y" * 1000
+    assert kept_result(OK) == OK
+    many = kept_result({str(i): {str(j): j for j in range(30)} for i in range(5000)})
+    assert len(json.dumps(many)) < KEPT_BYTES + 2000
 
 
 def test_after_a_killed_driver_only_the_trainers_own_final_words_count(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import slurm
 from slurm.outcome.kinds import BLAMELESS, FAILURES, STATUSES, Kind
 
 NEW_ROW = """
-    DISK_FULL = (
-        "disk_full",
+    NO_LICENSE = (
+        "no_license",
         Consequences(
-            "no space left", SaidOf.MACHINE, None, True, "gray", status="disk_full",
-            texts=(LogText(re.compile("No space left on device"), Before.RESULT),),
+            "had no license", SaidOf.MACHINE, None, True, "gray", status="no_license",
+            texts=(LogText(re.compile("License checkout failed"), Before.RESULT),),
         ),
     )
 """
@@ -26,7 +26,7 @@ NEW_ROW = """
 
 def test_what_follows_from_each_kind_is_as_designed() -> None:
     assert {"oom", "host_oom", "invalid", "diverged", "timeout", "crash"} == FAILURES
-    assert {"node_failure", "launch_failure", "preempted"} == BLAMELESS
+    assert {"node_failure", "launch_failure", "disk_full", "preempted"} == BLAMELESS
     assert {kind for kind in Kind if kind.retried} == {*BLAMELESS, "cancelled"}
     assert {kind for kind in Kind if kind.told} == {*FAILURES, "ok"}
     assert set(STATUSES) == {"ok", "oom", "invalid", "diverged", "error"}
@@ -68,29 +68,30 @@ from analysis.report.trajectory import failures
 from analysis.run.fold import Run
 from analysis.run.trial import TOLD, Attempt, Trial
 from slurm.outcome.classify import classify
-from slurm.outcome.evidence import Evidence, find_result
+from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import BLAMELESS, Kind
+from slurm.outcome.result import find_result
 from slurm.outcome.watch import Termination
 
 # Its words in a log decide, and so does the trainer's own status.
-text = Evidence(Termination.EXITED, 1.0, exit_code=1, stderr="OSError: No space left on device")
+text = Evidence(Termination.EXITED, 1.0, exit_code=1, stderr="OSError: License checkout failed")
 outcome = classify(text)
-assert (outcome.kind, outcome.message) == ("disk_full", text.stderr)
-Path("result.json").write_text('{"status": "disk_full", "where": "checkpoint", "message": "m"}')
+assert (outcome.kind, outcome.message) == ("no_license", text.stderr)
+Path("result.json").write_text('{"status": "no_license", "where": "checkpoint", "message": "m"}')
 result, problem = find_result(Path(), "")
 assert not problem
 outcome = classify(Evidence(Termination.EXITED, 1.0, exit_code=1, result=result))
-assert (outcome.kind, outcome.message) == ("disk_full", "checkpoint: m")
+assert (outcome.kind, outcome.message) == ("no_license", "checkpoint: m")
 
 # The optimizer does not learn of it, and the trial runs again.
-kind = Kind("disk_full")
+kind = Kind("no_license")
 assert kind.retried and kind in BLAMELESS and kind not in TOLD
 
 # The report has its words and its colour.
 run = Run(Path("runs/x"))
-attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "disk_full", "m")
-run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="disk_full", message="m", ended_t=60.0)
+attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
+run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
 (shown,) = failures(run).to_dict("records")
-assert (shown["words"], shown["told"], shown["colour"]) == ("no space left", False, "gray")
+assert (shown["words"], shown["told"], shown["colour"]) == ("had no license", False, "gray")
 assert trial_row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
 """

@@ -1,0 +1,75 @@
+"""A log that outlives a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+MAX_WAITING = 4 << 20  # bytes, as much as is read of a log
+
+
+class LogFile:
+    """Appends to a file; what cannot be written waits, and is tried again with the next words.
+
+    So a trial neither ends nor blocks because the disk is full for a while. Beyond
+    :data:`MAX_WAITING` the oldest lines are lost, and the log says so.
+
+    Args:
+        path: of the file; made if it is not there.
+
+    Raises:
+        OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.name
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting = b""
+        self._lost = 0
+        self._error = ""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is not in the file yet."""
+        return bool(self._waiting)
+
+    @property
+    def problem(self) -> str:
+        """Why the file is not complete; "" if it is."""
+        return f"{self._name}: {self._error}" if self._waiting or self._lost else ""
+
+    def write(self, text: bytes) -> None:
+        """Append whole lines, now or later; never raises OSError."""
+        self._waiting += text
+        self.retry()
+
+    def retry(self) -> None:
+        """Write what waits, as far as that is possible."""
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+        except OSError as error:
+            self._error = error.strerror or str(error)
+            self._shorten()
+
+    def close(self, patience_s: float = 0.0) -> None:
+        """Write what waits, trying for so long, and close the file."""
+        deadline = time.monotonic() + patience_s
+        self.retry()
+        while self._waiting and time.monotonic() < deadline:
+            time.sleep(0.1)
+            self.retry()
+        with contextlib.suppress(OSError):  # some file systems report a failed write here only
+            os.close(self._file)
+
+    def _shorten(self) -> None:
+        excess = len(self._waiting) - MAX_WAITING
+        if excess <= 0:
+            return
+        # Half at once, or every further line would copy all of them.
+        cut = self._waiting.find(b"\n", excess + MAX_WAITING // 2) + 1 or len(self._waiting)
+        self._lost += cut
+        note = f"\nmeshtune: {self._lost} bytes are lost: {self._error}\n".encode()
+        self._waiting = note + self._waiting[cut:]

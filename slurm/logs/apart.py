@@ -1,0 +1,87 @@
+"""A trainer's patterns on its logs, in a process that can be killed.
+
+``(a+)+$`` takes longer than the universe has on a line of a few hundred characters, and Python's
+``re`` neither takes a time limit nor lets another thread run meanwhile. So a process of its own
+searches, with a limit on its CPU time: that others keep the machine busy is not the pattern's
+fault.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
+from slurm.python import module_argv
+
+MAX_CPU_S = 20
+_MAX_WALL_S = 300.0
+
+
+def metrics_apart(
+    log: LogFormat, texts: Sequence[str], warmup_steps: int = 0, num_gpus: int = 1
+) -> Mapping[str, Any]:
+    """As :func:`slurm.logs.patterns.metrics_of`, in a process of its own.
+
+    Raises:
+        FoundNothingError: as there; and if the search takes more than :data:`MAX_CPU_S` seconds of
+            CPU time, or fails.
+    """
+    job = [MAX_CPU_S, asdict(log), list(texts), warmup_steps, num_gpus]
+    try:
+        done = subprocess.run(
+            module_argv("slurm.logs.apart"),
+            cwd=Path(__file__).parents[2],
+            input=json.dumps(job).encode(),
+            capture_output=True,
+            timeout=_MAX_WALL_S,
+            start_new_session=True,  # Ctrl-C is for the driver alone
+        )
+    except subprocess.TimeoutExpired:
+        raise _too_slow(log) from None
+    if done.returncode == -signal.SIGXCPU:
+        raise _too_slow(log)
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        said = said or f"ended by signal {-done.returncode}"
+        raise FoundNothingError(f"the patterns cannot be searched for: {said}")
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise FoundNothingError(answer["error"])
+    metrics: Mapping[str, Any] = answer["metrics"]
+    return metrics
+
+
+def _too_slow(log: LogFormat) -> FoundNothingError:
+    return FoundNothingError(
+        f"the patterns ({', '.join(log.patterns)}) take more than {MAX_CPU_S} s of CPU time on "
+        "the logs; a repetition within a repetition, as in '(a+)+', makes one slow"
+    )
+
+
+def _serve() -> None:
+    cpu_s, given, texts, warmup_steps, num_gpus = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard_s = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, hard_s))
+    patterns = {
+        metric: [Pattern(**variant) for variant in variants]
+        for metric, variants in given["patterns"].items()
+    }
+    log = LogFormat(patterns, given["pauses"])
+    try:
+        answer: dict[str, Any] = {"metrics": metrics_of(log, texts, warmup_steps, num_gpus)}
+    except FoundNothingError as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,51 @@
+"""Reading a trial's logs: their end, in lines of bounded length.
+
+A progress bar is one line of megabytes to whoever splits at line feeds alone, and a regular
+expression that is quick on a hundred lines may take minutes on it. So lines also end at carriage
+returns, and of what is longer still the middle is left out. All of it takes linear time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm.files import FileError, MissingFileError, read_end
+
+READ_BYTES = 4 << 20  # of a log, from its end; what decides a trial is near it
+MAX_LINE = 8192  # characters
+_LONG_LINE = re.compile(rf"(?m)^([^\n]{{{MAX_LINE // 2}}})[^\n]+([^\n]{{{MAX_LINE // 2}}})$")
+
+
+def read_log(path: Path) -> tuple[str, str]:
+    """The end of a log with a line feed after each line, and why it cannot be read, or ""."""
+    try:
+        data = read_end(path, READ_BYTES)
+    except MissingFileError:
+        return "", ""
+    except FileError as error:
+        return "", str(error)
+    return unified(data).decode(errors="replace"), ""
+
+
+def unified(data: bytes) -> bytes:
+    """The same text with a line feed in place of each carriage return."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def cut_lines(text: str) -> str:
+    """The same lines; of those over :data:`MAX_LINE` characters the beginning and the end."""
+    return _LONG_LINE.sub(r"\1 ... \2", text)
+
+
+def objects_after(word: str, text: str) -> Iterator[str]:
+    """What follows ``word`` on each line, where that looks like a JSON object: ``word {...}``."""
+    announced = re.compile(rf"(?<!\S){re.escape(word)}[ \t]+(?={{)")
+    end = 0
+    while found := announced.search(text, end):
+        end = text.find("\n", found.end())
+        end = len(text) if end < 0 else end
+        said = text[found.end() : end].rstrip()
+        if said.endswith("}"):
+            yield said
