@@ -42,6 +42,7 @@ from .run.events import Closed, Ended, Event, Opened, Proposed, RunError, Starte
 from .run.fold import Run, read_run
 from .run.folder import FingerprintError, RunFolder
 from .run.frame import load
+from .run.identity import Identity
 from .run.journal import Journal, RunBusyError, driver_of
 from .run.results import ResultsFile, write_results
 from .run.trial import Attempt, Trial
@@ -75,6 +76,7 @@ __all__ = [
     "Ended",
     "Event",
     "FingerprintError",
+    "Identity",
     "Jobs",
     "Journal",
     "Mask",

@@ -40,6 +40,7 @@ class Opened:
         nodes: of the allocation.
         objective: ``{maximize|minimize: key}``.
         objectives: all of them, the first among them, where several are sought.
+        identity: of the folder, which its trials' names carry: ``id``, ``path``, ``inode``.
     """
 
     space: str
@@ -49,6 +50,7 @@ class Opened:
     nodes: Sequence[str] = ()
     objective: Mapping[str, str]
     objectives: Sequence[Mapping[str, str]] = _sparse(())
+    identity: Mapping[str, Any] = _sparse(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

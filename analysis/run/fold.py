@@ -24,6 +24,7 @@ from analysis.run.events import (
     read_records,
 )
 from analysis.run.folder import RunFolder
+from analysis.run.identity import Identity
 from analysis.run.trial import Attempt, Trial
 
 
@@ -38,6 +39,7 @@ class Run:
     objective: dict[str, str] = field(default_factory=dict)
     objectives: list[dict[str, str]] = field(default_factory=list)  # all, where there are several
     launcher: str = ""
+    identity: Identity | None = None  # of the folder in which the last session ran
     opened_t: list[float] = field(default_factory=list)
     left_t: list[float] = field(default_factory=list)  # last events of all sessions but the last
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
@@ -148,6 +150,7 @@ def apply(run: Run, t: float, event: Event | None) -> None:
             run.objective = dict(event.objective)
             run.objectives = [dict(objective) for objective in event.objectives]
             run.launcher, run.closed = event.launcher, None
+            run.identity = Identity.from_record(event.identity)
             run.opened_t.append(t)
         case Proposed():
             trial = Trial(event.trial, dict(event.config), t, event.by, event.why)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from analysis import (
+    Attempt,
     Closed,
     Event,
+    Identity,
     Journal,
     Opened,
     ResultsFile,
@@ -60,6 +62,8 @@ class Driver:
         factory: turns them into processes.
         budget: when to stop.
         seed: written to the journal.
+        identity: of the folder, by which ``factory`` names trials; None where nobody else could
+            take them for its own.
         listen: called with what has happened and the driver: after each event that it has written
             to the journal, and about once a second with a ``Tick``.
     """
@@ -75,6 +79,7 @@ class Driver:
         budget: Budget,
         seed: int,
         listen: Listener,
+        identity: Identity | None = None,
     ) -> None:
         self.space = space
         self.folder = folder
@@ -84,6 +89,7 @@ class Driver:
         self.budget = budget
         self.seed = seed
         self.listen = listen
+        self.identity = identity
         self.pool = NodePool(launcher.nodes())
         self._schedule = Schedule(space, journal, self.pool, policy, budget)
         self._attempts = Attempts(launcher)
@@ -168,30 +174,41 @@ class Driver:
 
     def _open(self) -> None:
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
-        self.launcher.settle([attempt.name for _, attempt in left_running if attempt])
+        names = [attempt.name for _, attempt in left_running if attempt]
+        self.launcher.settle([name for name in names if self._is_own(name)])
         opened = Opened(
             space=self.space.name,
             fingerprint=self.space.fingerprint,
             seed=self.seed,
             launcher=self.launcher.name,
             nodes=self.pool.nodes,
+            identity=self.identity.to_record() if self.identity else {},
             **self.space.goals,
         )
         self.journal.write(opened)
         for trial, attempt in left_running:
             if attempt:
-                self._end(trial.number, attempt.number, attempt.nodes, self._left_behind(trial))
+                self._end(
+                    trial.number, attempt.number, attempt.nodes, self._left_behind(trial, attempt)
+                )
         for trial in self.state.trials.values():
             if not trial.ended:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)
         self.listen(opened, self)
 
-    def _left_behind(self, trial: Trial) -> Outcome:
+    def _is_own(self, name: str) -> bool:
+        """Whether this folder's trial, not that of the folder of which this one is a copy."""
+        return self.state.identity is None or name.startswith(f"{self.factory.run_id}-")
+
+    def _left_behind(self, trial: Trial, attempt: Attempt) -> Outcome:
         """How an attempt ended whose driver was killed: by its result if it has one."""
         outcome = read_result(self.folder.trial(trial.number))
+        message = "its driver was killed"
+        if not self._is_own(attempt.name):
+            message = "it ran in the folder of which this one is a copy"
         # Not CANCELLED: a trial that brings its driver down must not be tried for ever.
-        return outcome or Outcome(Kind.PREEMPTED, message="its driver was killed")
+        return outcome or Outcome(Kind.PREEMPTED, message=message)
 
     def _fill(self) -> Ending | None:
         """Start what the pool, the budget and the allocation allow.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from bisect import bisect_left
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from analysis import (
+    Identity,
     Journal,
     Pricing,
     Run,
@@ -41,6 +40,7 @@ from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
 DRY_RUN_TRIALS = 3
+NO_IDENTITY = "00000000"  # not yet, or simulated
 
 
 def run_session(
@@ -111,16 +111,19 @@ def open_driver(
             make_data(data)
         if seed is None:
             seed = journal.run.seed
+        # A simulated run shares its cluster with nobody, and equal seeds give equal journals.
+        identity = None if launcher.simulated else Identity.of(folder.path, journal.run.identity)
         yield Driver(
             space=space,
             folder=folder,
             journal=journal,
             launcher=launcher,
             policy=make_policy(space, seed, policy, pricing=pricing),
-            factory=TrialFactory(space, folder, _run_id(folder, launcher), data),
+            factory=TrialFactory(space, folder, _run_id(identity), data),
             budget=budget,
             seed=seed,
             listen=listen,
+            identity=identity,
         )
     finally:
         journal.close()
@@ -159,7 +162,7 @@ def dry_run(
     """
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
-    factory = TrialFactory(space, folder, _run_id(folder, launcher), data)
+    factory = TrialFactory(space, folder, _run_id(run.identity), data)
     chosen = make_policy(space, run.seed if seed is None else seed, policy, pricing=pricing)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
@@ -201,16 +204,9 @@ def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | No
     return data_prefix(space, folder.path)
 
 
-def _run_id(folder: RunFolder, launcher: Launcher) -> str:
-    """Names the run's steps and processes; unique per folder, the same after a restart."""
-    if launcher.simulated:  # shares its cluster with nobody, and equal seeds give equal journals
-        return "meshtune-simulated"
-    where = f"{socket.gethostname() if not _in_slurm() else ''}{folder.path}"
-    return "meshtune-" + hashlib.sha256(where.encode()).hexdigest()[:8]
-
-
-def _in_slurm() -> bool:
-    return "SLURM_JOB_ID" in os.environ
+def _run_id(identity: Identity | None) -> str:
+    """Names the run's steps and processes, as no other run's are named; stays when it resumes."""
+    return f"meshtune-{identity.id if identity else NO_IDENTITY}"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,6 +175,40 @@ def test_a_killed_driver_leaves_no_process_behind(place: Path) -> None:
     until(lambda: not living(place), "the ranks died with their driver")
     finish(place)
     check_accounts(place)
+
+
+def test_a_copy_of_a_running_run_is_resumed_beside_it(place: Path) -> None:
+    trainer = place / "train.py"
+    trainer.write_text("""
+import os, sys, time
+from pathlib import Path
+run = Path(os.getcwd()).parents[1]
+Path(sys.argv[3], str(os.getpid())).touch()
+while not (run / "go").exists():
+    time.sleep(0.02)
+print('MESHTUNE_RESULT {"speed": 1}')
+""")
+    space = (place / "space.yaml").read_text()
+    (place / "space.yaml").write_text(space.replace("trials: 6", "trials: 1"))
+    original = subprocess.Popen(search(place), stdout=subprocess.PIPE, text=True)
+    try:
+        until(lambda: living(place), "a rank runs")
+        running = living(place)
+        shutil.copytree(place / "run", place / "copy")
+        (place / "copy" / "go").touch()
+        resume = [str(place / "copy") if a == str(place / "run") else a for a in search(place)]
+        resumed = subprocess.run(resume, capture_output=True, text=True, timeout=120)
+        assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+        assert set(running) <= set(living(place))
+    finally:
+        (place / "run" / "go").touch()
+        said, _ = original.communicate(timeout=60)
+    assert original.returncode == 0, said
+    (trial,) = read_run(place / "run").trials.values()
+    assert [a.kind for a in trial.attempts] == ["ok"]
+    (copied,) = read_run(place / "copy").trials.values()
+    assert [a.kind for a in copied.attempts] == ["preempted", "ok"]
+    assert trial.attempts[0].name == copied.attempts[0].name != copied.attempts[1].name
 
 
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
