@@ -43,7 +43,7 @@ from .run.fold import Run, read_run
 from .run.folder import FingerprintError, RunFolder
 from .run.frame import load
 from .run.identity import Identity
-from .run.journal import Journal, RunBusyError, driver_of
+from .run.journal import Journal, RunBusyError, driver_of, lock
 from .run.results import ResultsFile, write_results
 from .run.trial import Attempt, Trial
 from .sweeps.gpus import resized
@@ -121,6 +121,7 @@ __all__ = [
     "likely_to_fit",
     "load",
     "load_best",
+    "lock",
     "metric",
     "missing_columns",
     "next_repeat",

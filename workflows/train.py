@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from analysis import TRIAL_DIR, Best, counted, is_number, write_atomically
+from analysis import (
+    TRIAL_DIR,
+    Best,
+    RunBusyError,
+    counted,
+    driver_of,
+    is_number,
+    lock,
+    write_atomically,
+)
 from slurm import Kind, Launcher, Lease, TrialSpec, module_argv
 from trainer import ConfigError
 
+_NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
 NO_LIMIT_S = 10 * 365 * 86400.0
 
 
@@ -26,13 +38,25 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
     """
     out = out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    try:
+        held = lock(out)
+    except RunBusyError:
+        raise ConfigError(
+            f"{out}: another meshtune works there ({driver_of(out)}); choose another --out"
+        ) from None
+    with held:
+        return _train(best, launcher, out, steps)
+
+
+def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     argv = tuple(argument.replace(TRIAL_DIR, str(out)) for argument in best.command)
     if best.train is not None:
         config = {**best.train, **({"measured_steps": steps} if steps else {})}
         write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
         argv = module_argv("trainer", str(out / "config.json"))
     spec = TrialSpec(
-        name=f"meshtune-train-{out.name}",
+        # Folders of one name may be trained in at once, in one allocation.
+        name=f"meshtune-train-{_NO_NAME.sub('-', out.name)[:40]}-{secrets.token_hex(4)}",
         directory=out,
         argv=argv,
         num_nodes=best.num_nodes,

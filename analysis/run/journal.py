@@ -46,7 +46,7 @@ class Journal:
     ) -> None:
         self.clock = clock
         self._sync = sync
-        self._lock = _lock(directory)
+        self._lock = lock(directory)
         path = RunFolder(directory).journal_file
         self._file = path.open("ab")
         _cut_torn_line(path)
@@ -86,7 +86,12 @@ def driver_of(directory: Path) -> str | None:
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
-def _lock(directory: Path) -> IO[str]:
+def lock(directory: Path) -> IO[str]:
+    """Hold a folder for this process alone, until the file is closed or the process ends.
+
+    Raises:
+        RunBusyError: if another process holds it.
+    """
     # A file of its own: closing any other handle of a locked file may drop the lock (POSIX locks,
     # and so flock over NFS), and the journal is opened by every reader.
     file = (directory / LOCK_NAME).open("a+")

@@ -1,0 +1,59 @@
+"""``meshtune train`` on a real Slurm, twice at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm.minicluster.cluster import Minicluster
+from support.waiting import wait_for
+
+pytestmark = pytest.mark.slurm
+
+TRAINER = """
+import os, sys, time
+open("up", "w").close()
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print('MESHTUNE_RESULT {"speed": 7}')
+"""
+
+
+def test_two_trainings_in_one_allocation_do_not_end_each_other(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    best = tmp_path / "best.yaml"
+    command = json.dumps([sys.executable, "-c", TRAINER])
+    best.write_text(f"meshtune_best: 1\nnum_nodes: 1\nranks_per_node: 1\ncommand: {command}\n")
+    job = allocate(1)
+
+    def train(out: Path) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "workflows.cli.main", "train", str(best), "--out", str(out)]
+        environ = {**os.environ, "SLURM_JOB_ID": job}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(argv, env=environ, stdout=pipe, stderr=pipe, text=True)
+
+    folders = [tmp_path / name / "train" for name in ("a", "b")]
+    first, second = map(train, folders)
+    try:
+        wait_for(lambda: all((out / "up").exists() for out in folders), "both train")
+        refused = train(folders[0])
+        assert "another meshtune works there" in refused.communicate(timeout=60)[1]
+        assert refused.returncode == 2
+        (folders[0] / "go").touch()
+        assert first.wait(60) == 0
+        (folders[1] / "go").touch()
+        assert "speed" in second.communicate(timeout=60)[0]
+        assert second.returncode == 0
+    finally:
+        for training in (first, second):
+            training.kill()
+            training.communicate()
+        minicluster.run("scancel", job)
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
