@@ -49,7 +49,7 @@ from .run.trial import Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
-from .units import clock_text, config_text, counted
+from .units import clock_text, config_text, counted, number
 from .verdict import (
     attempt_text,
     early_stop_lines,
@@ -127,6 +127,7 @@ __all__ = [
     "next_repeat",
     "noise_of",
     "non_dominated",
+    "number",
     "number_column",
     "objective_sensitivity",
     "objectives_text",

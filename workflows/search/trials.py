@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt, kept_result
 from trainer import ConfigError
 from workflows.search.objectives import figures
+from workflows.search.throughput import completed, contradiction, job_of
 
 LONGEST_MESSAGE = 1000  # characters
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
@@ -97,6 +99,19 @@ def judge(
     return Kind.OK, reached, outcome.message
 
 
+def believed(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
+    """A user's own trainer's outcome with all figures that follow from its own.
+
+    Where two of them contradict each other none is believed: it is a crash that names both.
+    """
+    job = job_of(space, config)
+    if outcome.kind is not Kind.OK or outcome.result is None or job is None:
+        return outcome
+    if problem := contradiction(space, job, outcome.result, outcome.elapsed_s):
+        return replace(outcome, kind=Kind.CRASH, message=problem)
+    return replace(outcome, result=completed(job, outcome.result))
+
+
 def ended(
     space: SearchSpace, trial: Trial, attempt: int, nodes: Sequence[str], outcome: Outcome
 ) -> Ended:
@@ -109,6 +124,7 @@ def ended(
         nodes: that it held.
         outcome: how it ended.
     """
+    outcome = believed(space, outcome, trial.config)
     kind, objectives, message = judge(space, outcome, trial.config)
     retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
     final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)

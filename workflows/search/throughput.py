@@ -1,0 +1,149 @@
+"""How fast a trainer of the user's own was, by one convention, and whether that can be.
+
+Step time, tokens, sequences and FLOPs per second follow from one another where the space says what
+is trained (a model) in what batch. Frameworks count FLOPs differently, some with what recomputation
+repeats, so that recomputing looks faster; here a step's FLOPs are ``trainer.model_flops``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from analysis import metric, number
+from search_spaces import SearchSpace
+from trainer import ModelConfig, model_flops
+
+_APART = 1.6  # by which two figures of one speed may differ: other steps, other clocks
+_CONVENTIONS = 3.0  # the same for FLOPs: with recomputation, causal attention counted half
+_LATE = 1.1  # by which a log's step times may exceed the trial's own time
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a trial trains in one step.
+
+    Attributes:
+        sequences: per step, over all replicas.
+    """
+
+    model: ModelConfig
+    sequences: float
+    num_gpus: int
+
+    @property
+    def tokens(self) -> float:
+        return self.sequences * self.model.seq_length
+
+    @property
+    def tflop_per_gpu(self) -> float:
+        """Of one step, in TFLOP."""
+        return model_flops(self.model, self.sequences) / self.num_gpus / 1e12
+
+    def rates(self, step_time_s: float) -> dict[str, float]:
+        """Every figure that follows from the time of a step."""
+        return {
+            "step_time_s.median": step_time_s,
+            "tokens_per_second": self.tokens / step_time_s,
+            "tokens_per_second_per_gpu": self.tokens / step_time_s / self.num_gpus,
+            "samples_per_second": self.sequences / step_time_s,
+            "tflops_per_gpu": self.tflop_per_gpu / step_time_s,
+        }
+
+
+def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
+    """What a user's own trainer trains; None where the space does not say, or for the built-in."""
+    if space.trainer.builtin is not None or space.model is None:
+        return None
+    facts = space.facts(config)
+    sequences = facts.get("global_batch_size")
+    if not isinstance(sequences, (int, float)):
+        return None
+    return Job(space.model, sequences, int(facts["world_size"]))
+
+
+def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
+    """Seconds of a step and the key from which that is; None if no figure tells it."""
+    for key in ("step_time_s.median", "step_time_s"):
+        if (seconds := metric(result, key)) is not None and 0 < seconds < math.inf:
+            return seconds, key
+    one = job.rates(1.0)
+    for key in ("tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu"):
+        if (rate := metric(result, key)) is not None and 0 < rate < math.inf:
+            return one[key] / rate, key
+    return None
+
+
+def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with the figures that follow from its own.
+
+    FLOPs per second are replaced by those of this convention, and kept as
+    ``reported_tflops_per_gpu``; the others are added where they are missing.
+    """
+    whole = dict(result)
+    found = step_time_s(job, result) if job else None
+    if job is None or found is None:
+        return whole
+    rates = job.rates(found[0])
+    if (reported := metric(result, "tflops_per_gpu")) is not None:
+        whole["reported_tflops_per_gpu"] = reported
+    whole["tflops_per_gpu"] = rates["tflops_per_gpu"]
+    for key in ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"):
+        whole.setdefault(key, rates[key])
+    whole.setdefault("step_time_s", {"median": rates["step_time_s.median"]})
+    if metric(whole, "step_time_s") is not None:
+        whole["step_time_s"] = {"median": rates["step_time_s.median"]}
+    return whole
+
+
+def contradiction(
+    space: SearchSpace, job: Job, result: Mapping[str, Any], elapsed_s: float
+) -> str | None:
+    """Two figures of a trial that cannot both be true, as a message; None if all can.
+
+    Args:
+        space: of the trial.
+        job: that it trained.
+        result: as its trainer gave it.
+        elapsed_s: from its start to its end.
+    """
+    found = step_time_s(job, result)
+    if found is None:
+        return _beyond_peak(space, metric(result, "tflops_per_gpu"), "tflops_per_gpu")
+    seconds, key = found
+    said = _said(key, metric(result, key))
+    if seconds > _LATE * elapsed_s:
+        return (
+            f"{said} would be {number(seconds)} s a step, but the trial took {number(elapsed_s)} s"
+        )
+    rates = job.rates(seconds)
+    for other, rate in rates.items():
+        value = metric(result, other)
+        if other == key or value is None or not 0 < value < math.inf:
+            continue
+        apart = _CONVENTIONS if other == "tflops_per_gpu" else _APART
+        if not 1 / apart < value / rate < apart:
+            return (
+                f"{said} means {other} {number(rate)} for {number(job.sequences)} sequences of "
+                f"{job.model.seq_length} tokens on {job.num_gpus} GPUs, but its own is "
+                f"{number(value)}: check the units, and whether a figure is per GPU"
+            )
+    return _beyond_peak(space, rates["tflops_per_gpu"], said)
+
+
+def _beyond_peak(space: SearchSpace, tflops: float | None, said: str) -> str | None:
+    peaks = (space.cluster.peak_bf16_tflops, space.cluster.peak_fp32_tflops)
+    peak = 2 * max(peak or 0.0 for peak in peaks)  # of 8-bit products
+    peak *= space.cluster.shared_by  # one that is busy alone has the others' share
+    if tflops is None or not math.isfinite(tflops) or tflops <= peak:
+        return None
+    return (
+        f"{said} means {number(tflops)} model TFLOP/s per GPU, but a GPU of {space.cluster.name} "
+        f"has at most {number(peak)}: check the unit, and whether it is per GPU"
+    )
+
+
+def _said(key: str, value: float | None) -> str:
+    return f"{key} {number(value)}" if value is not None else key
