@@ -40,7 +40,7 @@ class Job:
     @property
     def tflop_per_gpu(self) -> float:
         """Of one step, in TFLOP."""
-        return model_flops(self.model, self.sequences) / self.num_gpus / 1e12
+        return float(model_flops(self.model, self.sequences)) / self.num_gpus / 1e12
 
     def rates(self, step_time_s: float) -> dict[str, float]:
         """Every figure that follows from the time of a step."""
@@ -111,7 +111,8 @@ def contradiction(
     """
     found = step_time_s(job, result)
     if found is None:
-        return _beyond_peak(space, metric(result, "tflops_per_gpu"), "tflops_per_gpu")
+        tflops = metric(result, "tflops_per_gpu")
+        return _beyond_peak(space, tflops, _said("tflops_per_gpu", tflops))
     seconds, key = found
     said = _said(key, metric(result, key))
     if seconds > _LATE * elapsed_s:
