@@ -41,6 +41,7 @@ class Ranks:
         self._buffer = b""
         self.exit_codes: dict[int, int] = {}  # rank -> code; negative: the signal. In order of end
         self.started = False  # a shepherd has the trial
+        self.unwritten = ""  # why lines are missing in the logs
         self.gone = False  # no process of the trial is left
         self.lost = False  # the shepherd itself died: nobody knows what is left
 
@@ -85,6 +86,8 @@ class Ranks:
             self.gone = True
         elif isinstance(message, list):
             self.exit_codes[message[0]] = message[1]
+        elif isinstance(message, dict):
+            self.unwritten = message["unwritten"]
 
     def _order(self, order: str) -> None:
         with contextlib.suppress(OSError):  # over already

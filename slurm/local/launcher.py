@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shlex
@@ -107,7 +108,6 @@ class LocalLauncher(Launcher):
         if ranks.lost and not ranks.started:
             message = "the fork server was killed before it had started the ranks"
             return Outcome(Kind.LAUNCH_FAILURE, message=message)
-        _note_failures(spec, lease, ranks)
         exit_code = _exit_code(spec, ranks)
         evidence = gather(
             spec,
@@ -116,6 +116,8 @@ class LocalLauncher(Launcher):
             exit_code,
             stuck_nodes=() if ranks.gone else lease.nodes,
             severed="the shepherd of its ranks was killed" if exit_code is None else "",
+            unwritten=ranks.unwritten,
+            said=_note_failures(spec, lease, ranks),
         )
         return classify(evidence)
 
@@ -240,13 +242,17 @@ def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
     return None if ranks.lost and len(ranks.exit_codes) < spec.world_size else 0
 
 
-def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> None:
+def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> str:
+    """Which ranks failed, in lines that are also appended to the log, if it can be written."""
     lines = [
         f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
         + (f"ended with exit code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
         for rank, code in ranks.exit_codes.items()
         if code != 0
     ]
-    if lines:
-        with (spec.directory / STDERR_NAME).open("a") as file:
-            file.writelines(lines)
+    said, log = "".join(lines), spec.directory / STDERR_NAME
+    # Not if the disk is full, or the trainer has removed the log or put something in its place.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError), os.fdopen(os.open(log, flags), "wb", buffering=0) as file:
+        file.write(said.encode())
+    return said

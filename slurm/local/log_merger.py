@@ -13,7 +13,7 @@ from slurm.log_file import LogFile
 
 _LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
 _READS_AT_ONCE = 16  # a rank that never stops writing must not keep the others' words, or orders
-_LAST_TRIES_S = 5.0  # of what a full disk does not take when all writers are gone
+_LAST_TRIES_S = 2.0  # of what a full disk does not take when all writers are gone
 
 
 class LineLog:

@@ -8,7 +8,8 @@ driver over a socket. Two facts of Linux let it promise that nothing outlives th
 * its socket reaches end of file when the driver dies, however it dies: it then kills all it has.
 
 Driver and shepherd exchange lines of JSON: a ``Request``, then orders (``"term"``, ``"kill"``) one
-way; ``"started"``, ``[rank, exit code]`` the other, and ``"gone"`` when nothing is left.
+way; ``"started"``, ``[rank, exit code]`` the other, ``{"unwritten": why}`` if lines are missing in
+the logs, and ``"gone"`` when nothing is left.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from slurm.local.log_merger import LineLog
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
 from slurm.trial import TRIAL_VARIABLE
 
+_FULL_DISK_S = 0.5  # between two tries to write what a full disk did not take
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -99,7 +101,12 @@ class Shepherd:
         if self._driver_is_dead():
             return
         directory = Path(request.directory)
-        self._logs = [LineLog(directory / name) for name in (STDOUT_NAME, STDERR_NAME)]
+        try:
+            self._logs = [LineLog(directory / name) for name in (STDOUT_NAME, STDERR_NAME)]
+        except OSError as error:
+            self._send({"unwritten": str(error)})
+            self._send("gone")
+            return
         for rank in range(len(request.rank_env)):
             self._start_rank(request, rank)
         self._send("started")
@@ -110,6 +117,8 @@ class Shepherd:
             self._wait()
         for log in self._logs:
             log.close()
+        if problems := [log.problem for log in self._logs if log.problem]:
+            self._send({"unwritten": "; ".join(problems)})
         self._send("gone")
 
     def _read_request(self) -> Request | None:
@@ -182,6 +191,8 @@ class Shepherd:
             timeout_s = 0.05  # a process that was being forked may have escaped the signal
         elif self._deadline is not None and self._deadline < math.inf:
             timeout_s = max(0.0, self._deadline - time.monotonic())
+        if any(log.waiting for log in self._logs):
+            timeout_s = min(_FULL_DISK_S, math.inf if timeout_s is None else timeout_s)
         sources: list[socket.socket | int] = [self._wake]
         sources += [] if self._killing else [self._conn]
         sources += [end for log in self._logs for end in log.read_ends]

@@ -103,6 +103,7 @@ class MpiexecLauncher(Launcher):
             down_nodes=swept.silent,
             stuck_nodes=swept.left,
             severed=severed,
+            unwritten=pump.problem,
             texts=MPIEXEC_TEXTS,
         )
         return classify(evidence)

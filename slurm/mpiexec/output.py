@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm.log_file import LogFile
 
-_LAST_TRIES_S = 5.0  # of what a full disk does not take when all writers are gone
+_LAST_TRIES_S = 2.0  # of what a full disk does not take when all writers are gone
 _LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
 _POLL_S = 0.2
 _MPIEXEC = b""  # in the place of a rank: mpiexec's own words

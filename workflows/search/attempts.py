@@ -6,7 +6,7 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
+from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec, is_disk_full
 
 
 @dataclass
@@ -74,7 +74,8 @@ class Attempts:
         except Exception as error:  # the loop must hear of it, or the lease is lost for good
             message = f"{type(error).__name__}: {error}"
             lost = () if self._settled(spec.name) else running.lease.nodes
-            outcome = Outcome(Kind.LAUNCH_FAILURE, message=message, lost_nodes=lost)
+            kind = Kind.DISK_FULL if is_disk_full(error) else Kind.LAUNCH_FAILURE
+            outcome = Outcome(kind, message=message, lost_nodes=lost)
         self._ended.put((running, outcome))
 
     def _settled(self, name: str) -> bool:

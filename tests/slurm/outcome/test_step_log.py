@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 from slurm.outcome.step_log import StepLog
@@ -49,3 +51,37 @@ def test_what_is_no_step_is_left_out(tmp_path: Path) -> None:
     ]
     path.write_text("".join(f"MESHTUNE_STEP {text}\n" for text in wrong))
     assert not StepLog(path).grew()
+
+
+def test_output_without_line_ends_is_not_kept(tmp_path: Path) -> None:
+    """In the driver, that is, which reads the logs of all running trials."""
+    path = tmp_path / "stdout.log"
+    with path.open("wb") as file:
+        file.truncate(40 << 20)
+    log = StepLog(path)
+    tracemalloc.start()
+    try:
+        for _ in range(12):
+            assert not log.grew()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 30 << 20
+    with path.open("a") as file:
+        file.write("\n" + line(1))
+    assert log.grew()
+
+
+def test_a_log_that_cannot_be_read_has_no_steps(tmp_path: Path) -> None:
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert not any(StepLog(path).grew() for path in tmp_path.iterdir())
+
+
+def test_steps_are_judged_up_to_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "stdout.log"
+    path.write_text("".join(line(i) for i in range(1, 10_100)))
+    log = StepLog(path)
+    assert log.grew()
+    assert len(log.steps) == 10_000

@@ -1,0 +1,68 @@
+"""Logs on a file system that is full: written later, or said to be lost."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm import log_file
+from slurm.log_file import LogFile
+from slurm.mpiexec.output import OutputPump
+from support.small_disk import SmallDisk, small_disk
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(disk: SmallDisk) -> None:
+    path = disk.path / "stdout.log"
+    log = LogFile(path)
+    disk.fill()
+    lines = [b"%d\n" % i for i in range(3000)]
+    for line in lines:
+        log.write(line)
+    assert log.waiting and log.problem == "stdout.log: No space left on device"
+    disk.free()
+    log.close()
+    assert path.read_bytes() == b"".join(lines)
+    assert not log.waiting and not log.problem
+
+
+def test_of_more_than_it_may_hold_the_oldest_lines_are_lost_and_it_says_so(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_file, "MAX_WAITING", 10_000)
+    path = disk.path / "stdout.log"
+    log = LogFile(path)
+    disk.fill()
+    for i in range(10_000):
+        log.write(b"line %d\n" % i)
+    disk.free()
+    log.close()
+    lines = path.read_text().splitlines()
+    assert lines[-1] == "line 9999"
+    assert any(re.fullmatch(r"meshtune: \d+ bytes are lost: No space left .*", x) for x in lines)
+    assert log.problem
+    assert len(path.read_bytes()) < 4096 + 2 * 10_000
+
+
+def test_an_mpiexec_is_read_on_while_its_log_cannot_be_written(disk: SmallDisk) -> None:
+    """Its ranks would wait for ever on a full pipe."""
+    path = disk.path / "stdout.log"
+    path.touch()
+    disk.fill()
+    source, sink = os.pipe()
+    pump = OutputPump({source: path}, re.compile(rb"\[(\d+)\]"))
+    with os.fdopen(sink, "wb") as ranks:
+        ranks.writelines(b"[1]%d\n" % i for i in range(50_000))  # far more than a pipe holds
+    disk.free()
+    pump.finish(60.0)
+    assert path.read_bytes() == b"".join(b"%d\n" % i for i in range(50_000))
+    assert not pump.problem
