@@ -9,25 +9,42 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import json
-import os
 import re
 import secrets
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm import processes
+from slurm.files import shown
 from slurm.minicluster import daemons
-from slurm.minicluster.config import MiniclusterConfig, cgroup_conf, gres_conf, slurm_conf
-from slurm.minicluster.daemons import MiniclusterError
+from slurm.minicluster.config import (
+    MAX_GPUS,
+    MAX_NODES,
+    MiniclusterConfig,
+    cgroup_conf,
+    gres_conf,
+    slurm_conf,
+)
+from slurm.minicluster.daemons import missing
+from slurm.minicluster.folders import (
+    MiniclusterError,
+    check_name,
+    default_directory,
+    make_private,
+    read_config,
+    write_config,
+)
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
 START_S = 30.0
+_REACHABLE = (
+    "the daemons listen on every network of this machine, as its name is not that of 127.0.0.1 "
+    "and this container forbids to give them another: put the name beside 127.0.0.1 in /etc/hosts"
+)
 _NO_LIMITS = "memory is not limited: no cgroups that Slurm can use on this machine"
 
 
@@ -67,7 +84,7 @@ class Minicluster:
         """
         try:
             done = subprocess.run(
-                argv, env=daemons.environment(self.config), capture_output=True, text=True,
+                argv, env=daemons.environment(self.config.conf), capture_output=True, text=True,
                 timeout=timeout_s, check=False, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
@@ -131,27 +148,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def default_directory() -> Path:
-    """Where a minicluster lives unless told otherwise."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) if runtime else Path.home() / ".cache"
-    return base / "meshtune" / "minicluster"
-
-
-def missing(programs: Sequence[str] = PROGRAMS) -> str | None:
-    """Why a minicluster cannot run on this machine, with the remedy; None if it can."""
-    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    absent = [program for program in programs if shutil.which(program, path=path) is None]
-    if absent:
-        return (
-            f"{', '.join(absent)} not found; on Debian or Ubuntu: "
-            "apt-get install slurmctld slurmd slurm-client munge"
-        )
-    if os.geteuid() != 0:
-        return "slurmd needs root to start steps and limit their memory; run as root (sudo)"
-    return None
-
-
 def up(
     directory: Path | None = None,
     num_nodes: int = 8,
@@ -163,8 +159,8 @@ def up(
 
     Args:
         directory: its folder; must not exist or be empty. Default: ``default_directory()``.
-        num_nodes: fake nodes, at most 99.
-        gpus_per_node: fake GPUs of each.
+        num_nodes: fake nodes, at most ``MAX_NODES``.
+        gpus_per_node: fake GPUs of each, at most ``MAX_GPUS``.
         mem_per_node: memory of each, as ``2G`` or ``1500M``. May exceed the machine's in sum.
         start_s: how long the nodes may take to come up.
 
@@ -174,14 +170,17 @@ def up(
     directory = (directory or default_directory()).absolute()
     if reason := missing():
         raise MiniclusterError(f"cannot start a minicluster: {reason}")
-    if not 1 <= num_nodes < daemons.PORT_STEP or gpus_per_node < 0:
-        limit = daemons.PORT_STEP - 1
-        raise MiniclusterError(f"--nodes must be 1 to {limit}, --gpus-per-node 0 or more")
+    if not 1 <= num_nodes <= MAX_NODES or not 0 <= gpus_per_node <= MAX_GPUS:
+        raise MiniclusterError(f"--nodes must be 1 to {MAX_NODES}, --gpus-per-node 0 to {MAX_GPUS}")
+    hostname = socket.gethostname()
+    own_name = daemons.can_have_own_name()
     config = MiniclusterConfig(
-        directory=str(directory), hostname=socket.gethostname().split(".")[0],
+        directory=str(directory),
+        hostname=daemons.LOOPBACK_NAME if own_name else hostname.split(".")[0],
         user=getpass.getuser(), node_prefix="", num_nodes=num_nodes, gpus_per_node=gpus_per_node,
         mem_per_node_mib=_parse_memory_mib(mem_per_node), base_port=0,
-        cgroup=daemons.cgroup_version(),
+        cgroup=daemons.cgroup_version(), own_name=own_name,
+        clients_on_loopback=daemons.names_loopback(hostname),
     )  # fmt: skip
     with daemons.machine_lock():
         if (running := _find(directory)) is not None:
@@ -189,13 +188,12 @@ def up(
         _make_folder(config)
         config = daemons.place(config)
         if config.cgroup is None:
-            return replace(_start(config, start_s), notice=_NO_LIMITS)
+            return _start(config, start_s, _NO_LIMITS)
         try:
             return _start(config, start_s)
         except MiniclusterError as error:
             # Cgroups that are mounted may still be closed to us, in a container for example.
-            cluster = _start(replace(config, cgroup=None), START_S)
-            return replace(cluster, notice=f"{_NO_LIMITS} ({error})")
+            return _start(replace(config, cgroup=None), START_S, f"{_NO_LIMITS} ({error})")
 
 
 def down(directory: Path | None = None) -> bool:
@@ -205,7 +203,7 @@ def down(directory: Path | None = None) -> bool:
         False if there was none.
     """
     directory = (directory or default_directory()).absolute()
-    config = _read_config(directory)
+    config = read_config(directory)
     if config is None:
         return False
     cluster = Minicluster(config)
@@ -227,43 +225,30 @@ def status(directory: Path | None = None) -> Status | None:
 
 
 def _find(directory: Path) -> Minicluster | None:
-    config = _read_config(directory)
+    config = read_config(directory)
     if config is None or not daemons.controller(config):
         return None
     return Minicluster(config)
 
 
-def _read_config(directory: Path) -> MiniclusterConfig | None:
-    try:
-        return MiniclusterConfig(**json.loads((directory / "cluster.json").read_text()))
-    except FileNotFoundError:
-        return None
-
-
-def _write_config(config: MiniclusterConfig) -> None:
-    path = Path(config.directory) / "cluster.json"
-    path.write_text(json.dumps(asdict(config), indent=1))
-
-
 def _parse_memory_mib(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([MG])(i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,9})([MG])(i?B)?", text.strip(), re.IGNORECASE)
     if match is None or int(match[1]) == 0:
-        raise MiniclusterError(f"--mem-per-node {text!r}: write it as 2G or 1500M")
+        raise MiniclusterError(f"--mem-per-node {shown(text)!r}: write it as 2G or 1500M")
     return int(match[1]) * (1024 if match[2] in "gG" else 1)
 
 
 def _make_folder(config: MiniclusterConfig) -> None:
     directory = Path(config.directory)
-    stale = _read_config(directory)
+    stale = read_config(directory)
     if stale is not None:  # its controller is gone: a reboot, or somebody killed it
         daemons.stop(stale)
         shutil.rmtree(directory)
     if directory.exists() and any(directory.iterdir()):
         raise MiniclusterError(f"{directory} is not empty, and no minicluster; choose another")
-    if len(str(directory / "munge.sock")) > 100:  # sockaddr_un holds 107 characters
-        raise MiniclusterError(f"{directory}: the path is too long for a socket; use a shorter one")
-    directory.mkdir(parents=True, exist_ok=True)
-    _write_config(config)  # first of all: it is what makes the folder ours to remove
+    check_name(config)
+    make_private(directory)
+    write_config(config)  # first of all: it is what makes the folder ours to remove
     for sub in ("log", "spool", "state"):
         (directory / sub).mkdir()
     for i in range(config.gpus_per_node):
@@ -273,17 +258,20 @@ def _make_folder(config: MiniclusterConfig) -> None:
     key.write_bytes(secrets.token_bytes(128))
 
 
-def _start(config: MiniclusterConfig, start_s: float) -> Minicluster:
+def _start(config: MiniclusterConfig, start_s: float, *notices: str) -> Minicluster:
     """Start all daemons and see a step run on every node; stops them if that fails."""
     directory = Path(config.directory)
-    _write_config(config)
-    config.conf.write_text(slurm_conf(config))
+    write_config(config)
+    config.conf.write_text(slurm_conf(config, config.clients_on_loopback))
+    config.daemons_conf.write_text(slurm_conf(config, config.daemons_on_loopback))
     (directory / "cgroup.conf").write_text(cgroup_conf(config))
     (directory / "gres.conf").write_text(gres_conf(config))
-    cluster = Minicluster(config)
+    if not config.daemons_on_loopback:
+        notices = (*notices, _REACHABLE)
+    cluster = Minicluster(config, "\n".join(notices))
     try:
         daemons.start_munged(config)
-        daemons.start_daemon(config, "slurmctld", "-c", "-f", str(config.conf))
+        daemons.start_slurmctld(config)
         for name in config.nodes:
             daemons.start_slurmd(config, name)
         _wait(lambda: _all_idle(cluster), f"the nodes do not come up; see {directory}/log", start_s)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 # Fake: nothing is bound to them. Enough for eight ranks with seven cores each, as on Frontier.
 CPUS_PER_NODE = 64
+MAX_NODES = 99
+MAX_GPUS = 64
 
 
 @dataclass(frozen=True)
@@ -17,11 +22,13 @@ class MiniclusterConfig:
     hostname: str
     user: str
     node_prefix: str  # differs between miniclusters of a machine: cgroups are named after nodes
-    num_nodes: int
-    gpus_per_node: int
-    mem_per_node_mib: int
-    base_port: int  # the controller's; the nodes' follow
-    cgroup: str | None  # "v1", "v2", or None: no memory limits
+    num_nodes: Annotated[int, Field(ge=1, le=MAX_NODES)]
+    gpus_per_node: Annotated[int, Field(ge=0, le=MAX_GPUS)]
+    mem_per_node_mib: Annotated[int, Field(ge=1)]
+    base_port: Annotated[int, Field(ge=0, le=65000)]  # the controller's; the nodes' follow
+    cgroup: Literal["v1", "v2"] | None  # None: no memory limits
+    own_name: bool  # daemons and steps run where the machine's name is ``hostname``
+    clients_on_loopback: bool  # whether the name that a user's shell has is that of 127.0.0.1
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -34,6 +41,16 @@ class MiniclusterConfig:
         return Path(self.directory) / "slurm.conf"
 
     @property
+    def daemons_conf(self) -> Path:
+        """What ``SLURM_CONF`` names for the daemons, which pass it on to every step."""
+        return Path(self.directory) / "daemons.conf"
+
+    @property
+    def daemons_on_loopback(self) -> bool:
+        """Whether nobody on another machine can reach the daemons."""
+        return self.own_name or self.clients_on_loopback
+
+    @property
     def munge_socket(self) -> Path:
         """The socket of the cluster's own munge daemon."""
         return Path(self.directory) / "munge.sock"
@@ -43,8 +60,11 @@ class MiniclusterConfig:
         return range(self.base_port, self.base_port + self.num_nodes + 1)
 
 
-def slurm_conf(config: MiniclusterConfig) -> str:
+def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
     """Text of ``slurm.conf``.
+
+    With ``on_loopback``, whoever reads it listens on 127.0.0.1 only. Slurm knows no address to
+    listen on but all, or that of the machine's name; so that name must be one of 127.0.0.1.
 
     The times are short, so that a lost node and a requeued job are seen in seconds.
     ``cred_expire`` is the one that matters for a requeue: Slurm lets a requeued job wait
@@ -53,6 +73,7 @@ def slurm_conf(config: MiniclusterConfig) -> str:
     """
     fields = {**asdict(config), "conf_directory": config.directory, "cpus": CPUS_PER_NODE}
     fields |= _TRACKING if config.cgroup else _NO_TRACKING
+    fields["communication"] = _ON_LOOPBACK if on_loopback else ""
     fields["ports"] = f"{config.base_port + 1}-{config.base_port + config.num_nodes}"
     fields["gres"] = f" Gres=gpu:{config.gpus_per_node}" if config.gpus_per_node else ""
     return _SLURM_CONF.format(**fields)
@@ -90,6 +111,7 @@ _NO_TRACKING = {
     "task": "task/none",
     "gather": "jobacct_gather/none",
 }
+_ON_LOOPBACK = "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny\n"
 _SLURM_CONF = """\
 # A Slurm for experiments on one machine, written by `meshtune minicluster up`.
 ClusterName=mini
@@ -106,7 +128,7 @@ SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/log/slurmctld.log
 SlurmdLogFile={directory}/log/%n.log
 SlurmctldPort={base_port}
-ProctrackType={proctrack}
+{communication}ProctrackType={proctrack}
 TaskPlugin={task}
 JobAcctGatherType={gather}
 SelectType=select/cons_tres

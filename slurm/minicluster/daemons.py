@@ -8,24 +8,38 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from slurm import processes
-from slurm.launcher import LauncherError
-from slurm.minicluster.config import MiniclusterConfig
+from slurm.minicluster.config import MAX_NODES, MiniclusterConfig
+from slurm.minicluster.folders import MiniclusterError, runtime_folder
 
-PORT_STEP = 100  # ports set aside for one cluster
+PROGRAMS = ("slurmctld", "slurmd", "srun", "sinfo", "squeue", "scancel", "munged")
+LOOPBACK, LOOPBACK_NAME = "127.0.0.1", "localhost"
+# A program behind it sees a machine of that name, in whatever it starts too.
+_OWN_NAME = ("unshare", "--uts", "sh", "-c", f'hostname {LOOPBACK_NAME} && exec "$@"', "sh")
+_PORT_STEP = MAX_NODES + 1  # ports set aside for one cluster
 _FIRST_PORT, _LAST_PORT = 17000, 26900  # below the kernel's ephemeral ports
 
 
-class MiniclusterError(LauncherError):
-    """The minicluster cannot be started or found; the message names the remedy."""
+def missing(programs: Sequence[str] = PROGRAMS) -> str | None:
+    """Why a minicluster cannot run on this machine, with the remedy; None if it can."""
+    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
+    absent = [program for program in programs if shutil.which(program, path=path) is None]
+    if absent:
+        return (
+            f"{', '.join(absent)} not found; on Debian or Ubuntu: "
+            "apt-get install slurmctld slurmd slurm-client munge"
+        )
+    if os.geteuid() != 0:
+        return "slurmd needs root to start steps and limit their memory; run as root (sudo)"
+    return None
 
 
-def cgroup_version() -> str | None:
+def cgroup_version() -> Literal["v1", "v2"] | None:
     """Which cgroups can limit memory here, if any."""
     root = Path("/sys/fs/cgroup")
     controllers = root / "cgroup.controllers"
@@ -39,15 +53,35 @@ def cgroup_version() -> str | None:
 @contextlib.contextmanager
 def machine_lock() -> Iterator[None]:
     """One start at a time, lest two clusters take the same ports."""
-    path = Path(tempfile.gettempdir()) / f"meshtune-minicluster-{os.geteuid()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    path = runtime_folder() / "minicluster.lock"
+    lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
+
+
+def names_loopback(hostname: str) -> bool:
+    """Whether a program of this machine that listens on its name's address is on 127.0.0.1."""
+    try:
+        return socket.gethostbyname(hostname) == LOOPBACK
+    except OSError:
+        return False
+
+
+def can_have_own_name() -> bool:
+    """Whether daemons may run where the machine's name is another; some containers forbid it."""
+    try:
+        done = subprocess.run([*_OWN_NAME, "true"], capture_output=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0
 
 
 def place(config: MiniclusterConfig) -> MiniclusterConfig:
     """The first block of free ports, with node names that no other cluster's cgroups bear."""
-    for index, base in enumerate(range(_FIRST_PORT, _LAST_PORT, PORT_STEP)):
+    for index, base in enumerate(range(_FIRST_PORT, _LAST_PORT, _PORT_STEP)):
         prefix = "n" if index == 0 else f"m{index}n"
         placed = replace(config, node_prefix=prefix, base_port=base)
         taken = any(
@@ -80,15 +114,20 @@ def start_munged(config: MiniclusterConfig) -> None:
 
 def start_slurmd(config: MiniclusterConfig, name: str) -> None:
     """Start the daemon of one node."""
-    start_daemon(config, "slurmd", "-f", str(config.conf), "-N", name)
+    start_daemon(config, "slurmd", "-f", str(config.daemons_conf), "-N", name)
 
 
-def environment(config: MiniclusterConfig) -> dict[str, str]:
-    """Ours, with this cluster for Slurm's commands."""
+def start_slurmctld(config: MiniclusterConfig) -> None:
+    """Start the controller, without what an earlier one of this folder remembered."""
+    start_daemon(config, "slurmctld", "-c", "-f", str(config.daemons_conf))
+
+
+def environment(conf: Path) -> dict[str, str]:
+    """Ours, with a cluster's configuration for Slurm's programs."""
     # What surrounds us may be another Slurm's job: none of its settings may leak in.
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_", "SRUN_"))}
     path = os.pathsep.join((env.get("PATH", ""), "/usr/sbin", "/sbin"))
-    return env | {"SLURM_CONF": str(config.conf), "PATH": path}
+    return env | {"SLURM_CONF": str(conf), "PATH": path}
 
 
 def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
@@ -99,11 +138,12 @@ def start_daemon(config: MiniclusterConfig, *argv: str) -> None:
     """
     log = Path(config.directory) / "log" / "start.log"
     with log.open("a") as out:  # a file, as the daemon keeps it open and would hold a pipe
-        env = environment(config)
+        env = environment(config.daemons_conf)
         program = shutil.which(argv[0], path=env["PATH"]) or argv[0]
+        prefix = _OWN_NAME if config.own_name else ()
         done = subprocess.run(
-            [program, *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-            check=False,
+            [*prefix, program, *argv[1:]], env=env, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=out, check=False,
         )  # fmt: skip
     if done.returncode:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
@@ -132,7 +172,8 @@ def node_processes(config: MiniclusterConfig, name: str) -> set[int]:
     """slurmd, the step daemons and every rank of a node."""
 
     def on_node(env: dict[str, str]) -> bool:
-        return env.get("SLURM_CONF") == str(config.conf) and env.get("SLURMD_NODENAME") == name
+        conf = str(config.daemons_conf)
+        return env.get("SLURM_CONF") == conf and env.get("SLURMD_NODENAME") == name
 
     return _daemons(config, f"{name}.log", "slurmd", "slurmstepd") | processes.with_environ(on_node)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from slurm.minicluster import cluster as mini
+from slurm.minicluster.folders import runtime_folder
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def minicluster() -> Iterator[mini.Minicluster]:
         pytest.skip(reason)
     _end_abandoned()
     # Not pytest's own folder: a Unix socket's path must be short.
-    directory = Path(tempfile.gettempdir()) / f"meshtune-slurm-{os.getpid()}"
+    directory = runtime_folder() / f"test-{os.getpid()}"
     cluster = mini.up(directory)
     before = os.environ.get("SLURM_CONF")
     os.environ["SLURM_CONF"] = str(cluster.conf)
@@ -59,7 +59,7 @@ def allocate(minicluster: mini.Minicluster) -> Callable[[int], str]:
 
 def _end_abandoned() -> None:
     """Stop the clusters of test sessions that were killed."""
-    for directory in Path(tempfile.gettempdir()).glob("meshtune-slurm-*"):
+    for directory in runtime_folder().glob("test-*"):
         owner = directory.name.rpartition("-")[2]
         if owner.isdigit() and not Path("/proc", owner).exists():
             mini.down(directory)

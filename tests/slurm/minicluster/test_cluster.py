@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,30 +11,32 @@ import pytest
 
 from slurm import processes
 from slurm.minicluster import cluster as mini, config as miniconf, daemons as minidaemons
+from slurm.minicluster.folders import runtime_folder
+from support.listening import listening, only_loopback
 from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm
 
 
 @pytest.fixture
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """Where a test may have a cluster of its own; it is stopped in any case."""
-    folder = tmp_path_factory.mktemp("mini") / "m"  # short, as a socket's path must be
-    yield folder
-    mini.down(folder)
+    with tempfile.TemporaryDirectory(dir=runtime_folder()) as folder:
+        yield Path(folder) / "m"
+        mini.down(Path(folder) / "m")
 
 
 def config(**changes: object) -> miniconf.MiniclusterConfig:
     fields: dict[str, object] = {
         "directory": "/d", "hostname": "host", "user": "root", "node_prefix": "n",
         "num_nodes": 3, "gpus_per_node": 2, "mem_per_node_mib": 500, "base_port": 17000,
-        "cgroup": "v1",
+        "cgroup": "v1", "own_name": True, "clients_on_loopback": True,
     }  # fmt: skip
     return miniconf.MiniclusterConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def test_every_daemon_has_a_port_of_its_own() -> None:
-    text = miniconf.slurm_conf(config())
+    text = miniconf.slurm_conf(config(), on_loopback=True)
     assert "SlurmctldPort=17000\n" in text
     assert "NodeName=n[1-3]" in text
     assert "Port=[17001-17003]" in text
@@ -41,7 +45,7 @@ def test_every_daemon_has_a_port_of_its_own() -> None:
 
 def test_without_cgroups_nothing_refers_to_them() -> None:
     bare = config(cgroup=None)
-    assert "cgroup" not in miniconf.slurm_conf(bare)
+    assert "cgroup" not in miniconf.slurm_conf(bare, on_loopback=True)
     assert "Constrain" not in miniconf.cgroup_conf(bare)
 
 
@@ -97,6 +101,43 @@ def test_a_folder_with_other_things_is_left_alone(
         mini.up(tmp_path)
     assert not mini.down(tmp_path)
     assert (tmp_path / "thesis.tex").exists()
+
+
+@needs_slurm
+def test_daemons_and_clients_listen_on_loopback_only(minicluster: mini.Minicluster) -> None:
+    config = minicluster.config
+    if not config.daemons_on_loopback:
+        pytest.skip("this container's name is not that of 127.0.0.1, nor can it have another")
+    # Messages of the step, its output, and what its ranks find each other by.
+    srun = [shutil.which("srun") or "srun", "-N2", "--mpi=pmi2", "-u", "sh", "-c", "echo up; cat"]
+    inside = ["--uts", "sh", "-c", 'hostname localhost; exec "$@"', "sh"] if config.own_name else []
+    step = subprocess.Popen(
+        [*(["unshare", *inside] if inside else []), *srun],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=minidaemons.environment(config.daemons_conf),
+    )  # fmt: skip
+    assert step.stdin is not None and step.stdout is not None
+    try:
+        assert [step.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+        nodes = set().union(*(minidaemons.node_processes(config, n) for n in config.nodes))
+        clients = {step.pid} | processes.descendants(step.pid)
+        for who in (minidaemons.controller(config), nodes, clients):
+            assert (found := listening(who)), "nobody listens: this test sees nothing"
+            assert only_loopback(found), found
+        if config.clients_on_loopback:
+            assert "NoInAddrAny" in minicluster.conf.read_text()
+    finally:
+        step.stdin.close()
+        assert step.wait(60) == 0
+        step.stdout.close()
+
+
+@needs_slurm
+def test_a_job_passes_on_what_makes_its_clients_listen_on_loopback(
+    minicluster: mini.Minicluster,
+) -> None:
+    conf = minicluster.run("srun", "-N1", "printenv", "SLURM_CONF").strip()
+    assert conf == str(minicluster.config.daemons_conf)
 
 
 @needs_slurm
@@ -157,7 +198,11 @@ def test_two_clusters_live_side_by_side_and_down_leaves_nothing(
 
 @needs_slurm
 @pytest.mark.usefixtures("minicluster")
-def test_a_controller_that_was_killed_is_replaced(directory: Path) -> None:
+def test_a_controller_that_was_killed_is_replaced(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose name is that of its network: the daemons stay on 127.0.0.1 even so."""
+    monkeypatch.setattr(minidaemons, "names_loopback", lambda name: False)
     first = mini.up(directory, num_nodes=1)
     os.kill(int((directory / "slurmctld.pid").read_text()), 9)
     wait_for(lambda: not minidaemons.controller(first.config), "the controller is gone")
@@ -165,18 +210,24 @@ def test_a_controller_that_was_killed_is_replaced(directory: Path) -> None:
     second = mini.up(directory, num_nodes=2)
     assert second.started
     assert len(second.node_states()) == 2
+    controller = listening(minidaemons.controller(second.config))
+    assert only_loopback(controller) == second.config.own_name, controller
 
 
 @needs_slurm
 @pytest.mark.usefixtures("minicluster")
-def test_where_cgroups_do_not_work_it_comes_up_without_limits(
+def test_where_cgroups_and_another_name_are_forbidden_it_comes_up_and_says_what_is_worse(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(minidaemons, "names_loopback", lambda name: False)
+    monkeypatch.setattr(minidaemons, "can_have_own_name", lambda: False)
     other = "v1" if minidaemons.cgroup_version() == "v2" else "v2"
     monkeypatch.setattr(minidaemons, "cgroup_version", lambda: other)
     cluster = mini.up(directory, num_nodes=2, start_s=5.0)
     assert not cluster.limits_memory
-    assert cluster.notice.startswith("memory is not limited")
+    limits, network = cluster.notice.splitlines()
+    assert limits.startswith("memory is not limited")
+    assert network.startswith("the daemons listen on every network of this machine")
     assert cluster.run("srun", "-N2", "hostname").count("\n") == 2
 
 
