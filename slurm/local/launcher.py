@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slurm import processes
+from slurm.files import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
 from slurm.local.shepherd import Request, marker
@@ -167,7 +168,8 @@ class LocalLauncher(Launcher):
         threads = spec.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // ranks)
         env["OMP_NUM_THREADS"] = str(threads)
         env["PYTHONUNBUFFERED"] = "1"  # growing logs are what shows progress
-        env["GLOO_SOCKET_IFNAME"] = "lo"  # else gloo needs the host's name to resolve
+        # Nobody else may connect to the ranks; and gloo would need the host's name to resolve.
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
         return {**env, **spec.env}
 
     def _rank_env(self, spec: TrialSpec, lease: Lease) -> list[dict[str, str]]:
@@ -183,10 +185,11 @@ class LocalLauncher(Launcher):
     def _write_command(self, spec: TrialSpec, lease: Lease, request: Request) -> None:
         variables = {**spec.env, **request.rank_env[0]}
         env = [f"{key}={shlex.quote(value)}" for key, value in sorted(variables.items())]
-        (spec.directory / "command.txt").write_text(
+        write_private(
+            spec.directory / "command.txt",
             f"# rank 0 of {spec.world_size}, on {','.join(lease.nodes)}\n"
             f"cd {shlex.quote(str(spec.directory))}\n"
-            f"{' '.join(env)} {shlex.join(self.command(spec, lease))}\n"
+            f"{' '.join(env)} {shlex.join(self.command(spec, lease))}\n",
         )
 
     def _end(self, spec: TrialSpec, ranks: Ranks) -> None:

@@ -11,8 +11,10 @@ polling, and is the same for every backend.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
+import socket
 import sys
 import threading
 import time
@@ -117,6 +119,24 @@ def _tasks_here(environ: Mapping[str, str]) -> int:
     return counts[node]
 
 
+def _loopback_listener(place: RankEnvironment) -> int | None:
+    """A descriptor that the store listens on where all ranks are on this machine, else None.
+
+    By itself the store listens on every network, and answers whoever connects.
+    """
+    try:
+        local = ipaddress.ip_address(place.master_addr).is_loopback
+    except ValueError:  # a name: other machines may know it by another address than this one
+        return None
+    if not local:
+        return None
+    family = socket.AF_INET6 if ":" in place.master_addr else socket.AF_INET
+    server = socket.create_server(
+        (place.master_addr, place.master_port), family=family, backlog=socket.SOMAXCONN
+    )
+    return server.detach()  # the store's to close
+
+
 class Peers:
     """The other ranks of this run; meeting them is its construction.
 
@@ -137,7 +157,8 @@ class Peers:
         timeout = timedelta(seconds=timeout_s)
         address = (place.master_addr, place.master_port, place.world_size)
         hosts = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        self.store = dist.TCPStore(*address, hosts, timeout)
+        listener = _loopback_listener(place) if hosts else None
+        self.store = dist.TCPStore(*address, hosts, timeout, master_listen_fd=listener)
         # A connection of its own: one that waits is closed to other requests.
         self._line = dist.TCPStore(*address, False, timeout, wait_for_workers=False)
         self._listener.start()
