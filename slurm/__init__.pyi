@@ -54,6 +54,7 @@ from .srun.batch import (
     submit,
 )
 from .srun.site import SiteError, load_site
+from .terminal import printable
 from .trial import (
     Lease,
     ResultSource,
@@ -110,6 +111,7 @@ __all__ = [
     "module_argv",
     "parse_json",
     "plain_scalar",
+    "printable",
     "processes",
     "read_bytes",
     "read_document",

@@ -15,6 +15,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from slurm.terminal import printable
+
 MAX_JSON_DEPTH = 64
 
 
@@ -132,9 +134,15 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file that, if it is new, only its owner may read: a trial's environment is in it."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
 def shown(path: Path | str, most: int = 200) -> str:
     """A file's name for a message: without control characters, and not longer than it helps."""
-    name = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(path))
+    name = printable(str(path)).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
 
 

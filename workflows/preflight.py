@@ -22,7 +22,16 @@ from analysis import (
     preflight_warnings,
     write_atomically,
 )
-from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
+from slurm import (
+    Kind,
+    Launcher,
+    LauncherError,
+    Lease,
+    TrialSpec,
+    clear_attempt,
+    module_argv,
+    printable,
+)
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to
@@ -94,7 +103,7 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
     outcome = launcher.run(spec, lease, stop)
     failure = ""
     if outcome.kind is not Kind.OK:
-        failure = f"{outcome.kind}: {outcome.message}"
+        failure = printable(f"{outcome.kind}: {outcome.message}")
     return conclude(spec.directory / RESULT_NAME, out, name, failure)
 
 
@@ -110,7 +119,7 @@ def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
     try:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":
-            failure = result["message"]
+            failure = printable(str(result["message"]))
         text, data_sheet = cluster_file(result, name, datetime.now(UTC), failure)
     except (OSError, ValueError, KeyError, NotMeasuredError) as error:
         print(f"nothing to write to {out}: {failure or error}", file=sys.stderr)

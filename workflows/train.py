@@ -20,7 +20,7 @@ from analysis import (
     lock,
     write_atomically,
 )
-from slurm import Kind, Launcher, Lease, TrialSpec, module_argv
+from slurm import Kind, Launcher, Lease, TrialSpec, module_argv, printable
 from trainer import ConfigError
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
@@ -37,7 +37,7 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
         steps: measured steps instead of the search's few.
     """
     out = out.absolute()
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         held = lock(out)
     except RunBusyError:
@@ -74,9 +74,10 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     print(f"training on {', '.join(nodes)}; logs in {out}")
     outcome = launcher.run(spec, Lease("train", nodes), stop)
     if outcome.kind is not Kind.OK:
-        print(f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}", file=sys.stderr)
+        said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
+        print(printable(said), file=sys.stderr)
         return 1
     for key, value in (outcome.result or {}).items():
         if is_number(value):
-            print(f"{key:28s}{value:.6g}")
+            print(printable(f"{key:28s}{value:.6g}"))
     return 0

@@ -21,10 +21,13 @@ from analysis.report.plots import png
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
+from slurm import printable
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
+    # Also where nothing is markup: a trial's last words may hold escapes, and turn a line around.
+    finalize=lambda value: printable(value) if type(value) is str else value,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -34,7 +34,7 @@ def status(arguments: Namespace) -> int:
     """Print a run's progress; works while it runs, and after."""
     from analysis import RunFolder, driver_of, read_run
     from search_spaces import load_space
-    from slurm import SCRIPT_NAME
+    from slurm import SCRIPT_NAME, printable
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
@@ -48,7 +48,7 @@ def status(arguments: Namespace) -> int:
     state = f"running ({driver})" if driver else run.closed or killed
     now = time.time() if driver and run.launcher != "simulate" else run.last_t
     for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
-        print(f"{label:12s}{text}")
+        print(printable(f"{label:12s}{text}"))
     return 0
 
 

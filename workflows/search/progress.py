@@ -27,6 +27,7 @@ from analysis import (
     objectives_text,
     verdict_lines,
 )
+from slurm import printable
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
 if TYPE_CHECKING:
@@ -96,10 +97,8 @@ class Progress:
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
     def say(self, text: str) -> None:
-        """Print one line above the panel, as it is."""
-        # Trainers may print anything, lone surrogates among it.
-        printable = text.encode("utf-8", "backslashreplace").decode()
-        self._console.print(Text(printable), soft_wrap=True)
+        """Print one line above the panel. Trainers may print anything, so may what is told."""
+        self._console.print(Text(printable(text)), soft_wrap=True)
 
     def _line(self, event: Started | Ended, run: Run) -> None:
         trial = run.trials[event.trial]
@@ -130,7 +129,7 @@ def _panel(driver: Driver) -> Group:
     rows.append(("nodes", f"{busy} of {driver.pool.size} busy"))
     table = Table.grid(padding=(0, 2))
     for label, text in rows:
-        table.add_row(Text(label, style="bold"), Text(text))
+        table.add_row(Text(label, style="bold"), Text(printable(text)))
     running = Table.grid(padding=(0, 2))
     shown = sorted(driver.running.values(), key=lambda r: r.trial)
     for r in shown[:SHOWN_RUNNING]:

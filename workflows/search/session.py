@@ -30,7 +30,7 @@ from analysis import (
     verdict_lines,
 )
 from search_spaces import SearchSpace
-from slurm import Launcher, LauncherError, Lease, NodePool
+from slurm import Launcher, LauncherError, Lease, NodePool, printable
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
@@ -68,8 +68,8 @@ def run_session(
     with open_driver(space, folder, launcher, seed, budget, progress, policy, pricing) as driver:
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
-        console.print(Text(_last_words(driver, ending, flags)), soft_wrap=True)
-        console.print(Text(_report(folder)), soft_wrap=True)
+        console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
+        console.print(Text(printable(_report(folder))), soft_wrap=True)
     return ending.code
 
 

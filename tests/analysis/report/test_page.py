@@ -25,7 +25,7 @@ from search_spaces.frameworks import MESHTUNE
 from trainer.config import ModelConfig
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
-HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \ud800"
+HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \x1b[2J\u202e\ud800"
 
 
 class Page(HTMLParser):
@@ -147,6 +147,8 @@ def test_text_from_logs_and_spaces_is_escaped_and_never_breaks_a_figure(journal)
     assert [name for name, _ in page.tags].count("script") == 1
     assert "<script>alert" not in page.source and "<i>tp" not in page.source
     assert "<script>alert(1)</script>" in page.text and "{{ 7*7 }}" in page.text
+    assert "\x1b" not in page.source and "\u202e" not in page.source
+    assert r"\x1b[2J\u202e" in page.text
     assert not any("onload" in attrs for _, attrs in page.tags)
 
 
