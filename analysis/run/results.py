@@ -11,6 +11,7 @@ from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 PAUSE = 20  # after writing the file, in times of what it took
 
 
@@ -41,7 +42,7 @@ def write_results(folder: RunFolder, run: Run) -> None:
         else:
             row.append(t.objective if t.ok else f"F_{t.kind}")
         row += [t.number, "DONE" if t.ok else "FAILED"]
-        row += [t.result.get(key) for key in metrics]
+        row += [_inert(t.result.get(key)) for key in metrics]
         writer.writerow(row + ([t.number in efficient] if several else []))
     write_atomically(folder.results_file, text.getvalue())
 
@@ -68,6 +69,11 @@ class ResultsFile:
             self.stale = False
             end_s = time.perf_counter()
             self._due_s = end_s + PAUSE * (end_s - begin_s)
+
+
+def _inert(value: Any) -> Any:
+    """A trainer's text as a spreadsheet shows it, and does not compute it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _is_scalar(value: Any) -> bool:

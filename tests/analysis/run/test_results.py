@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
+
+import pytest
 
 from analysis.run.results import ResultsFile, write_results
 from support.run_book import RunBook
@@ -20,6 +23,18 @@ def test_one_objective_is_a_column_in_which_failures_are_named(tmp_path: Path) -
         "2,5.0,1,DONE,64424509440,5.0,ok",
         "4,F_oom,2,FAILED,,,",
     ]
+
+
+@pytest.mark.parametrize("text", ["=HYPERLINK(A1)", "+1+1", "@SUM(A1)", "-2+3", "\t=1"])
+def test_text_of_a_trainer_is_no_formula(text: str, tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    book.propose(1, {"tp": 2})
+    book.start(1)
+    book.end(1, "ok", 5.0, result={"speed": 5.0, "note": text, "change": -2.5})
+    run = book.read()
+    write_results(run.folder, run)
+    (row,) = csv.DictReader(run.folder.results_file.read_text().splitlines())
+    assert (row["m:note"], row["m:change"]) == (f"'{text}", "-2.5")
 
 
 def test_several_objectives_are_columns_beside_whether_the_trial_is_pareto_optimal(
