@@ -6,10 +6,19 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` in one step, so that a reader or a crash never sees half of it."""
+def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
+    """Replace ``path`` in one step, so that a reader or a crash never sees half of it.
+
+    Args:
+        path: of the file.
+        content: text is written as UTF-8.
+        private: whether only its owner may read it, for it may hold secrets (``trainer.env``).
+    """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_bytes(content)
+    part.unlink(missing_ok=True)  # of a driver that was killed; its mode would stay
+    mode = 0o600 if private else 0o666  # less the umask
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
     part.replace(path)

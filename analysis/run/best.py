@@ -94,7 +94,7 @@ def write_best(run: Run, path: Path) -> str:
         f"# The best of {counted(len(run.trials), 'trial')} of {space}: trial {run.best.number}.\n"
     )
     text = head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    write_atomically(path, text)
+    write_atomically(path, text, private=True)
     return ""
 
 

@@ -71,7 +71,8 @@ class RunFolder:
                     "results of different spaces are not comparable. Continue it with "
                     f"`meshtune search {self.space_file}`, or choose another --run-dir"
                 )
-        (self.path / "trials").mkdir(parents=True, exist_ok=True)
+        for folder in (self.path, self.path / "trials"):  # in which trainer.env is written
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def create(self, space: SearchSpace) -> None:
         """Make the folder and freeze the space in it; the same one with another budget, anew.
@@ -80,12 +81,13 @@ class RunFolder:
             FingerprintError: if the folder belongs to a run of a different space.
         """
         self.prepare(space)
-        write_atomically(self.space_file, space.frozen())
+        write_atomically(self.space_file, space.frozen(), private=True)
 
     def write_trial(self, number: int, files: Mapping[str, Any]) -> Path:
         """Write JSON files into the trial's folder, which is made if need be; returns it."""
         directory = self.trial(number)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            write_atomically(directory / name, json.dumps(content, indent=1) + "\n")
+            text = json.dumps(content, indent=1) + "\n"
+            write_atomically(directory / name, text, private=True)
         return directory

@@ -48,6 +48,7 @@ class Journal:
         self._sync = sync
         self._lock = lock(directory)
         path = RunFolder(directory).journal_file
+        path.touch(mode=0o600)  # a trial's last words may hold anything
         self._file = path.open("ab")
         _cut_torn_line(path)
         self.run: Run = read_run(directory)

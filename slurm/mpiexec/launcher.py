@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from slurm.files import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment
 from slurm.mpiexec.dialects import Dialect, dialect_of
@@ -83,7 +84,7 @@ class MpiexecLauncher(Launcher):
     ) -> Outcome:
         argv = self.command(spec, lease)
         clear_attempt(spec.directory)
-        (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
+        write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
         child, pump = self._start(argv, spec, lease)
         try:
             watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)

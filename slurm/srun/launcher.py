@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
+from slurm.files import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
@@ -108,7 +109,7 @@ class SrunLauncher(Launcher):
             self.allocation.cpus_per_node,
         ) | {"SLURM_JOB_ID": self.allocation.job}
         clear_attempt(spec.directory)
-        (spec.directory / "command.txt").write_text(shlex.join(argv) + "\n")
+        write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
         if not self._pacing.wait(stop):
             return Outcome(Kind.CANCELLED, message="stopped before it was launched")
         with (

@@ -20,6 +20,7 @@ name: own
 cluster: {{name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
 trainer:
   command: [{python}, -c, {code}, "{{mbs}}", "{{trial_dir}}/out-{{mbs}}"]
+  env: {{API_KEY: hunter2}}
 parameters: {{mbs: [1, 2, 3]}}
 objective: {{maximize: speed}}
 budget: {{trials: 3}}
@@ -27,22 +28,57 @@ finalists: false
 """
 CODE = (
     "import os, sys; open(sys.argv[2], 'a').close();"
+    "sys.exit('RuntimeError: \\x1b]0;mine\\x07no luck') if sys.argv[1] == '1' else 0;"
     "print('MESHTUNE_RESULT {\"speed\": ' + sys.argv[1] + '}')"
 )
 
 
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a search by an own trainer, and what was on the screen."""
+    folder = tmp_path_factory.mktemp("searched")
+    space = folder / "own.yaml"
+    space.write_text(SPACE.format(python=sys.executable, code=yaml.safe_dump(CODE).strip()))
+    command = [sys.executable, "-m", "workflows.cli.main", "search", str(space)]
+    done = subprocess.run(
+        [*command, "--launcher", "local", "--run-dir", str(folder / "run")],
+        capture_output=True, text=True, timeout=240, check=True, umask=0o022,
+    )  # fmt: skip
+    return folder / "run", done.stdout + done.stderr
+
+
 def test_the_best_of_an_own_trainer_trains_in_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    searched: tuple[Path, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    space = tmp_path / "own.yaml"
-    space.write_text(SPACE.format(python=sys.executable, code=yaml.safe_dump(CODE).strip()))
-    assert main(["search", str(space), "--run-dir", str(tmp_path / "run")]) == 0
-    best = tmp_path / "run" / "report" / "best.yaml"
     out = tmp_path / "again"
-    assert main(["train", str(best), "--out", str(out)]) == 0
+    assert main(["train", str(searched[0] / "report/best.yaml"), "--out", str(out)]) == 0
     assert (out / "out-3").exists()
     assert "speed" in capsys.readouterr().out
+    check_private(out, {"command.txt"})
+
+
+def test_nobody_else_can_read_a_trials_environment(searched: tuple[Path, str]) -> None:
+    run, _ = searched
+    check_private(run, {"space.yaml", "trial.json", "command.txt", "best.yaml"})
+    assert (run / "journal.jsonl").stat().st_mode & 0o077 == 0
+
+
+def check_private(folder: Path, names: set[str]) -> None:
+    """The folder is its owner's alone, and so are the files in it that name the secret."""
+    assert folder.stat().st_mode & 0o077 == 0
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    holding = [path for path in files if b"hunter2" in path.read_bytes()]
+    assert {path.name for path in holding} == names
+    assert [path for path in holding if path.stat().st_mode & 0o077] == []
+
+
+def test_a_trials_words_do_nothing_to_the_terminal(searched: tuple[Path, str]) -> None:
+    assert r"\x1b]0;mine\x07no luck" in searched[1]
+    assert "\x1b" not in searched[1]
 
 
 def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
