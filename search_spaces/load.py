@@ -121,6 +121,16 @@ def _named(
         ) from None
 
 
+def _with_known_axes(file: SpaceFile) -> SpaceFile:
+    """The file with every parameter that is known to split the world among its command's axes."""
+    spec = file.trainer
+    if spec.command is None:
+        return file
+    more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
+    trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})
+    return file.model_copy(update={"trainer": trainer}) if more else file
+
+
 class _Builder:
     """Checks what no key shows by itself."""
 
@@ -131,6 +141,7 @@ class _Builder:
         self.model_name = model.name if model else ""
         self.model = model.config() if model else None
         self.own_trainer = file.trainer.builtin is None
+        self.file = file = _with_known_axes(file)
         self.adapter = self._adapter()
         self.static = facts.static_facts(self.model, cluster)
         self.defaults = facts.defaults(file.trainer)
@@ -253,6 +264,12 @@ class _Builder:
             raise self.document.error(path, "is derived from the others, never searched; remove it")
         if name in self.static or name in TRIAL_PLACEHOLDERS:
             raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
+        if self.own_trainer and (usual := parameters.usual_name(name)) != name:
+            raise self.document.error(
+                path,
+                f"is {usual} here: rename it, so that dp, the batch and the cost model know it; the "
+                f"command can pass {{{usual}}} on by any name",
+            )
         if keyword.iskeyword(name) or name in ("true", "false"):
             raise self.document.error(path, "is a word of the constraint grammar; rename it")
         if not self.own_trainer and name not in parameters.BUILTIN_NAMES:

@@ -44,6 +44,26 @@ _FREE = {
     *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
 }
 BUILTIN_NAMES = tuple(_TYPES)
+AXES = ("cp",)
+"""Parameters of a user's own command that split the world whether or not it says so."""
+# What frameworks call them, without what such names end with.
+_USUAL = {
+    "tp": ("tensor_parallel", "tensor_model_parallel"),
+    "pp": ("pipeline_parallel", "pipeline_model_parallel"),
+    "cp": ("context_parallel",),
+    "ep": ("expert_parallel", "expert_model_parallel"),
+    "mbs": ("micro_batch", "microbatch", "train_micro_batch_size_per_gpu"),
+    "gas": ("gradient_accumulation", "gradient_accumulation_steps", "grad_acc", "grad_acc_steps"),
+}
+_ENDINGS = ("_size", "_degree", "_world_size")
+
+
+def usual_name(name: str) -> str:
+    """What spaces call a parameter that a framework calls so; a name of one's own as it is."""
+    for usual, stems in _USUAL.items():
+        if any(name == stem + ending for stem in stems for ending in ("", *_ENDINGS)):
+            return usual
+    return name
 
 
 @dataclass(frozen=True)

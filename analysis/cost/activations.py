@@ -86,8 +86,8 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
 
 
 def tokens(jobs: Jobs) -> Array:
-    """Tokens of one micro-batch."""
-    return jobs.seq_length * jobs.mbs
+    """Tokens of one micro-batch on one rank."""
+    return jobs.tokens
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:

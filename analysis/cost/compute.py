@@ -107,7 +107,7 @@ class Compute:
     def forward(self, jobs: Jobs) -> PassTimes:
         """One layer's forward pass."""
         rate, c = self.rate(jobs), self.constants
-        tokens, h, tp = jobs.mbs * jobs.seq_length, jobs.hidden_size, jobs.tp
+        tokens, h, tp = jobs.tokens, jobs.hidden_size, jobs.tp
         head = h / jobs.num_heads
         qkv = h + 2 * jobs.kv_heads * head
         up = np.where(jobs.gated, 2.0, 1.0) * jobs.ffn_size
@@ -128,8 +128,8 @@ class Compute:
         )
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:
-        """Scores, softmax and values: 4 b s^2 h flops over the heads of this rank."""
-        scores = jobs.mbs * jobs.num_heads / jobs.tp * jobs.seq_length**2
+        """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""
+        scores = jobs.tokens * jobs.seq_length * jobs.num_heads / jobs.tp
         c = self.constants
         if self.framework.flash_attention:
             # Causal: half of the blocks are skipped. Heads are padded to 64.
@@ -150,7 +150,7 @@ class Compute:
 
     def head(self, jobs: Jobs) -> tuple[Array, Array]:
         """Forward and backward pass of the output layer and the loss; seconds."""
-        tokens, rate = jobs.mbs * jobs.seq_length, self.rate(jobs)
+        tokens, rate = jobs.tokens, self.rate(jobs)
         width = jobs.vocab_size / jobs.tp
         product = self.gemm_s(tokens, width, jobs.hidden_size, rate)
         # The logits in float32 are read and written a few times by softmax and loss.

@@ -18,6 +18,8 @@ from trainer import Axes, ModelConfig, beside_dp, ordered, ranks_of_replica
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+PRICED_AXES = ("cp",)
+"""Axes that the cost model knows besides the built-in trainer's."""
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
 
@@ -42,8 +44,9 @@ class Jobs:
     Parallelism:
 
     Attributes:
-        world_size: GPUs, ``dp * tp * pp``.
-        tp, pp, vpp, dp: degrees; ``vpp`` is model chunks per pipeline rank.
+        world_size: GPUs, ``tp * cp * dp * pp``.
+        tp, cp, pp, vpp, dp: degrees; ``vpp`` is model chunks per pipeline rank, ``cp`` of context
+            parallelism, which splits every sequence.
         mbs: sequences per micro-batch and replica.
         gas: micro-batches per step and replica.
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
@@ -72,6 +75,7 @@ class Jobs:
     tied_embeddings: Mask
     world_size: Array
     tp: Array
+    cp: Array
     pp: Array
     vpp: Array
     dp: Array
@@ -100,7 +104,26 @@ class Jobs:
     @property
     def axes(self) -> Axes:
         """The parallel axes and their sizes."""
-        return Axes({name: getattr(self, name) for name in ordered()})
+        return Axes({name: getattr(self, name) for name in ordered(PRICED_AXES)})
+
+    @property
+    def state_axes(self) -> Axes:
+        """The same with one axis ``dp`` of all ranks that hold the same weights.
+
+        Those of context parallelism see other tokens, and reduce gradients and split states
+        together with the data-parallel ones, as in Megatron.
+        """
+        return Axes({"tp": self.tp, "dp": self.replicas, "pp": self.pp})
+
+    @property
+    def replicas(self) -> Array:
+        """Ranks that hold the same weights."""
+        return self.dp * self.cp
+
+    @property
+    def tokens(self) -> Array:
+        """Of one micro-batch, on one rank of context parallelism."""
+        return self.mbs * self.seq_length / self.cp
 
     @property
     def global_batch(self) -> Array:
@@ -121,6 +144,7 @@ class Jobs:
 
 _MASKS = {"gated", "tied_embeddings", "sequence_parallel"}
 _DEFAULTS: dict[str, float] = {
+    "cp": 1,
     "vpp": 1,
     "recompute": NONE,
     "sequence_parallel": 0,
@@ -160,10 +184,12 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
         }
     given |= columns
     if "dp" not in given:
-        replica = ranks_of_replica({name: np.asarray(given[name]) for name in beside_dp()})
+        degrees = {name: np.asarray(given[name]) for name in beside_dp(PRICED_AXES)}
+        replica = ranks_of_replica(degrees, PRICED_AXES)
         given["dp"] = np.asarray(given["world_size"]) / replica
     if "world_size" not in given:
-        given["world_size"] = Axes({name: np.asarray(given[name]) for name in ordered()}).world_size
+        sizes = {name: np.asarray(given[name]) for name in ordered(PRICED_AXES)}
+        given["world_size"] = Axes(sizes).world_size
     given = {**_shards(given), **given}
     names = [f.name for f in fields(Jobs)]
     if missing := [name for name in names if name not in given]:
@@ -173,7 +199,7 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     ]
     whole = np.broadcast_arrays(*[np.atleast_1d(array) for array in arrays])
     made = Jobs(**dict(zip(names, whole, strict=True)))
-    for name in ("tp", "pp", "vpp", "dp", "mbs", "gas", "num_layers", "hidden_size"):
+    for name in ("tp", "cp", "pp", "vpp", "dp", "mbs", "gas", "num_layers", "hidden_size"):
         if np.any(~(getattr(made, name) >= 1)):
             raise ValueError(f"{name} must be 1 or more in every job")
     return made
@@ -183,9 +209,10 @@ def _shards(given: Mapping[str, Any]) -> dict[str, Any]:
     """Degrees of the stages of ZeRO (Rajbhandari et al. 2020)."""
     if "weight_shard" in given:
         return {}
-    stage, dp = np.asarray(given["zero_stage"]), np.asarray(given["dp"])
+    stage = np.asarray(given["zero_stage"])
+    replicas = np.asarray(given["dp"]) * np.asarray(given["cp"])
     return {
-        "weight_shard": np.where(stage >= 3, dp, 1),
-        "gradient_shard": np.where(stage >= 2, dp, 1),
-        "optimizer_shard": np.where(stage >= 1, dp, 1),
+        "weight_shard": np.where(stage >= 3, replicas, 1),
+        "gradient_shard": np.where(stage >= 2, replicas, 1),
+        "optimizer_shard": np.where(stage >= 1, replicas, 1),
     }

@@ -21,6 +21,7 @@ from analysis.cost.activations import (
 )
 from analysis.cost.constants import Constants, constant
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
+from analysis.cost.traffic import key_value_bytes
 from search_spaces import Framework
 from trainer import (
     layer_weights,
@@ -190,7 +191,7 @@ def _stage_memory(
     working = _working_bytes(stage, layer, one, logits, jobs, framework)
     activations = stage.in_flight * one
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
-    unsharded = (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, framework.bucket_bytes * parameters, 0.0)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
@@ -221,7 +222,9 @@ def _copied_gradients(parameters: Array, jobs: Jobs, framework: Framework) -> tu
     when the others are made, to be applied.
     """
     one = jobs.optimizer_shard == 1
-    flat = np.where(framework.flat_reduction & (jobs.dp > 1) & ~one, framework.gradient_bytes, 0.0)
+    flat = np.where(
+        framework.flat_reduction & (jobs.replicas > 1) & ~one, framework.gradient_bytes, 0.0
+    )
     whole, split = framework.step_gradient_bytes
     applied = np.where(one, whole, split) / jobs.optimizer_shard
     return flat * parameters, applied * parameters
@@ -265,6 +268,8 @@ def _working_bytes(
     later = later + np.where(jobs.gradient_shard > 1, leaving, 0.0)
     whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
+    # Of context parallelism the neighbours' keys and values: those in use and those on their way.
+    later = later + np.where(jobs.cp > 1, 2 * key_value_bytes(jobs) / jobs.cp, 0.0)
     if framework.loose_gradients:
         # They grow as the micro-batch's activations go.
         later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)

@@ -22,6 +22,7 @@ from analysis.cost.stages import stage_layers
 from analysis.cost.traffic import (
     Exchange,
     activation_bytes,
+    key_value_bytes,
     reduces_every_time,
     splits_sequence,
     stage_parameters,
@@ -68,6 +69,7 @@ class StepParts:
         forward_backward: of all micro-batches, without the following.
         recompute: forward passes, or attention cores, that are computed again.
         tensor: collectives of tensor parallelism.
+        context: keys and values of context parallelism, as far as attention does not hide them.
         launch: waiting for the host.
         head: output layer and loss, where it is on the slowest stage.
         pipeline: handing activations and their gradients on.
@@ -82,6 +84,7 @@ class StepParts:
     forward_backward: Array
     recompute: Array
     tensor: Array
+    context: Array
     launch: Array
     head: Array
     pipeline: Array
@@ -107,12 +110,13 @@ class _Layer:
     device: Array
     again: Array
     tensor: Array
+    context: Array
     launch: Array
     """What the host takes beyond all of these."""
 
     @property
     def total(self) -> Array:
-        return self.device + self.again + self.tensor + self.launch
+        return self.device + self.again + self.tensor + self.context + self.launch
 
 
 def step(
@@ -151,6 +155,7 @@ def step(
         forward_backward=m * count * layer.device * used,
         recompute=m * count * layer.again * used,
         tensor=m * count * layer.tensor * used,
+        context=m * count * layer.context * used,
         launch=m * count * layer.launch * used,
         head=m * on_slowest * used,
         pipeline=(m * v + p - 1) * sends,
@@ -184,8 +189,27 @@ def _layer(
         tensor=LAYER_SUMS * one_sum
         + extra
         + np.where(full, framework.repeated_sums * one_sum, 0.0),
+        context=_context(jobs, cluster, c, forward, backward),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
+
+
+def _context(
+    jobs: Jobs, cluster: Cluster, c: TimeConstants, forward: PassTimes, backward: PassTimes
+) -> Array:
+    """Exposed seconds of one layer's keys and values on one micro-batch.
+
+    Each pass brings them to every rank, and the backward pass returns their gradients. Blocks of
+    them come while attention works on those before (Liu et al. 2023).
+    """
+    group, num_bytes = along(jobs.axes, "cp"), key_value_bytes(jobs)
+    gather = links.all_gather_s(cluster, c, group, num_bytes)
+    scatter = links.reduce_scatter_s(cluster, c, group, num_bytes)
+    first = np.maximum(gather - c.overlap * forward.attention, 0.05 * gather)
+    both = gather + scatter
+    second = np.maximum(both - c.overlap * backward.attention, 0.05 * both)
+    times = np.where(jobs.recompute > 0, 2.0, 1.0)  # attention is what either kind repeats
+    return np.asarray(np.where(jobs.cp > 1, times * first + second, 0.0))
 
 
 def _host(times: PassTimes, communication: Array, calls_s: Array) -> Array:

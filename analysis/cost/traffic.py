@@ -77,7 +77,7 @@ def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
 
 def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
     """Where whole gradients are reduced after every micro-batch, and not once a step."""
-    pipelined = (jobs.pp > 1) & (jobs.dp > 1) & (jobs.optimizer_shard == 1)
+    pipelined = (jobs.pp > 1) & (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
 
 
@@ -87,7 +87,7 @@ def state_exchanges(jobs: Jobs, framework: Framework) -> StateExchanges:
     gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
     reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, framework.reduce_bytes)
     held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)
-    axes, one = jobs.axes, np.ones(len(jobs))
+    axes, one = jobs.state_axes, np.ones(len(jobs))
     split = jobs.weight_shard > 1
     stored, nearer = gathers_per_step(jobs.gas, jobs.secondary_shard > 0)
     rest = weights * reduce_bytes / jobs.gradient_shard
@@ -116,7 +116,7 @@ def state_exchanges(jobs: Jobs, framework: Framework) -> StateExchanges:
         ),
         gradient_sum=Exchange(
             "all_reduce",
-            along(axes, "dp", jobs.dp / jobs.optimizer_shard, jobs.optimizer_shard),
+            along(axes, "dp", jobs.replicas / jobs.optimizer_shard, jobs.optimizer_shard),
             rest / further,
             np.where(reduces_every_time(jobs, framework), jobs.gas, 1.0),
         ),
@@ -130,8 +130,18 @@ def state_exchanges(jobs: Jobs, framework: Framework) -> StateExchanges:
 
 
 def activation_bytes(jobs: Jobs) -> Array:
-    """Of a micro-batch, between two layers."""
-    return jobs.mbs * jobs.seq_length * jobs.hidden_size * jobs.element_bytes
+    """Of a micro-batch on one rank, between two layers."""
+    return jobs.tokens * jobs.hidden_size * jobs.element_bytes
+
+
+def key_value_bytes(jobs: Jobs) -> Array:
+    """Keys and values of a micro-batch's whole sequences in one layer, on one tensor-parallel rank.
+
+    Context parallelism brings them to every rank, round a ring (Liu et al. 2023) or gathered at
+    once (Llama Team 2024, section 3.3.2): each sends the same bytes.
+    """
+    keys = 2 * jobs.kv_heads * jobs.head_dim / jobs.tp
+    return np.asarray(jobs.tokens * jobs.cp * keys * jobs.element_bytes)
 
 
 def splits_sequence(jobs: Jobs, framework: Framework) -> Mask:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.jobs import RECOMPUTE, Array, Jobs, jobs
+from analysis.cost.jobs import PRICED_AXES, RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
@@ -26,7 +26,7 @@ from search_spaces import (
     framework_named,
 )
 from slurm import Kind
-from trainer import DEEPSPEED_BUCKET_ELEMENTS, SPLITS, Format, ModelConfig, beside_dp
+from trainer import DEEPSPEED_BUCKET_ELEMENTS, Format, ModelConfig, beside_dp, ordered
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 # On CPU a limit counts from what the process held before it trained.
@@ -71,7 +71,7 @@ class Pricing:
         if unknown := unpriced_axes(space):
             raise NotPricedError(
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
-                f"{', '.join(SPLITS)}; the search is Bayesian optimization without it"
+                f"{', '.join(ordered(PRICED_AXES))}; the search is Bayesian optimization without it"
             )
         self.space, self._shape = space, space.model
         some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
@@ -100,6 +100,7 @@ class Pricing:
             if name in known:
                 columns[name] = known[name]
         columns["zero_stage"] = known.get("zero_stage", 0)
+        columns["cp"] = known["cp"] if "cp" in self.space.adapter.axes else 1
         if len(self._engines) > 1:
             engines = enumerate(self._engines)
             columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
@@ -258,8 +259,9 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
 
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
-    """Parallel axes that only the user's trainer knows, and that are not 1 everywhere."""
-    return [name for name in space.adapter.axes if set(space.parameters[name].values) != {1}]
+    """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
+    unknown = [name for name in space.adapter.axes if name not in PRICED_AXES]
+    return [name for name in unknown if set(space.parameters[name].values) != {1}]
 
 
 def price(space: SearchSpace) -> Pricing | None:

@@ -73,11 +73,42 @@ def test_an_axis_that_is_inactive_counts_as_one(load: Load) -> None:
 
 
 def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) -> None:
-    space = load(text())
-    with pytest.raises(NotPricedError, match="cannot price the parallel axis cp: it knows tp, dp"):
+    space = load(text(["cp", "sp"], sp=[1, 2]).replace("--cp={cp}", "--cp={cp}/{sp}"))
+    known = "cannot price the parallel axis sp: it knows tp, cp, dp, pp"
+    with pytest.raises(NotPricedError, match=known):
         Pricing(space)
-    assert "cannot price the parallel axis cp" in likely_to_fit(check(space))
-    assert ["cp" in line for line in search_warnings(space, price(space))] == [True]
+    assert known in likely_to_fit(check(space))
+    assert ["sp" in line for line in search_warnings(space, price(space))] == [True]
+
+
+def test_context_parallelism_is_an_axis_even_if_nobody_says_so(load: Load) -> None:
+    space = load(text([]))
+    assert space.adapter.axes == ["cp"]
+    config = {"num_nodes": 1, "tp": 2, "cp": 4, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    assert space.facts(config)["dp"] == 1
+    assert load(space.frozen()).fingerprint == load(text(["cp"])).fingerprint
+
+
+def test_context_parallelism_splits_the_sequence_and_not_the_batch(load: Load) -> None:
+    """Twice cp and half dp: half of the batch, with the same states and half of the activations."""
+    pricing = Pricing(load(text(zero_stage=1, num_nodes=1)))
+    config = {"num_nodes": 1, "tp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    plain, split = (pricing.predict([{**config, "cp": cp}]) for cp in (1, 2))
+    assert plain.jobs.global_batch / split.jobs.global_batch == 2
+    assert plain.memory.optimizer == split.memory.optimizer
+    assert plain.memory.activations / split.memory.activations == pytest.approx(2)
+    assert split.time.context > 0 == plain.time.context
+    # Not four times the tokens per second for the same work, and hardly fewer.
+    assert 0.7 < (split.tokens_per_second / plain.tokens_per_second)[0] < 1
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [("tensor_model_parallel_size", "tp"), ("micro_batch_size", "mbs"), ("context_parallel", "cp")],
+)
+def test_a_frameworks_name_for_a_known_parameter_is_told(load: Load, name: str, usual: str) -> None:
+    with pytest.raises(SpaceError, match=rf"parameters.{name}': is {usual} here: rename it"):
+        load(text([], **{name: [1, 2]}))
 
 
 def test_a_degree_of_one_is_priced_as_without_it(load: Load) -> None:
@@ -121,7 +152,12 @@ def test_the_built_in_trainer_has_no_axes_but_its_own(load: Load, good: str) -> 
 
 
 def test_a_space_without_such_axes_is_what_it_was(load: Load) -> None:
-    named, without = load(text()), load(text([]))
+    content = yaml.safe_load(text([], sp=1))
+    del content["parameters"]["cp"]
+    content["trainer"]["command"] = ["train", "{sp}"]
+    without = load(yaml.safe_dump(content))
+    content["trainer"]["axes"] = ["sp"]
+    named = load(yaml.safe_dump(content))
     assert named.fingerprint != without.fingerprint
-    assert "axes" not in without.frozen() and load(named.frozen()).trainer.axes == ["cp"]
+    assert "axes" not in without.frozen() and load(named.frozen()).trainer.axes == ["sp"]
     assert load_space("gpt_22b_frontier").trainer.axes == []
