@@ -267,7 +267,7 @@ class _Builder:
         if self.own_trainer and (usual := parameters.usual_name(name)) != name:
             raise self.document.error(
                 path,
-                f"is {usual} here: rename it, so that dp, the batch and the cost model know it; the "
+                f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
                 f"command can pass {{{usual}}} on by any name",
             )
         if keyword.iskeyword(name) or name in ("true", "false"):
