@@ -12,6 +12,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,21 @@ def shown(path: Path | str, most: int = 200) -> str:
     """A file's name for a message: without control characters, and not longer than it helps."""
     name = printable(str(path)).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
+
+
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Names for a message, the first ones of many."""
+    every = [shown(str(name), 60) for name in names]
+    more = [f"and {len(every) - most:,} more"] if len(every) > most else []
+    return ", ".join([*every[:most], *more])
+
+
+def message(error: object, lines: int = 10, width: int = 1000) -> str:
+    """What a terminal is shown of an error: bounded, and without control characters."""
+    every = [shown(line, width) for line in str(error).split("\n")]
+    if len(every) > lines:
+        every[lines - 1 :] = [f"and {len(every) - lines + 1:,} lines more"]
+    return "\n".join(every)
 
 
 def _read(path: Path, most: int, *, start: int = 0) -> bytes:

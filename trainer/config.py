@@ -5,13 +5,13 @@ Torch-free, so that the search and the cost model can read the same records.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trainer.axes import Axes, beside_dp, ordered, ranks_of_replica
+from trainer.files import FileError, mistakes, read_json
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
@@ -20,6 +20,13 @@ from trainer.sizes import layer_matrices, layer_weights, table_weights
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
+# Beyond any machine: products of such numbers stay within floating point's range.
+Layers = Annotated[int, Field(ge=1, le=100_000)]
+Width = Annotated[int, Field(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Sequences = Annotated[int, Field(ge=1, le=1_000_000)]
+Ranks = Annotated[int, Field(ge=1, le=2**30)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 class ConfigError(ValueError):
@@ -29,27 +36,29 @@ class ConfigError(ValueError):
 class _Record(BaseModel):
     """Strict: an unknown key is a mistake, never ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
 
 
 class ModelConfig(_Record):
     """Shape of a decoder-only transformer. Sizes are counts, not bytes."""
 
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    num_heads: int = Field(ge=1)
-    num_kv_heads: int | None = Field(
-        default=None, ge=1, description="groups of grouped-query attention; default num_heads"
+    num_layers: Layers
+    hidden_size: Width
+    num_heads: Width
+    num_kv_heads: Width | None = Field(
+        default=None, description="groups of grouped-query attention; default num_heads"
     )
-    ffn_hidden_size: int | None = Field(default=None, ge=1, description="default 4 * hidden_size")
-    vocab_size: int = Field(ge=2)
-    seq_length: int = Field(ge=1)
+    ffn_hidden_size: Width | None = Field(default=None, description="default 4 * hidden_size")
+    vocab_size: Tokens = Field(ge=2)
+    seq_length: Tokens
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     positions: Literal["learned", "rotary"] = "learned"
     activation: Literal["gelu", "swiglu"] = "gelu"
     linear_bias: bool = True
     tied_embeddings: bool = True
-    rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
 
     @model_validator(mode="after")
     def _divides(self) -> ModelConfig:
@@ -109,23 +118,23 @@ class TrainConfig(_Record):
 
     model: ModelConfig
     data: str = Field(description="prefix of an indexed token file: PREFIX.bin and PREFIX.idx")
-    tp: int = Field(default=1, ge=1)
-    pp: int = Field(default=1, ge=1)
-    vpp: int = Field(default=1, ge=1, description="model chunks per pipeline rank")
-    mbs: int = Field(default=1, ge=1, description="sequences per micro-batch and replica")
-    gas: int = Field(default=1, ge=1, description="micro-batches per step and replica")
+    tp: Ranks = 1
+    pp: Ranks = 1
+    vpp: Layers = Field(default=1, description="model chunks per pipeline rank")
+    mbs: Sequences = Field(default=1, description="sequences per micro-batch and replica")
+    gas: Sequences = Field(default=1, description="micro-batches per step and replica")
     zero_stage: Literal[0, 1, 2, 3] = 0
     placement: Preset | None = Field(
         default=None, description="a named placement, in place of zero_stage"
     )
-    weight_shard: int | None = Field(
-        default=None, ge=1, description="data-parallel ranks that weights are split over"
+    weight_shard: Ranks | None = Field(
+        default=None, description="data-parallel ranks that weights are split over"
     )
     secondary_shard: int | None = Field(
-        default=None, ge=0, description="and a nearer copy of them (hpZ); 0: no copy"
+        default=None, ge=0, le=2**30, description="and a nearer copy of them (hpZ); 0: no copy"
     )
-    gradient_shard: int | None = Field(default=None, ge=1, description="and gradients")
-    optimizer_shard: int | None = Field(default=None, ge=1, description="and optimizer states")
+    gradient_shard: Ranks | None = Field(default=None, description="and gradients")
+    optimizer_shard: Ranks | None = Field(default=None, description="and optimizer states")
     quantize_weights: bool | None = Field(
         default=None, description="gather weights as INT8 (qwZ); default as the placement says"
     )
@@ -143,25 +152,25 @@ class TrainConfig(_Record):
     reduce_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of gradients on their way, where they are not quantized"
     )
-    ranks_per_node: int | None = Field(
-        default=None, ge=1, description="default what the launcher says (LOCAL_WORLD_SIZE)"
+    ranks_per_node: Ranks | None = Field(
+        default=None, description="default what the launcher says (LOCAL_WORLD_SIZE)"
     )
-    ranks_per_pair: int = Field(
-        default=1, ge=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
+    ranks_per_pair: Ranks = Field(
+        default=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
     )
     sequence_parallel: bool = False
     recompute: Recompute = "none"
     precision: Precision = "bf16"
     engine: Literal["meshtune", "deepspeed"] = "meshtune"
     optimizer: OptimizerConfig = OptimizerConfig()
-    seed: int = Field(default=1234, ge=0)
-    warmup_steps: int = Field(default=2, ge=0)
-    measured_steps: int = Field(default=5, ge=1)
+    seed: int = Field(default=1234, ge=0, lt=2**63)
+    warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
+    measured_steps: Steps = 5
     save: str | None = Field(
         default=None, description="folder for checkpoints; the last 2 are kept"
     )
-    save_interval: int | None = Field(
-        default=None, ge=1, description="steps between checkpoints; default only at the end"
+    save_interval: Steps | None = Field(
+        default=None, description="steps between checkpoints; default only at the end"
     )
     load: str | None = Field(
         default=None,
@@ -170,14 +179,14 @@ class TrainConfig(_Record):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = Field(
-        default=None, ge=1, description="memory limit per rank; default the device's own"
+        default=None, ge=1, le=2**60, description="memory limit per rank; default the device's own"
     )
     time_communication: bool = Field(
         default=False,
         description="wait for every collective and report its time, which slows training; on CPU "
         "gathering and reducing run side by side, and their times overlap",
     )
-    collective_timeout_s: float = Field(default=600.0, gt=0)
+    collective_timeout_s: float = Field(default=600.0, gt=0, le=366 * 86400.0)
 
     @model_validator(mode="after")
     def _one_placement(self) -> TrainConfig:
@@ -251,22 +260,16 @@ class TrainConfig(_Record):
     def read(cls, path: Path) -> TrainConfig:
         """Read a JSON file; raises ConfigError that names the file, the key and the value."""
         try:
-            return cls.parse(json.loads(path.read_text()))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+            return cls.parse(read_json(path))
+        except FileError as error:
+            raise ConfigError(str(error)) from error
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
 
     @classmethod
     def parse(cls, values: Any) -> TrainConfig:
-        """Validate a mapping; raises ConfigError with one line per mistake."""
+        """Validate a mapping; raises ConfigError that names the keys and their values."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            lines = [
-                f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']} (found {e['input']!r})"
-                for e in error.errors()
-            ]
-            raise ConfigError("; ".join(lines)) from error
+            raise ConfigError(mistakes(error)) from error

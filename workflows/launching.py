@@ -9,6 +9,8 @@ from analysis import Run, RunFolder, counted, read_run
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, make_launcher
 
+MAX_RANKS = 4096  # on one machine, even for those who insist
+
 
 class LaunchError(ValueError):
     """A search that cannot be launched as it was asked for; the message names the remedy."""
@@ -54,15 +56,26 @@ def launcher_for(
         return simulated_launcher(space, simulate, max(EPOCH, run.last_t if run else 0.0))
 
     nodes = _widest(space)
-    ranks, cores = nodes * space.cluster.gpus_per_node, os.cpu_count() or 1
-    if launcher_name(name) == "local" and name is None and ranks > max(8, 4 * cores):
-        raise LaunchError(
-            f"{space.file}: a trial has up to {ranks} ranks, and this machine "
-            f"{counted(cores, 'core')}; `meshtune submit` searches on a cluster, "
-            "the launcher 'local' insists on this machine"
-        )
+    refuse_too_many_ranks(Path(space.file), name, nodes * space.cluster.gpus_per_node)
     options = LauncherOptions(nodes, site, hostfile)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
+
+
+def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
+    """Raise LaunchError if nobody can mean this machine for the trials of a file.
+
+    Args:
+        file: that says how many ranks.
+        asked: the launcher; None: nobody asked for one.
+        ranks: of the largest trial.
+    """
+    cores = os.cpu_count() or 1
+    if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):
+        insist = ", the launcher 'local' insists on this machine" if ranks <= MAX_RANKS else ""
+        raise LaunchError(
+            f"{file}: a trial has up to {ranks} ranks, and this machine "
+            f"{counted(cores, 'core')}; `meshtune submit` searches on a cluster{insist}"
+        )
 
 
 def _refuse_mixture(run: Run, name: str | None) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from shlex import join
 
 from analysis import (
     TRIAL_DIR,
@@ -48,13 +49,36 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
         return _train(best, launcher, out, steps)
 
 
+def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
+    """The exact command; starts and writes nothing."""
+    return join(launcher.command(_spec(best, out.absolute()), _lease(best, launcher)))
+
+
 def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
-    argv = tuple(argument.replace(TRIAL_DIR, str(out)) for argument in best.command)
+    spec, lease = _spec(best, out), _lease(best, launcher)
     if best.train is not None:
         config = {**best.train, **({"measured_steps": steps} if steps else {})}
         write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
+        signal.signal(number, lambda *_: stop.set())
+    print(f"training on {', '.join(lease.nodes)}; logs in {out}")
+    outcome = launcher.run(spec, lease, stop)
+    if outcome.kind is not Kind.OK:
+        said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
+        print(printable(said), file=sys.stderr)
+        return 1
+    for key, value in (outcome.result or {}).items():
+        if is_number(value):
+            print(printable(f"{key:28s}{value:.6g}"))
+    return 0
+
+
+def _spec(best: Best, out: Path) -> TrialSpec:
+    argv = tuple(argument.replace(TRIAL_DIR, str(out)) for argument in best.command)
+    if best.train is not None:
         argv = module_argv("trainer", str(out / "config.json"))
-    spec = TrialSpec(
+    return TrialSpec(
         # Folders of one name may be trained in at once, in one allocation.
         name=f"meshtune-train-{_NO_NAME.sub('-', out.name)[:40]}-{secrets.token_hex(4)}",
         directory=out,
@@ -64,20 +88,11 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
         timeout_s=NO_LIMIT_S,
         env=best.env,
     )
+
+
+def _lease(best: Best, launcher: Launcher) -> Lease:
     nodes = tuple(launcher.nodes()[: best.num_nodes])
     if len(nodes) < best.num_nodes:
         needed = counted(best.num_nodes, "node")
         raise ConfigError(f"{best.path} needs {needed}; found {len(nodes)}")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(number, lambda *_: stop.set())
-    print(f"training on {', '.join(nodes)}; logs in {out}")
-    outcome = launcher.run(spec, Lease("train", nodes), stop)
-    if outcome.kind is not Kind.OK:
-        said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
-        print(printable(said), file=sys.stderr)
-        return 1
-    for key, value in (outcome.result or {}).items():
-        if is_number(value):
-            print(printable(f"{key:28s}{value:.6g}"))
-    return 0
+    return Lease("train", nodes)

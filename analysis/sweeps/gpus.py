@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces import Cluster, Link, Nic, read_cluster, shipped_cluster
+from slurm import as_written
 
 
 class UnknownGpuError(ValueError):
@@ -63,14 +64,14 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
     Raises:
         UnknownGpuError: that lists the known spellings.
     """
-    if gpu.endswith(".yaml") and Path(gpu).is_file():
+    if gpu.endswith(".yaml"):
         return read_cluster(Path(gpu))
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
     plain = _SPELLINGS.get(plain, plain)
     if plain not in _GPUS:
         names = ", ".join(sorted({*_GPUS, *_SPELLINGS}))
         raise UnknownGpuError(
-            f"found gpu {gpu!r}, accepted (any case and signs): {names}, "
+            f"found gpu {as_written(gpu)}, accepted (any case and signs): {names}, "
             "or the path of a cluster's file *.yaml"
         )
     found = [shipped_cluster(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
@@ -90,9 +91,9 @@ def resized(cluster: Cluster, gpus_per_node: int) -> Cluster:
     """The same GPUs in nodes of another size: links cut or stretched, the network's share kept."""
     inner = [link for link in cluster.links if link.gpus < gpus_per_node]
     outer = next((link for link in cluster.links if link.gpus >= gpus_per_node), None)
-    widest = outer or cluster.links[-1]
+    widest = outer or next(reversed(cluster.links), None)
     links = inner
-    if gpus_per_node > 1:
+    if gpus_per_node > 1 and widest is not None:
         links = [*inner, Link(level="node", gpus=gpus_per_node, gb_per_s=widest.gb_per_s)]
     nic = cluster.nic
     if nic is not None:

@@ -18,6 +18,7 @@ from analysis.sweeps.record import (
     check,
     clusters_of,
     contradictory,
+    count_column,
     drop,
     keys,
     number_column,
@@ -46,10 +47,7 @@ class _Columns:
         return number_column(self.frame, name, self.path)
 
     def count(self, name: str) -> Array:
-        values = self.number(name)
-        right = (values >= 1) & (values == np.floor(values))
-        check(self.frame, name, right, "a whole number from 1 on", self.path)
-        return values
+        return count_column(self.frame, name, self.path)
 
     def flag(self, name: str, default: bool = False) -> Mask:
         return np.asarray(self.choice(name, _FLAGS, float(default)) == 1)

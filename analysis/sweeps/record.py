@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,12 +15,18 @@ from numpy.typing import NDArray
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of
-from search_spaces import Cluster
+from search_spaces import MAX_GPUS_PER_NODE, Cluster
+from slurm import FileError, as_written, listed, read_text, shown
 
 Keys = NDArray[np.str_]
 
+MAX_BYTES = 50_000_000
+MAX_COLUMNS = 1000
+MAX_VALUE = 1e15  # whatever a table measures, in whatever unit
+MAX_COUNT = 1e9
 
-class TableError(ValueError):
+
+class TableError(FileError):
     """A table that cannot be read; the message names the file, the value, and what is accepted."""
 
 
@@ -117,17 +124,32 @@ def _numbers(keys: Keys) -> Array:
 
 def read_csv(path: Path) -> pd.DataFrame:
     """The rows of a CSV file, by their lines' numbers; lines with ``#`` in front are comments."""
-    text = path.read_text().splitlines()
+    try:
+        text = read_text(path, MAX_BYTES).replace("\r\n", "\n").split("\n")
+    except FileError as error:
+        raise TableError(str(error)) from None
     numbers = [i for i, line in enumerate(text) if line and not line.startswith("#")]
     reader = csv.reader(text[i] for i in numbers)
-    rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
+    try:
+        rows = dict((numbers[reader.line_num - 1] + 1, row) for row in reader)  # noqa: C402
+    except csv.Error as error:
+        line = numbers[reader.line_num - 1] + 1
+        raise TableError(f"{shown(path)}:{line}: not a row of a CSV file: {error}") from None
     if not rows:
         return pd.DataFrame()
-    header = [name.strip() for name in rows.pop(min(rows))]
+    first = min(rows)
+    header = [name.strip() for name in rows.pop(first)]
+    if len(header) > MAX_COLUMNS:
+        raise TableError(
+            f"{shown(path)}:{first}: found {len(header):,} columns, accepted {MAX_COLUMNS:,}"
+        )
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise TableError(f"{shown(path)}:{first}: found twice, accepted once: {listed(twice)}")
     for line, row in rows.items():
         if len(row) != len(header):
             raise TableError(
-                f"{path}:{line}: a row has {len(row)} values, not {len(header)}: {row}"
+                f"{shown(path)}:{line}: found a row of {len(row)} values, accepted {len(header)}, "
+                "as many as columns"
             )
     return pd.DataFrame(list(rows.values()), columns=header, index=list(rows))
 
@@ -139,7 +161,8 @@ def check(
     wrong = np.flatnonzero(~np.asarray(list(right), dtype=bool))
     if wrong.size:
         line, value = frame.index[wrong[0]], frame[name].iloc[wrong[0]]
-        raise TableError(f"{path}:{line}: {name} is {value!r}, accepted {accepted}")
+        where = f"{shown(path)}:{line}: " if path else ""
+        raise TableError(f"{where}{name} is {as_written(value)}, accepted {accepted}")
 
 
 def number_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
@@ -147,8 +170,17 @@ def number_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> A
     text = frame[name].str.strip()
     values = pd.to_numeric(text.where(text != "", None), errors="coerce").to_numpy(float, copy=True)
     blank = text.str.lower().isin(["", "nan", "none", "n/a"])
-    check(frame, name, np.isfinite(values) | blank, "a number or nothing", path)
+    right = (np.abs(values) <= MAX_VALUE) | blank  # NaN compares false
+    check(frame, name, right, f"nothing, or a number up to {MAX_VALUE:g}", path)
     return np.asarray(values, dtype=float)
+
+
+def count_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
+    """A column of whole numbers from 1 on."""
+    values = number_column(frame, name, path)
+    right = (values >= 1) & (values == np.floor(values)) & (values <= MAX_COUNT)
+    check(frame, name, right, f"a whole number from 1 to {MAX_COUNT:,.0f}", path)
+    return values
 
 
 def keys(*columns: Iterable[Any]) -> Keys:
@@ -192,16 +224,22 @@ def clusters_of(
 ) -> tuple[dict[str, Cluster], Keys]:
     """Machines by key, and each row's key; a part of one node is that node."""
     names = np.array([str(gpu) for gpu in gpus], dtype=str)
-    cluster = np.empty(len(names), dtype="<U64")
+    cluster = np.empty(len(names), dtype=object)
     clusters: dict[str, Cluster] = {}
     for name in np.unique(names):
         rows = names == name
         wide = rows & (num_nodes > 1)
         per_node = int((num_gpus[wide] / num_nodes[wide]).max()) if wide.any() else None
+        where = f"{shown(path)}:{gpus.index[rows][0]}"
+        if per_node is not None and not 1 <= per_node <= MAX_GPUS_PER_NODE:
+            raise TableError(
+                f"{where}: found {per_node:,} GPUs on a node (n_gpu over n_nodes), accepted 1 to "
+                f"{MAX_GPUS_PER_NODE:,}"
+            )
         try:
             found = cluster_of(str(name), per_node)
-        except UnknownGpuError as error:
-            raise TableError(f"{path}:{gpus.index[rows][0]}: {error}") from None
+        except (UnknownGpuError, FileError) as error:
+            raise TableError(f"{where}: {error}") from None
         clusters[found.name] = found
         cluster[rows] = found.name
-    return clusters, cluster
+    return clusters, cluster.astype(str)

@@ -13,10 +13,24 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import with_network
-from analysis.sweeps.record import Keys, Table, contradictory, drop, keys, number_column, shape_keys
+from analysis.sweeps.record import (
+    Keys,
+    Table,
+    check,
+    contradictory,
+    count_column,
+    drop,
+    keys,
+    number_column,
+    shape_keys,
+)
 from search_spaces import Cluster, shipped_cluster
 
-VTRAIN = {"iter_ms", "hidden", "layers", "tp", "pp", "dp", "mbs", "gas"}
+_COUNTS = (
+    *("hidden", "layers", "heads", "seq", "tp", "pp", "dp", "mbs", "gas"),
+    *("gbs", "n_gpu"),
+)
+VTRAIN = {"iter_ms", *_COUNTS}
 
 
 def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:
@@ -65,6 +79,10 @@ def one_cluster_table(
 
 def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
     """vTrain: Megatron-DeepSpeed on eight A100 a node, 800 Gb/s between nodes."""
+    for name in _COUNTS:
+        count_column(frame, name, path)
+    times_ms = number_column(frame, "iter_ms", path)
+    check(frame, "iter_ms", ~(times_ms <= 0), "a number above 0", path)
     vocab = {} if "vocab" in frame else {"vocab_size": 51200}
     j = gpt_jobs(frame, **vocab)
     made = one_cluster_table(
@@ -72,7 +90,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
         j,
         with_network(shipped_cluster("dgx_a100"), 4, 25),
         "megatron-deepspeed",
-        step_time_s=number_column(frame, "iter_ms") / 1e3,
+        step_time_s=times_ms / 1e3,
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
     )
     return drop(

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm.files import FileError, read_text, shown
 from slurm.launcher import LauncherError
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]*\w)?")
+MAX_BYTES = 10_000_000
+MAX_SLOTS = 100_000
+_NAME = re.compile(r"[A-Za-z0-9](?:[\w.-]{0,252}\w)?", re.ASCII)
 _IGNORED = ("max_slots", "max-slots")  # Open MPI's; a trial never has more ranks than slots
 
 
-class HostsError(LauncherError, ValueError):
+class HostsError(LauncherError, FileError):
     """A list of hosts that cannot be used; the message names its place and the remedy."""
 
 
@@ -63,11 +66,11 @@ def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
     Raises:
         HostsError: if it cannot be read, a line is none of these, or there is no host.
     """
-    where = f"{path} ({variable})" if variable else str(path)
+    where = f"{shown(path)} ({variable})" if variable else shown(path)
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise HostsError(f"{where}: cannot be read: {error}") from error
+        lines = read_text(path, MAX_BYTES).splitlines()
+    except FileError as error:
+        raise HostsError(f"{variable}: {error}" if variable else str(error)) from None
     hosts = []
     for number, line in enumerate(lines, 1):
         if words := line.partition("#")[0].split():
@@ -80,7 +83,7 @@ def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
 def _host(words: Sequence[str], where: str) -> Host:
     name, colon, count = words[0].partition(":")
     if not _NAME.fullmatch(name):
-        raise HostsError(f"{where}: {words[0]!r} is no host name; write it like node7 slots=4")
+        raise HostsError(f"{where}: {_word(words[0])} is no host name; write it like node7 slots=4")
     slots = _slots(count, words[0], where) if colon else None
     for word in words[1:]:
         key, _, value = word.partition("=")
@@ -88,15 +91,22 @@ def _host(words: Sequence[str], where: str) -> Host:
             slots = _slots(value, word, where)
         elif key not in _IGNORED:
             raise HostsError(
-                f"{where}: {word!r} is not understood; after a host's name may stand slots=4"
+                f"{where}: {_word(word)} is not understood; after a host's name may stand slots=4"
             )
     return Host(name, slots)
 
 
 def _slots(text: str, word: str, where: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise HostsError(f"{where}: {word!r}: slots are a number from 1 on, like slots=4")
-    return int(text)
+    slots = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if not 1 <= slots <= MAX_SLOTS:
+        raise HostsError(
+            f"{where}: {_word(word)}: slots are a number from 1 to {MAX_SLOTS:,}, like slots=4"
+        )
+    return slots
+
+
+def _word(word: str) -> str:
+    return f"'{shown(word, 60)}'"
 
 
 def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
@@ -112,6 +122,7 @@ def _of_pairs(words: Sequence[str]) -> tuple[Host, ...]:
     names, counts = words[::2], words[1::2]
     if len(names) != len(counts) or not all(count.isdigit() for count in counts):
         raise HostsError(
-            f"LSB_MCPU_HOSTS is {' '.join(words)!r}, not host and count in turn: give --hostfile"
+            f"LSB_MCPU_HOSTS is {_word(' '.join(words))}, not host and count in turn: "
+            "give --hostfile"
         )
     return _merged(Host(name) for name in names)

@@ -40,7 +40,7 @@ NAN = float("nan")
         ([row() + ",half"], SWEEP + ",recompute", ["a.csv", "'half'", "selective"]),
         ([row() + ",jax"], SWEEP + ",framework", ["a.csv", "'jax'", "nanotron"]),
         ([row(tok_s="fast")], SWEEP, ["a.csv", "tok_s", "'fast'"]),
-        ([row() + ",1"], SWEEP, ["a.csv", "24 values, not 23"]),
+        ([row() + ",1"], SWEEP, ["a.csv:3:", "a row of 24 values, accepted 23"]),
     ],
 )
 def test_a_value_that_is_not_understood_is_named(

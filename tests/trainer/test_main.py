@@ -266,7 +266,15 @@ def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> Non
     assert [step["step"] for step in log.steps] == list(range(1, len(times_s) + 1))
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"model": 3}', '{"nonsense": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(None, "", "{", "[]", '{"model": 3}', '{"nonsense": 1}'),
+        *("[" * 100_000, "9" * 5000, '{"seed": NaN}', f'{{"{"k" * 5000}": "{"v" * 5000}"}}'),
+        *('{"a": 1}' + " " * 1_000_001, '{"\\u001b[31m": 1}'),
+    ],
+    ids=range(12),
+)
 def test_a_bad_file_is_one_message_and_exit_code_2(
     content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +284,7 @@ def test_a_bad_file_is_one_message_and_exit_code_2(
     assert run_alone(path, {}) == EXIT_INVALID
     said = capsys.readouterr().err
     assert said.startswith(f"error: {path}") and said.count("\n") == 1
+    assert len(said) < 1500 and said.strip().isprintable()
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "invalid"
     assert str(path) in result["message"]

@@ -76,10 +76,10 @@ class TokenDataset:
         epoch, position = divmod(number, samples)
         begin = shuffled(position, samples, seed, epoch) * seq_length
         tokens = self._tokens[begin : begin + seq_length + 1]
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.vocab_size:
+        low, high = tokens.min(), tokens.max()
+        if not (low >= 0 and high < self.vocab_size):  # NaN is neither
             raise ConfigError(
-                f"{self.prefix}.bin: token {low if low < 0 else high} is not in the model's "
+                f"{self.prefix}.bin: token {high if low >= 0 else low} is not in the model's "
                 f"vocabulary of {self.vocab_size}; set model.vocab_size to the tokenizer's, "
                 "rounded up to a multiple of tp"
             )

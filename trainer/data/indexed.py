@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.config import ConfigError
+from trainer.files import FileError, shown, size_of
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -52,13 +53,15 @@ def read_index(prefix: str | Path) -> Index:
         ConfigError: if a file is missing, truncated or of another kind; names it and the remedy.
     """
     idx, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    remedy = _REMEDY.format(prefix=prefix)
+    remedy = _REMEDY.format(prefix=shown(str(prefix)))
     try:
+        idx_bytes, bin_bytes = size_of(idx), size_of(data)
         with idx.open("rb") as file:
             header = file.read(HEADER.size)
-        idx_bytes, bin_bytes = idx.stat().st_size, data.stat().st_size
+    except FileError as error:
+        raise ConfigError(f"{error}; {remedy}") from error
     except OSError as error:
-        raise ConfigError(f"{error.filename}: {error.strerror}; {remedy}") from error
+        raise ConfigError(f"{idx}: {error.strerror}; {remedy}") from error
     if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise ConfigError(f"{idx}: not the index of a Megatron indexed dataset; {remedy}")
     _, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
@@ -70,7 +73,7 @@ def read_index(prefix: str | Path) -> Index:
     if idx_bytes < HEADER.size + 12 * num_sequences + 8 * num_boundaries:
         raise ConfigError(f"{idx}: truncated at {idx_bytes} bytes; {remedy}")
     expected_bytes = _data_bytes(idx, num_sequences, DTYPES[code].itemsize)
-    if bin_bytes != expected_bytes:
+    if bin_bytes != expected_bytes or bin_bytes % DTYPES[code].itemsize:
         raise ConfigError(
             f"{data}: {bin_bytes} bytes, but {idx.name} describes {expected_bytes}: truncated, or "
             f"of another dataset; {remedy}"

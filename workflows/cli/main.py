@@ -18,21 +18,21 @@ from workflows.cli import cluster, predict, replay, run, search
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
     arguments = parser().parse_args(argv)
-    from slurm import printable
+    from slurm import message
     from workflows.cli import errors  # what all commands need, and it is little
 
     try:
         code: int = arguments.handler(arguments)
         sys.stdout.flush()
     except errors.input_errors() as error:
-        print(printable(f"meshtune: {error}"), file=sys.stderr)
+        print(f"meshtune: {message(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read us has enough; the interpreter's own last flush must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except errors.run_errors() as error:
-        print(printable(f"meshtune: {error}"), file=sys.stderr)
+        print(f"meshtune: {message(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -30,7 +30,6 @@ def add_commands(commands: Commands) -> None:
 
 def replay(arguments: Namespace) -> int:
     """Replay a policy against a recorded table and print how soon it comes near the best."""
-    from analysis import TableError
     from workflows.cli.errors import UsageError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded
@@ -39,16 +38,13 @@ def replay(arguments: Namespace) -> int:
     out: Path | None = arguments.json
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
-    try:
-        found = recorded(arguments.table, columns)
-        figures = replaying.replay(
-            found.landscapes,
-            lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
-            arguments.seeds,
-            arguments.parallel,
-        )
-    except TableError as error:
-        raise UsageError(str(error)) from error
+    found = recorded(arguments.table, columns)
+    figures = replaying.replay(
+        found.landscapes,
+        lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
+        arguments.seeds,
+        arguments.parallel,
+    )
     print(replaying.text(figures))
     if found.left_out:
         print(replaying.left_out(found.left_out))

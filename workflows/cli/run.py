@@ -28,6 +28,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("train"), metavar="DIR", help="default: train"
     )
+    parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
 
 
 def status(arguments: Namespace) -> int:
@@ -65,11 +66,15 @@ def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
     from analysis import load_best
     from slurm import LauncherOptions, make_launcher
-    from workflows.launching import launcher_name
-    from workflows.train import train_best
+    from workflows.launching import launcher_name, refuse_too_many_ranks
+    from workflows.train import dry_run, train_best
 
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
+    refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     options = LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
     with closing(make_launcher(chosen, options)) as launcher:
+        if arguments.dry_run:
+            print(dry_run(best, launcher, arguments.out))
+            return 0
         return train_best(best, launcher, arguments.out, arguments.steps)

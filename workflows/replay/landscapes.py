@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from analysis import (
     read_tables,
     resized,
 )
-from search_spaces import SearchSpace, load_space
+from search_spaces import SearchSpace, SpaceError, load_space
+from slurm import as_written, listed
 from trainer import beside_dp
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
@@ -118,10 +120,9 @@ def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
     Raises:
         TableError: if there is nothing to replay; the message says why.
     """
-    if path.is_dir():
-        path /= "results.csv"
-    if not path.is_file():
-        raise TableError(f"{path}: no such file")
+    with suppress(OSError):  # what cannot be looked at has its error when it is read
+        if path.is_dir():
+            path /= "results.csv"
     frame = read_csv(path)
     names = [*map(str, frame)]
     if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
@@ -129,14 +130,12 @@ def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
             raise TableError(f"{path}: a run is one landscape; leave --landscape out")
         return Recorded([_of_run(path, frame)])
     if unknown := [name for name in columns if name not in frame]:
-        raise TableError(
-            f"{path}: no column {', '.join(unknown)}; it has {', '.join(frame.columns)}"
-        )
+        raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
     tables = read_tables(path, columns)
     if not tables:
         raise TableError(
             f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
-            f"has the columns {', '.join(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
             f"{', '.join(missing_columns(frame))}"
         )
     found: list[Landscape] = []
@@ -184,37 +183,41 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
         frame = frame.rename(columns={"objective_0": "objective"})
     names = [n.removeprefix("p:") for n in map(str, frame) if n.startswith("p:")]
     if unknown := [name for name in names if name not in space.parameters]:
-        raise TableError(f"{path}: {file} has no parameter {', '.join(unknown)}")
+        raise TableError(f"{path}: {file} has no parameter {listed(unknown)}")
+    if "objective" not in frame:
+        raise TableError(f"{path}: has no column objective, accepted the results of {file}")
+    failed = frame["objective"].str.startswith("F_")
+    objectives = number_column(
+        frame.assign(objective=frame["objective"].mask(failed, "")), "objective", path
+    )
+    measured = {
+        name.removeprefix("m:"): pd.to_numeric(frame[name], errors="coerce").to_numpy(float)
+        for name in map(str, frame)
+        if name.startswith("m:")
+    }
     answers: dict[Key, list[Answer]] = {}
     configs: dict[Key, dict[str, Any]] = {}
-    measured = [name for name in map(str, frame) if name.startswith("m:")]
-    rows: list[dict[str, str]] = [
-        {str(name): value for name, value in row.items()} for row in frame.to_dict("records")
-    ]
-    for row in rows:
-        raw = {name: _value(path, space, name, row[f"p:{name}"]) for name in names}
-        config = space.canonical(raw)
-        failed = row["objective"].startswith("F_")
-        one = pd.DataFrame([row])
-        objective = np.nan if failed else float(number_column(one, "objective", path)[0])
-        kind = row["objective"].removeprefix("F_") if failed else "ok"
-        figures = {
-            name.removeprefix("m:"): figure
-            for name in measured
-            if np.isfinite(figure := float(pd.to_numeric(row[name], errors="coerce")))
-        }
+    for row, line in enumerate(frame.index):
+        where = f"{path}:{line}"
+        raw = {name: _value(where, space, name, frame[f"p:{name}"].iloc[row]) for name in names}
+        try:
+            config = space.canonical(raw)
+        except ValueError as error:  # a parameter that is missing, or has no value here
+            raise TableError(f"{where}: p:{error}") from None
+        figures = {name: float(c[row]) for name, c in measured.items() if np.isfinite(c[row])}
+        kind = frame["objective"].iloc[row].removeprefix("F_") if failed.iloc[row] else "ok"
         key = tuple(config.items())
         configs[key] = dict(config)
-        answers.setdefault(key, []).append(Answer(objective, kind, figures))
+        answers.setdefault(key, []).append(Answer(float(objectives[row]), kind, figures))
     if len(configs) < 2 or not any(a.ok for every in answers.values() for a in every):
         raise TableError(f"{path}: nothing to replay: needs two configurations of which one ran")
     return Landscape(space.name, space, [*configs.values()], answers)
 
 
-def _value(path: Path, space: SearchSpace, name: str, text: str) -> Any:
+def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:
     values = {str(v): v for v in space.parameters[name].values}
     if text and text not in values:
-        raise TableError(f"{path}: p:{name} is {text!r}, accepted {', '.join(values)}")
+        raise TableError(f"{where}: p:{name} is {as_written(text)}, accepted {listed(values)}")
     return values.get(text)
 
 
@@ -259,8 +262,8 @@ def _check_same(key: str, table: Table) -> None:
     columns |= {"gpu": table.cluster, "framework": table.framework}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
         raise TableError(
-            f"{table.name}: landscape {key!r} has rows that differ in {', '.join(mixed)}; "
-            "name columns that tell them apart as well"
+            f"{table.name}: landscape {as_written(key)} has rows that differ in "
+            f"{', '.join(mixed)}; name columns that tell them apart as well"
         )
 
 
@@ -302,4 +305,10 @@ def _space(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay.yaml"
         path.write_text(yaml.safe_dump(content, sort_keys=False))
-        return load_space(str(path))
+        try:
+            return load_space(str(path))
+        except SpaceError as error:
+            what = str(error).replace(f"{path}:", "")
+            raise TableError(
+                f"{table.name}: landscape {as_written(key)} is no space: {what}"
+            ) from None

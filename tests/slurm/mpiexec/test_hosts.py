@@ -36,11 +36,14 @@ def test_a_host_that_is_listed_again_stays_where_it_was_and_its_slots_add_up(
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("n1 slots=four", r"line 2: 'slots=four': slots are a number from 1 on"),
+        ("n1 slots=four", r"line 2: 'slots=four': slots are a number from 1 to 100,000"),
         ("n1:0", r"line 2: 'n1:0': slots are a number"),
         ("n1 4", r"line 2: '4' is not understood; after a host's name may stand slots=4"),
         ("-n1", r"line 2: '-n1' is no host name"),
         ("user@n1", r"line 2: 'user@n1' is no host name"),
+        ("n1:" + "9" * 5000, r"line 2: 'n1:99.*99': slots are a number from 1 to 100,000"),
+        ("n" * 5000, r"line 2: 'nnn.*nnn' is no host name"),
+        ("n1\x1b[31m", r"line 2: 'n1\\x1b\[31m' is no host name"),
         ("n1,n2", r"line 2: 'n1,n2' is no host name; write it like node7 slots=4"),
     ],
 )
@@ -50,12 +53,13 @@ def test_a_line_that_is_not_understood_is_named_with_what_it_may_be(
     with pytest.raises(HostsError, match=says) as error:
         listed(tmp_path, f"n0\n{line}\n")
     assert str(tmp_path / "hosts") in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 def test_a_file_without_hosts_or_none_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostsError, match="has no hosts"):
         listed(tmp_path, "# nothing\n")
-    with pytest.raises(HostsError, match=r"absent: cannot be read"):
+    with pytest.raises(HostsError, match=r"absent: there is no such file"):
         find_hosts(tmp_path / "absent", {})
 
 
@@ -86,7 +90,7 @@ def test_lsf_lists_its_hosts_in_a_file_or_with_their_counts(tmp_path: Path) -> N
 def test_an_error_in_a_schedulers_list_names_its_variable(tmp_path: Path) -> None:
     with pytest.raises(HostsError, match=r"LSB_MCPU_HOSTS is 'n1 n2'"):
         find_hosts(None, {"LSB_MCPU_HOSTS": "n1 n2"})
-    with pytest.raises(HostsError, match=r"\(PBS_NODEFILE\): cannot be read"):
+    with pytest.raises(HostsError, match=r"^PBS_NODEFILE: .*no such file"):
         find_hosts(None, {"PBS_NODEFILE": str(tmp_path / "absent")})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,28 @@ def _unknown_type(prefix: Path) -> None:
     path.write_bytes(content)
 
 
+def _pipe(prefix: Path) -> None:
+    Path(f"{prefix}.idx").unlink()
+    os.mkfifo(f"{prefix}.idx")
+
+
+def _endless(prefix: Path) -> None:
+    """As many sequences as 64 bits can say."""
+    path = Path(f"{prefix}.idx")
+    content = path.read_bytes()
+    path.write_bytes(content[:18] + b"\xff" * 16 + content[34:])
+
+
+def _odd_bin(prefix: Path) -> None:
+    """Half a token more, and an index that says so."""
+    path = Path(f"{prefix}.idx")
+    content = bytearray(path.read_bytes())
+    content[38] += 1  # the offset of the only sequence
+    path.write_bytes(content)
+    with Path(f"{prefix}.bin").open("ab") as file:
+        file.write(b"x")
+
+
 def _folder(prefix: Path) -> None:
     Path(f"{prefix}.idx").unlink()
     Path(f"{prefix}.idx").mkdir()
@@ -67,7 +90,10 @@ def _folder(prefix: Path) -> None:
         (_foreign_idx, r"x\.idx: not the index"),
         (_future_idx, r"x\.idx: version 2"),
         (_unknown_type, r"x\.idx: .*type 99"),
-        (_folder, r"x\.idx: Is a directory"),
+        (_folder, r"x\.idx: found a folder, pipe or device"),
+        (_pipe, r"x\.idx: found a folder, pipe or device"),
+        (_endless, r"x\.idx: truncated"),
+        (_odd_bin, r"x\.bin: 7 bytes, but x\.idx describes 7"),
     ],
 )
 def test_a_bad_file_is_one_error_with_its_name_and_the_remedy(
