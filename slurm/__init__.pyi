@@ -1,4 +1,5 @@
 from . import minicluster, processes
+from .clock import Clock
 from .documents import (
     Document,
     Where,
@@ -71,6 +72,7 @@ __all__ = [
     "REDUCTIONS",
     "SCRIPT_NAME",
     "BatchError",
+    "Clock",
     "Document",
     "EarlyStop",
     "FileError",

@@ -10,11 +10,14 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The machine's own time."""
+    """The machine's own time, which goes on steadily even if somebody sets the machine's clock."""
+
+    def __init__(self) -> None:
+        self._epoch_s = time.time() - time.monotonic()
 
     def time(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
+        """Seconds since the epoch, by what the machine's clock said when this one was made."""
+        return self._epoch_s + time.monotonic()
 
     def monotonic(self) -> float:
         """Seconds since some moment; never set back."""

@@ -19,6 +19,7 @@ from typing import IO
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, read_run
 from analysis.run.folder import RunFolder
+from slurm import Clock
 
 LOCK_NAME = "driver.lock"
 LOCK_ATTEMPTS = 10  # within half a second
@@ -33,7 +34,8 @@ class Journal:
 
     Args:
         directory: the run's folder; it must exist.
-        clock: seconds since the epoch; a virtual cluster brings its own.
+        clock: seconds since the epoch, going on steadily; a virtual cluster brings its own. Where
+            it is behind the journal's last line, time goes on from that.
         sync: False: a line counts when the kernel has it; a crash of the machine may lose some.
 
     Raises:
@@ -42,9 +44,9 @@ class Journal:
     """
 
     def __init__(
-        self, directory: Path, clock: Callable[[], float] = time.time, sync: bool = True
+        self, directory: Path, clock: Callable[[], float] | None = None, sync: bool = True
     ) -> None:
-        self.clock = clock
+        clock_s = clock or Clock().time
         self._sync = sync
         self._lock = lock(directory)
         path = RunFolder(directory).journal_file
@@ -52,6 +54,9 @@ class Journal:
         self._file = path.open("ab")
         _cut_torn_line(path)
         self.run: Run = read_run(directory)
+        behind_s = self.run.last_t - clock_s()
+        ahead_s = behind_s + 0.001 if behind_s > 0 else 0.0  # after that line, not with it
+        self.clock: Callable[[], float] = lambda: clock_s() + ahead_s
 
     def write(self, event: Event) -> None:
         """Append one event; on return it is on disk and folded into ``run``."""

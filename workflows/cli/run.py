@@ -47,7 +47,8 @@ def status(arguments: Namespace) -> int:
     driver = driver_of(arguments.run)
     killed = f"killed; `meshtune search {quote(str(space.file))}` resumes it"
     state = f"running ({driver})" if driver else run.closed or killed
-    now = time.time() if driver and run.launcher != "simulate" else run.last_t
+    # The machine's clock may have been set back since the driver began.
+    now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
     for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
         print(printable(f"{label:12s}{text}"))
     return 0

@@ -142,6 +142,28 @@ def test_time_between_sessions_is_not_spent(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_clock_that_was_set_back_between_two_sessions_turns_no_time_around(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    journal = Journal(tmp_path, clock)
+    opened(journal)
+    clock.now += 10
+    journal.write(Closed(reason="stopped"))
+    journal.close()
+    clock.now -= 5000
+    journal = Journal(tmp_path, clock)
+    opened(journal)
+    journal.write(Proposed(trial=1, config={}))
+    journal.write(Started(trial=1, attempt=1, name="r1", nodes=["a"]))
+    clock.now += 7
+    end(journal, 1, "ok")
+    assert wall_time_s(journal.run, journal.clock()) == pytest.approx(17)
+    assert journal.run.trials[1].elapsed_s == pytest.approx(7)
+    assert journal.run.opened_t == sorted(journal.run.opened_t)
+    journal.close()
+
+
 def test_node_hours_count_width_retries_and_what_runs_now(tmp_path: Path) -> None:
     clock = Clock()
     journal = Journal(tmp_path, clock)

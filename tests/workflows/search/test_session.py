@@ -211,6 +211,33 @@ print('MESHTUNE_RESULT {"speed": 1}')
     assert trial.attempts[0].name == copied.attempts[0].name != copied.attempts[1].name
 
 
+# Sets the machine's clock a day ahead and back whenever the driver has written an event.
+SETTER = """
+import sys, time
+from analysis.run.journal import Journal
+from workflows.cli.main import main
+real, ahead_s, write = time.time, 0.0, Journal.write
+time.time = lambda: real() + ahead_s
+def setting(self, event):
+    global ahead_s
+    write(self, event)
+    ahead_s = 0.0 if ahead_s else 86400.0
+Journal.write = setting
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_clock_that_is_set_spends_no_budget(place: Path) -> None:
+    (place / "setter.py").write_text(SETTER)
+    text = (place / "space.yaml").read_text()
+    (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 6, wall_time: 1h"))
+    program = (str(place / "setter.py"),)
+    subprocess.run(search(place, program=program), check=True, capture_output=True, timeout=120)
+    check_accounts(place)
+    run = read_run(place / "run")
+    assert run.past_sessions_s + run.last_t - run.opened_t[-1] < 3600
+
+
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
     driver = subprocess.Popen(
         search(place), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
