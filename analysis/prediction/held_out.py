@@ -18,6 +18,7 @@ from analysis.units import GIB
 from search_spaces import SpaceError, load_space
 
 FOLDS = 5
+TAUGHT = 400  # trials by which a model is calibrated: a dozen constants are settled by fewer
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
 FEW = 5  # trials below which neither a rank correlation nor a share of failures says much
@@ -29,7 +30,7 @@ class CrossValidation:
 
     Attributes:
         trials: their numbers.
-        prediction: by the model calibrated with all of them.
+        prediction: by the model calibrated with all of them, or with ``TAUGHT``.
         before_s: step times by the model before calibration.
         held_out_s: by models that were each calibrated without the trial itself.
         held_out_bytes: peak memory, likewise.
@@ -116,7 +117,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
 
     A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
     therefore predicted by a model calibrated without it: the trials are cut into five parts, and
-    each is predicted after the other four.
+    each is predicted after the other four. Of many trials TAUGHT calibrate, spread over the search.
 
     Returns:
         None where the space cannot be read or priced, or no trial says anything.
@@ -135,7 +136,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
     except ValueError:  # the cluster's facts lack a link that these trials cross
         return None
     held_out_s, held_out_bytes, held_out_fits = _held_out(pricing, trials)
-    whole = _with(pricing, pricing.calibrated(trials))
+    whole = _with(pricing, pricing.calibrated(_some(trials)))
     return CrossValidation(
         trials=tuple(t.number for t in trials),
         prediction=whole.predict([t.config for t in trials]),
@@ -143,7 +144,7 @@ def cross_validated(run: Run) -> CrossValidation | None:
         held_out_s=held_out_s,
         held_out_bytes=held_out_bytes,
         held_out_fits=held_out_fits,
-        measured_s=np.array([pricing.step_time_s(t) for t in trials]),
+        measured_s=pricing.step_times_s(trials),
         measured_bytes=np.array([reported(t, "peak_memory_bytes") for t in trials]),
         out_of_memory=np.array([not t.ok for t in trials]),
     )
@@ -155,12 +156,20 @@ def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Arra
     parts = np.arange(len(trials)) % FOLDS
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
-        model = pricing.calibrated([t for t, p in zip(trials, parts, strict=True) if p != part])
+        others = [t for t, p in zip(trials, parts, strict=True) if p != part]
+        model = pricing.calibrated(_some(others))
         found = _with(pricing, model).predict([trials[i].config for i in own])
         held_out_s[own] = found.step_time_s
         held_out_bytes[own] = model.memory.peak_bytes(found.jobs, model.framework)  # as reported
         held_out_fits[own] = found.fits
     return held_out_s, held_out_bytes, held_out_fits
+
+
+def _some(trials: list[Trial]) -> list[Trial]:
+    """At most ``TAUGHT`` of them, evenly over their numbers."""
+    if len(trials) <= TAUGHT:
+        return trials
+    return [trials[row] for row in np.linspace(0, len(trials) - 1, TAUGHT).astype(int)]
 
 
 def _with(pricing: Pricing, model: CostModel) -> Pricing:

@@ -202,27 +202,32 @@ class Pricing:
             return self.model
         measurements = Measurements(
             jobs=self.jobs_of([t.config for t in told]),
-            step_time_s=np.array([self.step_time_s(t) for t in told]),
+            step_time_s=self.step_times_s(told),
             peak_bytes=np.array([reported(t, "peak_memory_bytes") for t in told]),
             out_of_memory=np.array([not t.ok for t in told]),
         )
         return self.model.calibrated(measurements)
 
-    def step_time_s(self, trial: Trial) -> float:
+    def step_times_s(self, trials: Sequence[Trial]) -> Array:
         """As reported, or from the objective where a trainer of the user's reports only that.
 
-        nan where the trial failed, or its objective says nothing of a step.
+        nan where a trial failed, or its objective says nothing of a step.
         """
-        median = reported(trial, "step_time_s.median")
-        if np.isfinite(median) or not trial.ok or not trial.objective or trial.objective < 0:
-            return median
-        one = self.predict([trial.config])
-        figure = self.objective(one)
+        times_s = np.array([reported(t, "step_time_s.median") for t in trials])
         key = self.space.objective.key
-        if figure is None or key not in (*RATES, *TIMES):
-            return float("nan")
-        factor = float(figure[0]) / trial.objective
-        return float(one.step_time_s[0]) * (factor if key in RATES else 1 / factor)
+        rows = [
+            row
+            for row, t in enumerate(trials)
+            if np.isnan(times_s[row]) and t.ok and t.objective and t.objective > 0
+        ]
+        if not rows or key not in (*RATES, *TIMES):
+            return times_s
+        predicted = self.predict([trials[row].config for row in rows])
+        figure = self.objective(predicted)
+        if figure is not None:
+            factor = figure / np.array([trials[row].objective for row in rows], dtype=float)
+            times_s[rows] = predicted.step_time_s * (factor if key in RATES else 1 / factor)
+        return times_s
 
     def jobs_of(self, configs: Sequence[Mapping[str, Any]]) -> Jobs:
         """The jobs of configurations, raw or canonical."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 _ORDERS: Mapping[str, tuple[str, ...]] = {"recompute": ("none", "selective", "full")}
 
@@ -28,6 +29,10 @@ class Encoded:
     inactive: pd.DataFrame
     legend: dict[str, str]
     constant: dict[str, Any]
+
+    def rows(self, chosen: NDArray[np.int_]) -> Encoded:
+        """Of some of the trials, by their place; legends are of all."""
+        return replace(self, values=self.values.iloc[chosen], inactive=self.inactive.iloc[chosen])
 
 
 def encode(frame: pd.DataFrame) -> Encoded:

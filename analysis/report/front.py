@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import matplotlib
@@ -35,19 +35,26 @@ def sought(run: Run) -> str:
     return text[0].upper() + text[1:]
 
 
-def front_figure(run: Run) -> Figure:
-    """Every success over the first two objectives, those of the front in blue.
+def front_figure(run: Run, listed: Collection[int]) -> Figure:
+    """Successes over the first two objectives, those of the front in blue.
 
     With two objectives the line is what the front guarantees: the best first objective at no
     worse a second one. With three, colour is the third, and no line is drawn.
+
+    Args:
+        run: with several objectives.
+        listed: trials that are drawn: a point leads to its trial on the page.
     """
     (y_key, _), (x_key, x_up), *third = run.goals
-    best, every = run.front(), run.comparable()
-    numbers = {t.number for t in best}
-    rest = [t for t in every if t.number not in numbers]
+    front, every = run.front(), run.comparable()
+    numbers = {t.number for t in front}
+    best = [t for t in front if t.number in listed]
+    rest = [t for t in every if t.number in listed and t.number not in numbers]
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     axes = figure.subplots()
-    _points(axes, run, rest, s=22, color=PALE, label=f"dominated ({len(rest)})", zorder=2)
+    _points(
+        axes, run, rest, s=22, color=PALE, label=f"dominated ({len(every) - len(front)})", zorder=2
+    )
     colour: dict[str, Any] = {"color": BLUE}
     if third:
         colour = {"c": [shown(run, t)[third[0][0]] for t in best], "cmap": "viridis"}
@@ -57,7 +64,7 @@ def front_figure(run: Run) -> Figure:
         best,
         s=58,
         edgecolor=DARK,
-        label=f"Pareto-optimal ({len(best)})",
+        label=f"Pareto-optimal ({len(front)})",
         zorder=4,
         **colour,
     )

@@ -40,13 +40,15 @@ def _best(content: Content) -> str:
 
 def _front(content: Content) -> str:
     run = content.run
-    figure = front.front_figure(run)
+    listed = {trial.number for trial in tables.listed(run)}
+    figure = front.front_figure(run, listed)
     content.image("front.png", figure)
     return content.html(
         "front.html",
         svg=Markup(front.inline_svg(figure)),
         successes=len(run.comparable()),
-        rows=[tables.trial_row(run, trial) for trial in run.front()],
+        optimal=len(run.front()),
+        rows=[tables.trial_row(run, trial) for trial in run.front() if trial.number in listed],
     )
 
 
@@ -97,7 +99,9 @@ def _cost_model(content: Content) -> str:
     image = ""
     if best:
         image = content.image("forecast.png", stacks.stacks_of(validation, best))
-    return content.html("cost_model.html", validation=validation, stacks=image)
+    listed = {trial.number for trial in tables.listed(content.run)}
+    rows = [row for row in validation.by_trial if row["number"] in listed]
+    return content.html("cost_model.html", validation=validation, stacks=image, rows=rows)
 
 
 def _top(content: Content) -> str:
@@ -113,9 +117,13 @@ def _top_title(content: Content) -> str:
 
 
 def _trials(content: Content) -> str:
-    trials = sorted(content.run.trials.items())
-    rows = [tables.trial_row(content.run, trial) for _, trial in trials]
-    return content.html("trials.html", trials=rows)
+    run = content.run
+    rows = [tables.trial_row(run, trial) for trial in tables.listed(run)]
+    return content.html("trials.html", trials=rows, left_out=len(run.trials) - len(rows))
+
+
+def _trials_title(content: Content) -> str:
+    return "Every trial" if len(content.run.trials) <= tables.LISTED else "Trials"
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -141,5 +149,5 @@ SECTIONS: tuple[Section, ...] = (
         pictures=("forecast.png",),
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
-    Section("Every trial", _trials),
+    Section(_trials_title, _trials),
 )

@@ -3,12 +3,16 @@
 Dash et al. 2023, section IV, Figure 10: a regression from parameters to objective over the
 successful trials, and the mean absolute SHAP value of each parameter. The same for failure, since
 a regression over successes alone says nothing of what it takes to succeed.
+
+Exact SHAP values take trees x leaves x trials; leaves grow with the trials, and so would the cost
+with their square. Every trial teaches the forest, but its trees have at most MAX_LEAVES leaves, and
+EXPLAINED of the trials are explained, drawn evenly over the target.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +26,11 @@ from slurm import Kind
 
 MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise
 MIN_PER_CLASS = 3
-NUM_TREES = 300
+NUM_TREES = 100
+MAX_LEAVES = 256  # of a tree; more of them explain noise
+EXPLAINED = 250  # trials whose SHAP values are computed
 NUM_REFITS = 20
-REFIT_TREES = 30
+REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
 FEW_PER_PARAMETER = 5
 LOW_R2 = 0.5
 
@@ -38,20 +44,23 @@ class Sensitivity:
     """A forest's account of one target, by SHAP.
 
     Attributes:
-        encoded: the parameters that the forest saw.
-        trial: their trial numbers, shape (n,).
+        total: trials that the forest has learned from.
+        encoded: the parameters of the n trials that are explained: all, or a sample of EXPLAINED
+            that is spread evenly over the target.
+        trial: their numbers, shape (n,).
         shap: SHAP values, shape (n, parameters), in the target's unit; the probability of
             failing for the classifier. ``base + shap.sum(1) == prediction``.
         base: the forest's mean prediction.
         prediction: of each trial, shape (n,).
         oob_score: out-of-bag R2 of the regression, accuracy of the classifier.
         base_rate: accuracy of the majority-class baseline; None for the regression.
-        interval: mean |SHAP| per parameter over refits on bootstrap samples of the trials:
-            ``low`` and ``high``, the 5th and 95th percentile.
-        seed: of the forests and the bootstrap.
+        interval: mean |SHAP| per parameter, times the 5th (``low``) and the 95th percentile
+            (``high``) of what it is relative to the median, over refits on resampled trials.
+        seed: of the forests, the sample and the bootstrap.
         warnings: what a reader should know before believing the ranking.
     """
 
+    total: int
     encoded: Encoded
     trial: NDArray[np.int_]
     shap: NDArray[np.float64]
@@ -65,6 +74,7 @@ class Sensitivity:
 
     @property
     def n(self) -> int:
+        """Trials that are explained."""
         return len(self.shap)
 
     @property
@@ -92,29 +102,16 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     encoded = _enough(frame, "successful trial")
     if np.ptp(target) == 0:
         raise NotEnough(f"All {len(frame)} successful trials reached the same objective.")
-    forest = RandomForestRegressor(NUM_TREES, oob_score=True, random_state=seed)
-    x = encoded.values.to_numpy()
-    forest.fit(x, target)
-    shap, base = _explain(forest, x)
-    r2 = float(forest.oob_score_)
+    forest = RandomForestRegressor(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
+    fitted = _fitted(forest, encoded, target, seed)
     cautions = _few(len(frame), encoded, "successes")
-    if r2 < LOW_R2:
+    if fitted.oob_score < LOW_R2:
         cautions.append(
-            f"The forest predicts unseen trials poorly (out-of-bag R² = {r2:.2f}, below {LOW_R2}): "
-            "the ranking may not hold."
+            "The forest predicts unseen trials poorly (out-of-bag R² = "
+            f"{fitted.oob_score:.2f}, below {LOW_R2}): the ranking may not hold."
         )
-    refit = RandomForestRegressor(REFIT_TREES)
-    return Sensitivity(
-        encoded,
-        frame["trial"].to_numpy(int),
-        shap,
-        base,
-        forest.predict(x),
-        r2,
-        None,
-        _bootstrap(refit, encoded.values, target, seed),
-        seed,
-        tuple(cautions),
+    return replace(
+        fitted, trial=frame["trial"].to_numpy(int)[fitted.trial], warnings=tuple(cautions)
     )
 
 
@@ -144,29 +141,20 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
             f"{failed.sum()} of {len(frame)} trials failed because of their configuration; "
             f"telling failures from successes needs at least {MIN_PER_CLASS} of each."
         )
-    forest = RandomForestClassifier(NUM_TREES, oob_score=True, random_state=seed)
-    x = encoded.values.to_numpy()
-    forest.fit(x, failed)
-    shap, base = _explain(forest, x)
-    accuracy, base_rate = float(forest.oob_score_), 1 - rarer / len(frame)
+    forest = RandomForestClassifier(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
+    fitted = _fitted(forest, encoded, failed, seed)
+    base_rate = 1 - rarer / len(frame)
     cautions = _few(len(frame), encoded, "trials")
-    if accuracy <= base_rate:
+    if fitted.oob_score <= base_rate:
         cautions.append(
             f"The forest is no better than the majority-class baseline (out-of-bag accuracy "
-            f"{accuracy:.0%}, baseline {base_rate:.0%}): the ranking may not hold."
+            f"{fitted.oob_score:.0%}, baseline {base_rate:.0%}): the ranking may not hold."
         )
-    refit = RandomForestClassifier(REFIT_TREES)
-    return Sensitivity(
-        encoded,
-        frame["trial"].to_numpy(int),
-        shap,
-        base,
-        forest.predict_proba(x)[:, 1],
-        accuracy,
-        base_rate,
-        _bootstrap(refit, encoded.values, failed, seed, stratify=failed),
-        seed,
-        tuple(cautions),
+    return replace(
+        fitted,
+        trial=frame["trial"].to_numpy(int)[fitted.trial],
+        base_rate=base_rate,
+        warnings=tuple(cautions),
     )
 
 
@@ -192,6 +180,38 @@ def _few(n: int, encoded: Encoded, what: str) -> list[str]:
     ]
 
 
+def _fitted(forest: Any, encoded: Encoded, target: NDArray[Any], seed: int) -> Sensitivity:
+    """The account of a forest of this kind; its ``trial`` has rows in place of numbers."""
+    x = encoded.values.to_numpy()
+    forest.set_params(random_state=seed % 2**32).fit(x, target)
+    rows = _spread_rows(target, EXPLAINED, seed)
+    shap, base = _explain(forest, x[rows])
+    classes = target.dtype == bool
+    return Sensitivity(
+        total=len(x),
+        encoded=encoded.rows(rows),
+        trial=rows,
+        shap=shap,
+        base=base,
+        prediction=forest.predict_proba(x[rows])[:, 1] if classes else forest.predict(x[rows]),
+        oob_score=float(forest.oob_score_),
+        base_rate=None,
+        interval=_interval(forest, encoded.values, target, np.abs(shap).mean(axis=0), seed),
+        seed=seed,
+        warnings=(),
+    )
+
+
+def _spread_rows(target: NDArray[Any], count: int, seed: int) -> NDArray[np.int_]:
+    """At most ``count`` rows, one at random from each of as many equal slices of the target."""
+    if len(target) <= count:
+        return np.arange(len(target))
+    rng = np.random.default_rng(seed)
+    order = np.lexsort((rng.random(len(target)), target))  # equals in random order
+    cuts = np.linspace(0, len(target), count + 1)
+    return np.sort(order[(cuts[:-1] + rng.random(count) * np.diff(cuts)).astype(int)])
+
+
 def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """SHAP values (n, parameters) and base value; of the class True for a classifier."""
     with warnings.catch_warnings():
@@ -205,25 +225,30 @@ def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], 
     return values, float(base[-1])
 
 
-def _bootstrap(
-    forest: Any,
-    x: pd.DataFrame,
-    target: NDArray[Any],
-    seed: int,
-    stratify: NDArray[np.bool_] | None = None,
+def _interval(
+    forest: Any, x: pd.DataFrame, target: NDArray[Any], means: NDArray[np.float64], seed: int
 ) -> pd.DataFrame:
-    """5th and 95th percentile of the mean |SHAP| over refits on resampled trials.
+    """What mean |SHAP| may be: its own value, times its spread over refits on resampled trials.
 
     Resampling the trials, not the rows of one forest's SHAP values, shows how far the ranking
-    depends on which configurations happened to be tried.
+    depends on which configurations happened to be tried. The refits are smaller forests; what they
+    find is therefore only compared among themselves.
     """
+    from sklearn.base import clone
     from sklearn.utils import resample
 
-    rows, means = np.arange(len(x)), []
+    small = clone(forest).set_params(
+        n_estimators=REFIT_TREES, max_leaf_nodes=REFIT_LEAVES, oob_score=False
+    )
+    stratify = target if target.dtype == bool else None
+    values, rows, found = x.to_numpy(), np.arange(len(x)), []
+    explained = values[_spread_rows(target, REFIT_EXPLAINED, seed)]
     for refit in range(NUM_REFITS):
         random_state = (seed * NUM_REFITS + refit) % 2**32
         drawn = resample(rows, random_state=random_state, stratify=stratify)
-        forest.set_params(random_state=random_state).fit(x.to_numpy()[drawn], target[drawn])
-        means.append(np.abs(_explain(forest, x.to_numpy())[0]).mean(axis=0))
-    low, high = np.percentile(means, [5, 95], axis=0)
+        small.set_params(random_state=random_state).fit(values[drawn], target[drawn])
+        found.append(np.abs(_explain(small, explained)[0]).mean(axis=0))
+    middle = np.median(found, axis=0)
+    relative = np.divide(found, middle, out=np.ones_like(found), where=middle > 0)
+    low, high = np.percentile(relative, [5, 95], axis=0) * means
     return pd.DataFrame({"low": low, "high": high}, index=x.columns)

@@ -8,11 +8,12 @@ import pandas as pd
 
 from analysis import units
 from analysis.metrics import metric
-from analysis.report.trajectory import ended_t, succeeded
+from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from slurm import Kind
 
+LISTED = 1_000  # trials in a table of all of them; results.csv has every one
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
 KEY_METRICS = (
@@ -32,6 +33,16 @@ def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
     if not varied:
         return names, {}  # one trial only: a table without parameters would say nothing
     return varied, {name: configs[0].get(name) for name in names if name not in varied}
+
+
+def listed(run: Run) -> list[Trial]:
+    """The trials that the page lists, by number: all, or the front, the best and the latest."""
+    trials = [trial for _, trial in sorted(run.trials.items())]
+    if len(trials) <= LISTED:
+        return trials
+    best_first = [*run.front()[: LISTED // 2], *ranked_trials(run)[: LISTED // 2], *trials[::-1]]
+    numbers = list(dict.fromkeys(trial.number for trial in best_first))[:LISTED]
+    return [run.trials[number] for number in sorted(numbers)]
 
 
 def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:

@@ -41,8 +41,9 @@ budget: {{trials: {trials}}}
 """
 MESHTUNE = """
 import json, resource, sys, time
-from workflows import cli, session
-session._report = lambda folder: ""
+from workflows.search import session
+from workflows.cli import main as cli
+session.report_line = lambda *_: ""
 begin = time.monotonic()
 code = cli.main(["search", sys.argv[1], "--run-dir", sys.argv[2], "--launcher", "local"])
 wall_s = time.monotonic() - begin

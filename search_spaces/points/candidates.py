@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ class Candidates:
         self._names = list(space.parameters)
         self._values = [parameter.values for parameter in space.parameters.values()]
         self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
+        self._asked: list[Mapping[str, Any]] = []  # about what last, and what was answered
+        self._answered: Indices = np.zeros(0, dtype=np.int64)
         self._listed: Indices | None = None
         if only is not None:
             self._listed = self.indices_of(only)
@@ -88,7 +91,15 @@ class Candidates:
 
     def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
         """The indices of configurations, raw or canonical."""
-        return np.array([self._index(config) for config in configs], dtype=np.int64)
+        asked = list(configs)
+        # The whole history comes with every draw: mostly what came last time, and a few more.
+        known = len(self._asked)
+        if known > len(asked) or not all(map(operator.is_, self._asked, asked)):
+            known = 0
+        new = np.array([self._index(config) for config in asked[known:]], dtype=np.int64)
+        self._asked = asked
+        self._answered = np.concatenate([self._answered[:known], new])
+        return self._answered
 
     def configs(self, indices: Indices) -> list[dict[str, Any]]:
         """The raw configurations of these indices."""

@@ -22,10 +22,10 @@ class RandomPolicy(Policy):
     """Any configuration."""
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
-        drawn = self.problem.new(run, max_nodes, self.problem.rng(run))
-        if not drawn:
+        drawn = self.problem.any_new(run, max_nodes)
+        if drawn is None:
             return None
-        return Proposal(self.problem.space.canonical(drawn[0]), "random", "policy")
+        return Proposal(self.problem.space.canonical(drawn), "random", "policy")
 
 
 class DeepHyperPolicy(Policy):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from functools import lru_cache
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -49,7 +50,9 @@ def trusted(run: Run, pricing: Pricing) -> bool:
 def log_odds(run: Run) -> float:
     """Logarithm of how much more probable the model has become by all that it foretold."""
     return sum(
-        _log_likelihood_ratio(t.objective, t.expected)
+        _log_likelihood_ratio(
+            t.objective, t.expected["objective"], t.expected["low"], t.expected["high"]
+        )
         for t in run.trials.values()
         if t.ok and t.objective and positive(t) and t.expected.get("objective")
     )
@@ -60,14 +63,15 @@ def positive(trial: Trial) -> bool:
     return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
 
 
-def _log_likelihood_ratio(objective: float, expected: Mapping[str, float]) -> float:
+@lru_cache(maxsize=2**16)  # every proposal asks for every trial so far
+def _log_likelihood_ratio(objective: float, expected: float, low: float, high: float) -> float:
     """Logarithm of how much more probable a figure is if the model is right than if it is not.
 
     If it is right, the figure is within the interval, or the run was disturbed: far off either way
     (a trial that is faster than anything expected says no less that the model is not right).
     """
-    log_sd = np.log(expected["high"] / expected["low"]) / (2 * EDGE) + NOISE_LOG_SD
-    off = abs(np.log(objective / expected["objective"])) / log_sd
-    within = (1 - DISTURBED_SHARE) * np.exp(-0.5 * off**2) / np.sqrt(2 * np.pi)
-    disturbed = DISTURBED_SHARE / MEAN_SLOWDOWN * np.exp(-off / MEAN_SLOWDOWN)
-    return float(np.log((within + disturbed) / log_sd * ALTERNATIVE_WIDTH))
+    log_sd = math.log(high / low) / (2 * EDGE) + NOISE_LOG_SD
+    off = abs(math.log(objective / expected)) / log_sd
+    within = math.log((1 - DISTURBED_SHARE) / math.sqrt(2 * math.pi)) - 0.5 * off**2
+    disturbed = math.log(DISTURBED_SHARE / MEAN_SLOWDOWN) - off / MEAN_SLOWDOWN
+    return float(np.logaddexp(within, disturbed)) + math.log(ALTERNATIVE_WIDTH / log_sd)

@@ -82,6 +82,12 @@ class Problem:
         known = [trial.config for trial in run.trials.values()]
         return self.candidates.draw(size, rng, known, max_nodes)
 
+    def any_new(self, run: Run, max_nodes: int) -> dict[str, Any] | None:
+        """The first of what :meth:`new` gives; None where there is nothing."""
+        known = [trial.config for trial in run.trials.values()]
+        drawn = self.candidates.indices(NUM_CANDIDATES, self.rng(run), known, max_nodes)[:1]
+        return self.candidates.configs(drawn)[0] if len(drawn) else None
+
     def allows(self, config: Mapping[str, Any]) -> bool:
         """Whether a configuration, raw or canonical, may be proposed at all."""
         if self.only is None:

@@ -48,7 +48,7 @@ class Budget:
         A trial counts once however often its nodes failed; a trial that never gave an answer
         about its configuration (its nodes failed to the end) does not count.
         """
-        if self.trials is not None:
+        if self.trials is not None and len(run.trials) >= self.trials:
             used = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
             if used >= self.trials:
                 return f"budget: {counted(self.trials, 'trial')}"

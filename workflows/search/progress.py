@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import (
+    Closed,
     Ended,
     Event,
     Opened,
     Run,
     Started,
+    Trial,
     attempt_text,
     clock_text,
     config_text,
@@ -33,6 +36,7 @@ from workflows.search.budget import Budget, node_hours, wall_time_s
 if TYPE_CHECKING:
     from workflows.search.driver import Driver, Tick
 
+REFRESHED_PER_S = 2
 SHOWN_RUNNING = 8
 SHOWN_NODES = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
@@ -77,7 +81,13 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+        self._live = (
+            Live(console=console, refresh_per_second=REFRESHED_PER_S)
+            if console.is_terminal
+            else None
+        )
+        self._due_s = 0.0  # when the panel is next made anew: it looks through the whole run
+        self._best: Trial | None = None
 
     def __enter__(self) -> Progress:
         if self._live:
@@ -92,7 +102,9 @@ class Progress:
         if isinstance(event, Ended) or (isinstance(event, Started) and not self._live):
             self._line(event, driver.state)
         if self._live:
-            self._live.update(_panel(driver))
+            if time.monotonic() >= self._due_s or isinstance(event, Opened | Closed):
+                self._live.update(_panel(driver))
+                self._due_s = time.monotonic() + 1 / REFRESHED_PER_S
         elif isinstance(event, Opened):
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
@@ -111,15 +123,28 @@ class Progress:
             return
         spent = clock_text(attempt.elapsed_s)
         if words := attempt_text(run, trial, attempt):
-            new = "  <- best" if run.best is trial else ""
+            new = "  <- best" if self._is_best(run, trial) else ""
             self.say(f"{what} {words}  {spent}{new}")
         elif attempt.kind == "ok":
-            new = "  <- best" if run.best is trial else "  <- front" if trial in run.front() else ""
+            best = self._is_best(run, trial)
+            new = "  <- best" if best else "  <- front" if trial in run.front() else ""
             self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}")
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
             self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}")
+
+    def _is_best(self, run: Run, trial: Trial) -> bool:
+        """Whether a trial that has just ended is the best; the run is looked through if it may."""
+        known = self._best
+        if (
+            known is None
+            or known is trial
+            or not known.ok
+            or run.merits(trial) >= run.merits(known)
+        ):
+            self._best = run.best
+        return self._best is trial
 
 
 def _panel(driver: Driver) -> Group:

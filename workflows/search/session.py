@@ -36,6 +36,7 @@ from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
 from workflows.search.progress import Progress
+from workflows.search.reporting import report_line
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
@@ -53,7 +54,7 @@ def run_session(
     policy: str = DEFAULT,
     pricing: Pricing | None = None,
 ) -> int:
-    """Search until an ending, write the report, and return the process's exit code.
+    """Search until an ending, write the report if nothing is left, and return the exit code.
 
     A person watches: progress goes to the terminal, and Ctrl-C stops the search cleanly.
 
@@ -69,7 +70,7 @@ def run_session(
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
         console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
-        console.print(Text(printable(_report(folder))), soft_wrap=True)
+    console.print(Text(printable(report_line(folder, launcher, ending))), soft_wrap=True)
     return ending.code
 
 
@@ -257,16 +258,3 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
         space_file = shlex.quote(str(driver.folder.space_file))
         words += f"\nresume with: meshtune search {space_file}{flags}"
     return words
-
-
-def _report(folder: RunFolder) -> str:
-    """Write the report; whatever goes wrong there must not change how the search ended."""
-    try:
-        from analysis import write_report
-
-        return f"report: {write_report(folder.path)}"
-    except Exception as error:
-        return (
-            f"the report was not written ({type(error).__name__}: {error}); "
-            f"`meshtune report {folder.path}` tries again"
-        )

@@ -117,7 +117,7 @@ def test_any_two_or_three_figures_are_drawn_whatever_they_are_called(
 ) -> None:
     figures: list[tuple[float, ...] | None] = [(1.0, 5e9, 0.0), (20.0, 4e9, -1.0), (2.5, 1e9, 3.0)]
     run = read_run(write_run(tmp_path / "run", goals, figures[:count]))
-    svg = inline_svg(front_figure(run))
+    svg = inline_svg(front_figure(run, run.trials))
     assert svg.startswith("<svg") and "<b>" not in svg
     assert svg.count("#trial-1") >= 1
 
@@ -128,7 +128,8 @@ def test_the_line_is_the_best_first_objective_at_no_worse_a_second_one(tmp_path:
         sign = 1 if second == "minimize" else -1
         best, other = (1.0, sign * 1.0), (2.0, sign * 2.0)
         figures: list[tuple[float, ...] | None] = [best, other, (0.5, sign * 1.5)]
-        axes = front_figure(read_run(write_run(tmp_path / second, goals, figures))).axes[0]
+        run = read_run(write_run(tmp_path / second, goals, figures))
+        axes = front_figure(run, run.trials).axes[0]
         [line] = axes.lines
         x, y = line.get_data()
         assert [abs(v) for v in x[:2]] == [1, 2] and [*y] == [1, 2, 2]

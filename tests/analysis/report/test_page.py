@@ -15,8 +15,11 @@ import yaml
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
+from analysis.report import tables
 from analysis.report.page import write_report
+from analysis.report.sections import SECTIONS
 from analysis.report.stacks import Stack, stacks_figure
+from analysis.report.trajectory import ranked_trials
 from analysis.run.best import load_best
 from analysis.run.events import RunError
 from analysis.run.fold import read_run
@@ -322,3 +325,16 @@ def test_parts_that_nobody_could_see_are_drawn_as_one():
     assert {k: v.tolist() for k, v in few.shown().items()} == {
         "a": [99.0, 1.0], "other": [0.5, 0.7]
     }  # fmt: skip
+
+
+def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, monkeypatch):
+    monkeypatch.setattr(tables, "LISTED", 20)
+    run = read_run(big_run)
+    listed = [trial.number for trial in tables.listed(run)]
+    best = [trial.number for trial in ranked_trials(run)]
+    assert len(listed) == 20 and listed == sorted(listed)
+    assert set(best[:10]) <= set(listed) and 99 in listed
+    page = Page(write_report(big_run, [s for s in SECTIONS if s.draw.__name__ == "_trials"]))
+    rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
+    assert rows == [f"trial-{number}" for number in listed]
+    assert "results.csv has the other 80 as well" in page.text

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import load
+from analysis.report import sensitivity
 from analysis.report.encoding import encode
 from analysis.report.sensitivity import NotEnough, failure_sensitivity, objective_sensitivity
 
@@ -168,3 +169,34 @@ def test_too_little_for_a_classifier_is_refused_in_plain_words(kinds, message):
     frame = table(len(kinds), lambda row: 1, mbs=range(len(kinds))).assign(kind=kinds)
     with pytest.raises(NotEnough, match=message):
         failure_sensitivity(frame)
+
+
+def test_a_sample_and_smaller_trees_rank_as_all_trials_and_whole_trees_do(monkeypatch):
+    rng = np.random.default_rng(1)
+    columns = {
+        "mbs": rng.integers(1, 17, 900),
+        "tp": 2 ** rng.integers(0, 4, 900),
+        "gas": rng.integers(1, 6, 900),
+        "pp": 2 ** rng.integers(0, 4, 900),
+    }
+
+    def figure(row):
+        cost = 3.0 * row["p:tp"] + (row["p:pp"] - 1) / row["p:gas"]
+        return 100 + 2.0 * row["p:mbs"] - cost
+
+    frame = table(900, figure, **columns)
+    some = objective_sensitivity(frame)
+    assert (some.n, some.total) == (sensitivity.EXPLAINED, 900)
+    np.testing.assert_allclose(some.base + some.shap.sum(axis=1), some.prediction, rtol=1e-9)
+    assert np.isin(some.trial, frame["trial"]).all() and len(some.encoded.values) == some.n
+    explained = frame.set_index("trial").loc[some.trial, "objective"]
+    assert explained.quantile([0.1, 0.5, 0.9]).to_numpy() == pytest.approx(
+        frame["objective"].quantile([0.1, 0.5, 0.9]).to_numpy(), abs=1.0
+    )
+    monkeypatch.setattr(sensitivity, "EXPLAINED", 900)
+    monkeypatch.setattr(sensitivity, "MAX_LEAVES", None)
+    every = objective_sensitivity(frame)
+    assert list(some.mean_abs.index) == list(every.mean_abs.index)
+    assert (some.mean_abs - every.mean_abs).abs().max() < 0.05 * every.mean_abs.max()
+    spread = some.interval.loc[some.mean_abs.index]
+    assert spread["low"].le(some.mean_abs).all() and spread["high"].ge(some.mean_abs).all()

@@ -1,0 +1,120 @@
+"""The report after a search: written by a process of its own, in the time that is left.
+
+However long it takes or whatever goes wrong there, the search has ended as it has: its exit code
+and its results stand, and ``meshtune report RUN`` writes the report later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from analysis import RunFolder
+from slurm import Launcher, module_argv
+from workflows.search.stopping import CONTINUE, Ending
+
+LONGEST_S = 600.0
+MARGIN_S = 20.0  # of the allocation, for the end of the job itself
+SHORTEST_S = 5.0  # what only the imports take
+_PR_SET_PDEATHSIG = 1
+
+
+def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
+    """Write the report if the search is done and there is time, and say what came of it.
+
+    A job with work left is requeued by its script as soon as this process ends: it does not wait.
+    """
+    later = f"`meshtune report {shlex.quote(str(folder.path))}` writes it"
+    if ending.code == CONTINUE:
+        return f"the report follows when the search is done; {later} before"
+    limit_s = _limit_s(launcher)
+    if limit_s < SHORTEST_S:
+        return f"the allocation ends too soon for the report; {later}"
+    argv = module_argv("workflows.search.reporting", str(folder.path), str(os.getpid()))
+    problem = run_bounded(argv, limit_s)
+    if problem:
+        return f"the report was not written ({problem}); {later}"
+    return f"report: {folder.report / 'index.html'}"
+
+
+def run_bounded(argv: Sequence[str], limit_s: float) -> str:
+    """Run a command; why it failed, or nothing.
+
+    Args:
+        argv: the command. INT or TERM to this process end it, and this process goes on.
+        limit_s: after which it is killed.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="backslashreplace",
+        )
+    except OSError as error:
+        return str(error)
+    with _killed_by_signals(process) as received:
+        try:
+            _, said = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            return f"it took more than {limit_s:.0f} s"
+    if received:
+        return f"stopped by {received[0].name}"
+    if process.returncode < 0:
+        return f"killed by {signal.Signals(-process.returncode).name}"
+    lines = said.strip().splitlines() or [f"exit code {process.returncode}"]
+    return lines[-1] if process.returncode else ""
+
+
+@contextmanager
+def _killed_by_signals(process: subprocess.Popen[str]) -> Iterator[list[signal.Signals]]:
+    """INT and TERM kill the process; gives those that came."""
+    received: list[signal.Signals] = []
+
+    def kill(number: int, _: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        process.kill()
+
+    before = {number: signal.signal(number, kill) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _limit_s(launcher: Launcher) -> float:
+    left_s = None if launcher.simulated else launcher.time_left_s()
+    return LONGEST_S if left_s is None else min(LONGEST_S, left_s - MARGIN_S)
+
+
+def main(argv: Sequence[str]) -> int:
+    """``python -m workflows.search.reporting RUN PID``: write RUN's report while PID lives."""
+    folder, parent = argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal's; the parent decides
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        return 1
+    from analysis import write_report
+
+    try:
+        write_report(folder)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
