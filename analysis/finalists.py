@@ -23,6 +23,7 @@ from analysis.run.trial import Trial
 
 NOISE_LOG_SD = 0.03  # between two runs of one configuration, before any was measured twice
 NOISE_WEIGHT = 3.0  # repeats that this is worth
+EXACT_LOG_SD, EXACT_REPEATS = 1e-9, 1e3  # where what is repeated comes out the same
 TAILS = 4.0  # degrees of freedom of Student's t: single runs may be far off
 EQUAL = 0.01  # share up to which two configurations are as good as each other
 NEGLIGIBLE = 0.01  # probability of being the best below which a trial is no candidate
@@ -98,6 +99,8 @@ def noise_of(run: Run) -> Noise:
     if not left:
         return Noise(NOISE_LOG_SD, NOISE_WEIGHT)
     rest = np.concatenate(left)
+    if not np.any(rest):  # to the last digit, as no time is: a loss, a number of bytes
+        return Noise(EXACT_LOG_SD, EXACT_REPEATS)
     repeats = len(rest) - len(left)
     # The deviations from a median of n are too small: by (n - 1) / n in the mean of their squares.
     scale = repeats / len(rest)

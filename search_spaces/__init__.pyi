@@ -12,7 +12,7 @@ from .cluster import (
 )
 from .errors import SpaceError
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
-from .language.schema import Scalar, VariableName, json_schema, seconds
+from .language.schema import ResultPatterns, Scalar, VariableName, json_schema, seconds
 from .load import load_space, shipped_spaces
 from .parameters import Parameter
 from .points.candidates import Candidates
@@ -38,6 +38,7 @@ __all__ = [
     "Nic",
     "Objective",
     "Parameter",
+    "ResultPatterns",
     "Rule",
     "RuleCount",
     "Scalar",

@@ -55,6 +55,7 @@ class Framework:
             is split.
         loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
             backward pass ends.
+        uneven_stages: a pipeline's stages may have different numbers of layers.
         fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
         reports: what the peak memory that it prints is: what tensors held (``allocated``), with
             the allocator's free blocks (``reserved``), or all that the device held (``device``).
@@ -86,6 +87,7 @@ class Framework:
     keeps_outputs: bool = False
     flat_reduction: bool = False
     loose_gradients: bool = False
+    uneven_stages: bool = False
     fills_pipeline: bool = False
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     reports_first_stage: bool = False
@@ -102,6 +104,7 @@ NANOTRON = Framework(
     bucket_bytes=2,
     flat_reduction=True,
     loose_gradients=True,
+    uneven_stages=True,
     fills_pipeline=True,
     reports="reserved",
     reports_first_stage=True,
@@ -121,6 +124,7 @@ MEGATRON_DEEPSPEED = Framework(
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
     live_parameters=1e9,
     keeps_outputs=True,
+    uneven_stages=True,
     reports="device",
 )
 DEEPSPEED_BF16 = Framework(
@@ -134,6 +138,7 @@ DEEPSPEED_BF16 = Framework(
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
     live_parameters=1e9,
     keeps_outputs=True,
+    uneven_stages=True,
     reports="device",
 )
 FSDP = Framework("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, reports="reserved")
@@ -142,6 +147,7 @@ TORCHTITAN = Framework(
     sequence_parallel=True,
     keeps_products=True,
     whole_in_pipelines=True,
+    uneven_stages=True,
     logits_bytes=12,
     sharded_masters=True,
     reports="reserved",

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from search_spaces import parameters
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
+from search_spaces.frameworks import framework_named
 from search_spaces.language.schema import Flags, ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
@@ -199,8 +200,12 @@ class _Builder:
             types,
             own_trainer=self.own_trainer,
             own_axes=self.adapter.axes,
-            allow=self.file.allow,
+            allow=self._allowed(),
         )
+        if self.own_trainer and {"num_layers", "pp", "vpp"} <= types.keys():
+            # Where stages may differ, none may be empty.
+            some = self._parse("num_layers >= pp * vpp", (), types)
+            builtin.append(rules.expressed("layers_for_stages", some, required=True))
         if self.file.trainer.builtin is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
@@ -216,6 +221,19 @@ class _Builder:
             for number, text in enumerate(self.adapter.constraints, start=1)
         ]
         return (*once, *builtin, *given, *needed)
+
+    def _allowed(self) -> set[str]:
+        """Rules that are switched off, by the space or by what its framework can do."""
+        allowed = set[str](self.file.allow)
+        if not self.own_trainer and "uneven_layers" in allowed:
+            raise self.document.error(
+                ("allow",),
+                "found uneven_layers, accepted with a command; the built-in trainer's stages have "
+                "as many layers each",
+            )
+        if self.own_trainer and framework_named(self.adapter.framework).uneven_stages:
+            allowed.add("uneven_layers")
+        return allowed
 
     def _adapter(self) -> Trainer:
         try:

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from shlex import join
 
@@ -15,13 +16,15 @@ from analysis import (
     TRIAL_DIR,
     Best,
     RunBusyError,
+    RunFolder,
     counted,
     driver_of,
     is_number,
     lock,
     write_atomically,
 )
-from slurm import Kind, Launcher, Lease, TrialSpec, module_argv, printable
+from search_spaces import load_space
+from slurm import Kind, Launcher, Lease, ResultSource, TrialSpec, module_argv, printable
 from trainer import ConfigError
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
@@ -54,11 +57,32 @@ def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
     return join(launcher.command(_spec(best, out.absolute()), _lease(best, launcher)))
 
 
+def _of_steps(best: Best, steps: int) -> Best:
+    """The same for another number of steps; a user's own command comes from its space again."""
+    if best.train is not None:
+        return replace(best, train={**best.train, "measured_steps": steps})
+    file = RunFolder.holding(best.path).space_file
+    if not file.exists():
+        raise ConfigError(
+            f"{best.path}: --steps needs the space, and there is no {file}: leave best.yaml in its "
+            "run's report folder, or change the number of steps in its command"
+        )
+    space = load_space(file)
+    reads = space.adapter.reads
+    if reads is not None and "measured_steps" not in reads:
+        raise ConfigError(
+            f"{best.path}: --steps has no effect, for the command does not have "
+            "{measured_steps}; change the number of steps in best.yaml's command"
+        )
+    trial = space.trial.model_copy(update={"measured_steps": steps})
+    return replace(best, command=replace(space, trial=trial).command(best.parameters, TRIAL_DIR))
+
+
 def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
+    best = best if steps is None else _of_steps(best, steps)
     spec, lease = _spec(best, out), _lease(best, launcher)
     if best.train is not None:
-        config = {**best.train, **({"measured_steps": steps} if steps else {})}
-        write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
+        write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())
@@ -87,6 +111,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
         ranks_per_node=best.ranks_per_node,
         timeout_s=NO_LIMIT_S,
         env=best.env,
+        result=ResultSource(best.log),
     )
 
 

@@ -14,8 +14,8 @@ from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
-from search_spaces import MAX_GPUS_PER_NODE, MAX_NODES, Scalar, VariableName
-from slurm import Document, module_argv, parse_json, read_document, read_text, validate
+from search_spaces import MAX_GPUS_PER_NODE, MAX_NODES, ResultPatterns, Scalar, VariableName
+from slurm import Document, LogFormat, module_argv, parse_json, read_document, read_text, validate
 from trainer import ConfigError, TrainConfig
 
 MAX_BYTES = 10_000_000
@@ -32,6 +32,8 @@ class Best:
     train: dict[str, Any] | None
     command: tuple[str, ...]
     env: dict[str, str]
+    parameters: dict[str, Scalar]
+    log: LogFormat
 
 
 class _File(BaseModel):
@@ -48,6 +50,7 @@ class _File(BaseModel):
     command: list[str] | None = Field(default=None, min_length=1)
     front: list[Any] = []
     env: dict[VariableName, str] = {}
+    log: ResultPatterns | None = None
 
     @model_validator(mode="after")
     def _one(self) -> _File:
@@ -87,6 +90,8 @@ def write_best(run: Run, path: Path) -> str:
             content["front"] = _front(run)
         if spec["env"]:
             content["env"] = spec["env"]
+        if "log" in spec:
+            content["log"] = spec["log"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"the files of trial {run.best.number} in {folder} cannot be read: {error}"
     space = json.dumps(run.space)  # on one line, whatever it is
@@ -122,6 +127,8 @@ def load_best(path: Path) -> Best:
         train=None if file.train is None else file.train.model_dump(exclude_unset=True),
         command=tuple(file.command or ()),
         env=file.env,
+        parameters=dict(file.parameters),
+        log=file.log.log_format() if file.log else LogFormat(),
     )
 
 

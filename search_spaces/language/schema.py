@@ -404,8 +404,10 @@ class SpaceFile(_Record):
         description="what the optimizer is told of a failure: the worst objective so far, the "
         "mean, or nothing",
     )
-    allow: list[Literal["tp_across_nodes"]] = Field(
-        default=[], description="built-in rules that are switched off"
+    allow: list[Literal["tp_across_nodes", "uneven_layers"]] = Field(
+        default=[],
+        description="built-in rules that are switched off: tp within a node; the same number of "
+        "layers on every pipeline stage (of one's own trainer only)",
     )
 
 

@@ -269,3 +269,11 @@ def _final(
 
 def test_the_prior_weighs_as_it_says() -> None:
     assert noise_of(Run(FOLDER)) == Noise(NOISE_LOG_SD, 3.0)
+
+
+def test_what_comes_out_the_same_to_the_last_digit_is_no_noise_and_not_repeated_further(
+    book: RepeatBook,
+) -> None:
+    run = book.run({1: [2.5, 2.5], 2: [2.4]})
+    assert noise_of(run).log_sd < 1e-6
+    assert asked(run) is None

@@ -109,3 +109,25 @@ def test_a_file_that_is_no_best_yaml_is_refused(
     path.write_text("version: 1")
     assert main(["train", str(path)]) == 2
     assert "not a best.yaml" in capsys.readouterr().err
+
+
+def test_the_best_of_patterns_trains_with_them_and_for_so_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    code = "import sys; [print('speed so far', n) for n in range(int(sys.argv[1]))]"
+    content = yaml.safe_load(SPACE.format(python=sys.executable, code="x"))
+    content["trainer"] = {
+        "command": [sys.executable, "-c", code, "{measured_steps}", "{mbs}"],
+        "result": {"patterns": {"speed": r"speed so far (\d+)"}},
+    }
+    space, run = tmp_path / "own.yaml", tmp_path / "run"
+    space.write_text(yaml.safe_dump({**content, "budget": {"trials": 1}}))
+    assert main(["search", str(space), "--launcher", "local", "--run-dir", str(run)]) == 0
+    best = str(run / "report/best.yaml")
+    capsys.readouterr()
+    assert main(["train", best, "--out", str(tmp_path / "out"), "--steps", "9"]) == 0
+    assert re.search(r"^speed +4$", capsys.readouterr().out, re.MULTILINE)
+    (run / "space.yaml").rename(run / "elsewhere.yaml")
+    assert main(["train", best, "--out", str(tmp_path / "out"), "--steps", "9"]) == 2
+    assert "--steps needs the space" in capsys.readouterr().err

@@ -184,7 +184,7 @@ _OTHERS = (
 )
 REQUIREMENTS = requirements()
 # Spaces can switch these off.
-SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node"}
+SWITCHED_OFF_BY = {"tp_across_nodes": "tp_within_node", "uneven_layers": "layers_by_stages"}
 
 
 def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:

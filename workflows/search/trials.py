@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ class TrialFactory:
                 "num_nodes": spec.num_nodes,
                 "ranks_per_node": spec.ranks_per_node,
                 "env": dict(spec.env),
+                **({"log": asdict(spec.result.log)} if spec.result.log else {}),
             }
         }
         files["config.json"] = self.space.train_config(config, self.data)

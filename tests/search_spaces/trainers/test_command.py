@@ -90,3 +90,35 @@ def test_a_command_that_may_read_the_trials_files_may_depend_on_all(
     load: Load, command: str
 ) -> None:
     assert load(SPACE.format(command=command)).unused() == []
+
+
+STAGES = """\
+version: 1
+model: gpt_22b
+cluster: dgx_h100
+trainer: {{framework: {framework}, command: [train, "{{tp}}", "{{pp}}", "{{mbs}}"]}}
+parameters: {{num_nodes: 9, tp: 8, pp: [1, 9], mbs: 1, gas: 16}}
+objective: {{minimize: step_time_s.median}}
+allow: {allow}
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "allow"),
+    [("megatron-lm", "[]"), ("megatron-lm", "[uneven_layers]"), ("nanotron", "[]")],
+)
+def test_stages_may_differ_where_the_framework_or_the_space_says_so(
+    load: Load, framework: str, allow: str
+) -> None:
+    space = load(STAGES.format(framework=framework, allow=allow))
+    names = {rule.name for rule in space.rules}
+    uneven = framework == "nanotron" or "uneven" in allow
+    assert ("layers_by_stages" in names) is not uneven
+    assert "layers_for_stages" in names
+    config = {"num_nodes": 9, "tp": 8, "pp": 9, "mbs": 1, "gas": 16}
+    assert (space.first_violation(config) is None) is uneven
+
+
+def test_the_built_in_trainers_stages_are_alike(load: Load, good: str) -> None:
+    with pytest.raises(SpaceError, match=r"found uneven_layers, accepted with a command"):
+        load(good + "allow: [uneven_layers]\n")
