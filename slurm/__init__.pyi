@@ -20,6 +20,8 @@ from .files import (
     shown,
 )
 from .launcher import (
+    AllocationGoneError,
+    AllocationState,
     Launcher,
     LauncherError,
     LauncherOptions,
@@ -71,6 +73,8 @@ __all__ = [
     "PAUSES",
     "REDUCTIONS",
     "SCRIPT_NAME",
+    "AllocationGoneError",
+    "AllocationState",
     "BatchError",
     "Clock",
     "Document",

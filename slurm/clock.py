@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from typing import TypeVar
@@ -24,7 +25,11 @@ class Clock:
         return time.monotonic()
 
     def receive(
-        self, inbox: queue.SimpleQueue[T], timeout_s: float | None, senders: int
+        self,
+        inbox: queue.SimpleQueue[T],
+        timeout_s: float | None,
+        senders: int,
+        until_s: float = math.inf,
     ) -> T | None:
         """The next item of ``inbox``; None if there is none in time.
 
@@ -32,7 +37,11 @@ class Clock:
             inbox: what several threads put their one item into, when they are done.
             timeout_s: None: wait for ever.
             senders: how many threads have not put theirs, or it was not taken yet.
+            until_s: by :meth:`monotonic`; it is waited no longer, whatever ``timeout_s``.
         """
+        if until_s < math.inf:
+            left_s = max(0.0, until_s - self.monotonic())
+            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         try:
             return inbox.get(timeout=timeout_s)
         except queue.Empty:

@@ -6,6 +6,7 @@ as it returns; the driver calls it from one thread per running trial.
 
 from __future__ import annotations
 
+import enum
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -20,6 +21,18 @@ from slurm.trial import Lease, TrialSpec
 
 class LauncherError(Exception):
     """The launcher itself cannot work here; the message names the remedy."""
+
+
+class AllocationGoneError(LauncherError):
+    """The allocation is over; the same command resumes in another one."""
+
+
+class AllocationState(enum.Enum):
+    """What is known of the nodes that a scheduler has lent."""
+
+    HELD = "held"
+    SILENT = "the scheduler does not answer"  # trials that run may go on; none can be started
+    GONE = "gone"  # cancelled, timed out, taken away: whatever runs on them is being ended
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,14 @@ class Launcher(ABC):
     def down_nodes(self) -> set[str]:
         """Nodes that are known to be unusable now."""
         return set()
+
+    def allocation_state(self) -> AllocationState | None:
+        """Whether the nodes are still lent, as the scheduler says now; None: nobody lends them.
+
+        The driver asks it now and then, and after every failure that the end of the allocation or
+        a silent scheduler may have caused: such a failure is not the trial's.
+        """
+        return None
 
     def gpus_per_node(self) -> int | None:
         """GPUs that a trial can use on one of the nodes; None if the launcher cannot tell."""

@@ -106,6 +106,7 @@ class Ended:
         elapsed_s: from start to end.
         nodes: that it held.
         final: False: the trial will run again, or this was a repeat.
+        excused: it ended with its allocation, or as nothing could be started: no retry is counted.
         early: stopped before its last step, as it was too slow.
         saved_node_s: node-seconds that the stop has saved; None unless ``early``.
     """
@@ -121,6 +122,7 @@ class Ended:
     elapsed_s: float = 0.0
     nodes: Sequence[str] = ()
     final: bool
+    excused: bool = _sparse(False)
     early: bool = _sparse(False)
     saved_node_s: float | None = _sparse()
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm import Kind
+from slurm import BLAMELESS, Kind
 
 TOLD = frozenset(kind.value for kind in Kind if kind.told)
 """Kinds of end that say something about the configuration, ``ok`` among them."""
@@ -24,6 +24,7 @@ class Attempt:
     kind: str | None = None
     message: str = ""
     repeat: bool = False  # of a trial that had its result
+    excused: bool = False  # ended with its allocation, or as nothing could be started
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
@@ -39,6 +40,11 @@ class Attempt:
     def answered(self) -> bool:
         """Whether its end says something about the configuration."""
         return self.kind in TOLD
+
+    @property
+    def costs_retry(self) -> bool:
+        """Whether it is one of the few that a trial has whose nodes or launches fail."""
+        return self.kind in BLAMELESS and not self.excused
 
     @property
     def failed(self) -> bool:

@@ -52,7 +52,8 @@ from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.search import driver as driver_module
 from workflows.search.budget import Budget
-from workflows.search.driver import Driver, Tick
+from workflows.search.driver import Driver
+from workflows.search.listening import Tick
 from workflows.search.progress import Progress
 
 REPLAYS = 5

@@ -39,6 +39,7 @@ class Outcome:
     stopped_early: bool = False  # the result is of its steps until then
     saved_s: float = 0.0  # that it would have run on
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
+    excused: bool = False  # nothing could be started or go on: no retry is counted
     lost_nodes: tuple[str, ...] = ()  # to leave the pool: down, or processes that would not die
 
 

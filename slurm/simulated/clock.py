@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -70,7 +71,11 @@ class VirtualClock(Clock):
         sleeper.wake.wait()
 
     def receive(
-        self, inbox: queue.SimpleQueue[T], timeout_s: float | None, senders: int
+        self,
+        inbox: queue.SimpleQueue[T],
+        timeout_s: float | None,
+        senders: int,
+        until_s: float = math.inf,
     ) -> T | None:
         """As :meth:`Clock.receive`. Without senders, ``timeout_s`` passes; with them, it does not
         count: between two events there is nothing to see.
@@ -82,8 +87,17 @@ class VirtualClock(Clock):
                 if not self._sleepers:
                     self._now += timeout_s or 0.0
                     return None
+                if self._idle_until(until_s):
+                    return None
                 self._next().wake.set()
         return inbox.get()
+
+    def _idle_until(self, until_s: float) -> bool:
+        """Whether it is ``until_s`` before anybody is woken."""
+        if self._sleepers[0].next_t <= until_s or any(s.stop.is_set() for s in self._sleepers):
+            return False
+        self._now = max(self._now, until_s)
+        return True
 
     def _next(self) -> _Sleeper:
         """Take out who is woken next: somebody who is to stop, now, or the one whose time it is."""

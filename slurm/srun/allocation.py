@@ -7,16 +7,18 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm.launcher import LauncherError
+from slurm.launcher import AllocationGoneError, AllocationState, LauncherError
 from slurm.srun import shell
-from slurm.srun.shell import SlurmError
+from slurm.srun.shell import NoAnswerError, Run, SlurmError, UnknownJobError
 
 _TIME_CHECK_S = 60.0
 _DOWN = ("down", "fail", "future")
-Run = Callable[..., str]
+_HELD = ("CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED")
+# A trial has its nodes, and a question that fails could be held against it.
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,30 @@ class Allocation:
 
     Args:
         job: the job's id.
-        run: runs a command; :func:`slurm.srun.shell.run` unless a test replaces it.
+        run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
+
+    Raises:
+        AllocationGoneError: if the job does not run.
+        SlurmError: if Slurm's controller does not answer for ten minutes.
     """
 
     def __init__(self, job: str, run: Run = shell.run) -> None:
         self.job = job
         self._run = run
-        self.nodes = self._job_nodes()
-        self.cpus_per_node = self._cpus_per_node()
+        told = ""
+        with contextlib.suppress(UnknownJobError):
+            told = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
+        if told.startswith("|") or not told:
+            raise AllocationGoneError(
+                f"squeue shows no nodes of job {job}: it is not running (any more); resume in "
+                "another allocation, or with `meshtune submit`"
+            )
+        compact, cpus, num_nodes, left = told.split("|")
+        self.nodes = self._hostnames(compact)
+        self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
         self._end_t: float | None = None  # on the monotonic clock
-        self._end_checked_t = float("-inf")
+        self._note_time_left(left)
 
     @classmethod
     def current(cls, environ: Mapping[str, str] = os.environ) -> Allocation:
@@ -59,6 +74,17 @@ class Allocation:
                 "with `meshtune submit`, or inside salloc; --launcher local needs no Slurm"
             )
         return cls(job)
+
+    def state(self) -> AllocationState:
+        """Whether this is still ours; asks once."""
+        try:
+            state, _, nodes = self._run(self._about_job("%T|%N")).partition("|")
+        except UnknownJobError:
+            return AllocationState.GONE
+        except SlurmError:
+            return AllocationState.SILENT
+        # One that ended lately is known without being shown; one that is requeued waits for nodes.
+        return AllocationState.HELD if state in _HELD and nodes else AllocationState.GONE
 
     def steps(self) -> list[JobStep]:
         """The job's steps that are not gone."""
@@ -84,56 +110,74 @@ class Allocation:
             self._run(["scancel", *(["-s", signal] if signal else []), step.id])
 
     def address(self, node: str) -> str:
-        """How ranks reach a node: by its name, or where that does not resolve, as Slurm does."""
+        """How ranks reach a node: by its name, or where that does not resolve, as Slurm does.
+
+        Raises:
+            NoAnswerError: if Slurm's controller does not answer for a minute.
+        """
         if node not in self._addresses:
             try:
                 self._addresses[node] = node if _resolves(node) else self._node_address(node)
+            except NoAnswerError:
+                raise  # a guess would make the trial fail in its own name
             except SlurmError:
                 return node  # srun will say what is wrong with it
         return self._addresses[node]
 
     def gpus_per_node(self) -> int:
         """GPUs of the job's first node, whether or not the job has them all."""
-        shown = self._run(["scontrol", "show", "node", self.nodes[0], "-o"])
+        shown = shell.patiently(["scontrol", "show", "node", self.nodes[0], "-o"], self._run)
         gres = re.search(r"\bGres=(\S*)", shown)  # like gpu:a100:4(S:0-1),shard:8
         counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres[1] if gres else "")
         return sum(map(int, counts))
 
     def time_left_s(self) -> float | None:
         """Seconds until the job's time limit; None if it has none. Asks Slurm once a minute."""
-        now = time.monotonic()
-        if now - self._end_checked_t >= _TIME_CHECK_S:
-            self._end_checked_t = now
+        if time.monotonic() - self._end_checked_t >= _TIME_CHECK_S:
+            left = ""
             with contextlib.suppress(SlurmError):  # what does not answer changes no time limit
-                left_s = parse_time_left(self._run(["squeue", "-h", "-j", self.job, "-o", "%L"]))
-                self._end_t = None if left_s is None else now + left_s
-        return None if self._end_t is None else self._end_t - now
+                left = self._run(self._about_job("%L"))
+            self._note_time_left(left)
+        return None if self._end_t is None else self._end_t - time.monotonic()
 
-    def down_nodes(self) -> set[str]:
-        """Nodes that are down, or no longer the job's."""
-        lost = set(self.nodes) - set(self._job_nodes())
-        return lost | {n for n, state in self._node_states().items() if state.startswith(_DOWN)}
+    def _note_time_left(self, left: str) -> None:
+        self._end_checked_t = time.monotonic()
+        with contextlib.suppress(SlurmError):  # of a job that is over
+            left_s = parse_time_left(left)
+            self._end_t = None if left_s is None else self._end_checked_t + left_s
 
-    def _node_states(self) -> dict[str, str]:
-        lines = self._run(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
-        # A node has a line for each of its partitions.
-        return dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
+    def down_nodes(self, patience_s: float = 0.0) -> set[str]:
+        """Nodes that are down, or no longer the job's.
 
-    def _job_nodes(self) -> tuple[str, ...]:
-        compact = self._run(["squeue", "-h", "-j", self.job, "-o", "%N"])
+        Args:
+            patience_s: how long a controller that does not answer is asked again.
+
+        Raises:
+            SlurmError: if nobody knows, or the job has no nodes at all any more.
+        """
+
+        def ask(argv: Sequence[str]) -> str:
+            return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
+
+        compact = ask(self._about_job("%N"))
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
-        return self._hostnames(compact)
+        lost = set(self.nodes) - set(self._hostnames(compact))
+        lines = ask(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
+        # A node has a line for each of its partitions.
+        states = dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
+        return lost | {node for node, state in states.items() if state.startswith(_DOWN)}
+
+    def _about_job(self, fields: str) -> list[str]:
+        return ["squeue", "-h", "-j", self.job, "-o", fields]
 
     def _hostnames(self, compact: str) -> tuple[str, ...]:
         return tuple(self._run(["scontrol", "show", "hostnames", compact]).split())
 
-    def _cpus_per_node(self) -> int:
-        cpus, nodes = self._run(["squeue", "-h", "-j", self.job, "-o", "%C %D"]).split()
-        return max(1, int(cpus) // int(nodes))
-
     def _node_address(self, node: str) -> str:
-        shown = self._run(["scontrol", "show", "node", node, "-o"])
+        shown = shell.patiently(
+            ["scontrol", "show", "node", node, "-o"], self._run, _PATIENCE_S, tell=lambda _: None
+        )
         fields = dict(item.split("=", 1) for item in shown.split() if "=" in item)
         return fields.get("NodeAddr", node)
 

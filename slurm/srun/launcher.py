@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
 from slurm.files import write_private
-from slurm.launcher import Launcher, LauncherError, LauncherOptions
+from slurm.launcher import AllocationState, Launcher, LauncherError, LauncherOptions
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
@@ -29,6 +29,7 @@ from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 # Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
 GONE_DEADLINE_S = 600.0
 _REPEAT_KILL_S = 5.0
+_PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 
 
@@ -135,7 +136,9 @@ class SrunLauncher(Launcher):
         severed = ended_by_others(child, watched, "srun")
         stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
-        down = self.down_nodes()
+        down: set[str] = set()
+        with contextlib.suppress(SlurmError):
+            down = self.allocation.down_nodes(_PATIENCE_S)
         evidence = gather(
             spec,
             lease,
@@ -180,6 +183,9 @@ class SrunLauncher(Launcher):
         with contextlib.suppress(SlurmError):
             return self.allocation.down_nodes()
         return set()
+
+    def allocation_state(self) -> AllocationState:
+        return self.allocation.state()
 
     def time_left_s(self) -> float | None:
         return self.allocation.time_left_s()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from slurm.launcher import LauncherError
 
-TIMEOUT_S = 60.0  # a controller that fails over answers within a minute
+TIMEOUT_S = 60.0  # of one question; a controller that fails over answers within a minute
+PATIENCE_S = 600.0  # of a question that is asked again: a controller may have to be restarted
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 30.0
 
 # An environment inherited from the job or a shell changes what these commands do. What stays
 # says which Slurm and which job; SLURM_NETWORK is how the job's --network reaches its steps.
@@ -25,8 +30,28 @@ _KEPT = {
 }
 
 
+# The words of Slurm 22.05 to 25 for a controller that is away, busy, or being replaced by its
+# backup; and for a job or step that it does not know.
+_NO_ANSWER = re.compile(
+    r"[Uu]nable to contact slurm|Socket timed out|Zero Bytes were transmitted|in standby mode"
+    r"|Communication (?:connection|shutdown) failure|Message (?:send|receive) failure"
+    r"|Unexpected message received|Connection (?:refused|reset|timed out)"
+)
+_UNKNOWN_JOB = re.compile(r"Invalid job id specified")
+
+Run = Callable[..., str]
+
+
 class SlurmError(LauncherError):
     """A Slurm command failed; the message has its words."""
+
+
+class NoAnswerError(SlurmError):
+    """The controller did not answer: what it was asked to do, it may have done all the same."""
+
+
+class UnknownJobError(SlurmError):
+    """Slurm knows no such job (any more)."""
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
@@ -39,10 +64,12 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """Run a Slurm command and return its standard output, stripped.
+    """Run a Slurm command once and return its standard output, stripped.
 
     Raises:
-        SlurmError: if it is missing, fails, or does not answer in time.
+        NoAnswerError: if the controller does not answer, or not in time.
+        UnknownJobError: if it does, and knows no such job.
+        SlurmError: if the command is missing, or fails otherwise.
     """
     if shutil.which(argv[0]) is None:
         raise SlurmError(f"{argv[0]} is not on PATH; this needs Slurm's client commands")
@@ -58,10 +85,57 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
             check=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
+        raise NoAnswerError(f"{argv[0]} did not answer within {timeout_s:g} s") from error
     except OSError as error:  # no process or memory for it
         raise SlurmError(f"{argv[0]} cannot be started: {error}") from error
     except subprocess.CalledProcessError as error:
         said = " ".join((error.stderr or error.stdout).split()) or f"exit code {error.returncode}"
-        raise SlurmError(f"{argv[0]}: {said}") from error
+        kind = next((k for k, words in _ERRORS.items() if words.search(said)), SlurmError)
+        raise kind(f"{argv[0]}: {said}") from error
     return done.stdout.strip()
+
+
+_ERRORS = {NoAnswerError: _NO_ANSWER, UnknownJobError: _UNKNOWN_JOB}
+
+
+def _say(text: str) -> None:
+    print(f"meshtune: {text}", file=sys.stderr, flush=True)
+
+
+def patiently(
+    argv: Sequence[str],
+    once: Run = run,
+    patience_s: float = PATIENCE_S,
+    sleep: Callable[[float], object] = time.sleep,
+    tell: Callable[[str], object] = _say,
+) -> str:
+    """Run a Slurm command until the controller answers, with pauses that double.
+
+    For questions, and for orders that may be given twice.
+
+    Args:
+        argv: the command.
+        once: runs it; :func:`run` unless a test replaces it.
+        patience_s: how long pauses and tries may take in all before the last try.
+        sleep: waits for so many seconds.
+        tell: told once, in one line, that it does not answer; default: standard error.
+
+    Raises:
+        NoAnswerError: if it has not answered by then.
+        SlurmError: if it has, and the command fails: what it says then is final.
+    """
+    left_s, pause_s = patience_s, _FIRST_PAUSE_S
+    while True:
+        began = time.monotonic()
+        try:
+            return once(argv)
+        except NoAnswerError as error:
+            left_s -= time.monotonic() - began
+            if left_s <= 0:
+                raise
+            if pause_s == _FIRST_PAUSE_S:
+                tell(f"Slurm does not answer ({error}): asking again for {left_s:.0f} s")
+            pause_s = min(pause_s, left_s)
+            sleep(pause_s)
+            left_s -= pause_s
+            pause_s = min(_LAST_PAUSE_S, 2 * pause_s)

@@ -10,7 +10,12 @@ from slurm.outcome.texts import LauncherTexts
 _SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
 
 SRUN_TEXTS = LauncherTexts(
-    preempted=re.compile(_SLURM + r".*DUE TO (?:PREEMPTION|JOB REQUEUE)"),
+    preempted=re.compile(
+        _SLURM + r"(?:.*DUE TO (?:PREEMPTION|JOB REQUEUE)|Slurm job \d+ has expired"
+        # The next line, "Expired or invalid job", is also written while the controller is silent.
+        r"|Unable to (?:confirm allocation|create step) for job \d+: "
+        r"(?:Invalid job id specified|Job/step already completing or completed))"
+    ),
     time_limit=re.compile(_SLURM + r".*DUE TO TIME LIMIT"),
     node_failure=re.compile(
         # The second is how the healthy nodes of the step report it: they are not to blame.

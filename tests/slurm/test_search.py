@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ import pytest
 from analysis.run.events import RunError, read_records
 from analysis.run.fold import Run, read_run
 from analysis.run.journal import driver_of
+from slurm.minicluster import daemons
 from slurm.minicluster.cluster import Minicluster
 from support.waiting import wait_for
 
@@ -209,3 +211,62 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
     assert "no progress" in messages["hang"] or "10 s" in messages["hang"]
     crash = next(t for t in run.trials.values() if t.config["case"] == "crash")
     assert "this trainer is broken" in crash.stderr_tail
+
+
+def test_a_cancelled_allocation_ends_the_search_with_work_left_and_nobody_is_blamed(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    parameters = "  num_nodes: [1, 2]\n  case: [ok]\n  mbs: {range: [1, 40]}"
+    space, run_dir = write_space(tmp_path, parameters, trials=80), tmp_path / "run"
+    job = allocate(2)
+    driver = start_search(space, run_dir, job)
+    try:
+        wait_for(lambda: ended(run_dir) >= 2, "two trials ended")
+        minicluster.run("scancel", job)
+        output, _ = driver.communicate(timeout=120)
+    finally:
+        driver.kill()
+        driver.wait()
+        minicluster.run("scancel", job)
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    assert driver.returncode == 3, output
+    assert "the allocation is gone" in output and "resume with: meshtune search" in output
+    run = read_run(run_dir)
+    assert {t.kind for t in run.trials.values()} <= {"ok", None}
+    attempts = [a for t in run.trials.values() for a in t.attempts]
+    assert {a.kind for a in attempts} <= {"ok", "preempted", "cancelled"}
+    assert not any(a.costs_retry for a in attempts)
+
+
+def test_a_search_waits_for_a_controller_that_is_away_when_it_starts(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    space, run_dir = write_space(tmp_path, "  case: [ok]\n  mbs: [1]", trials=1), tmp_path / "run"
+    job = allocate(1)
+    [controller] = daemons.controller(minicluster.config)
+    os.kill(controller, signal.SIGSTOP)  # it takes questions and answers none
+    driver = start_search(space, run_dir, job)
+    try:
+        assert driver.stdout is not None
+        said = driver.stdout.readline()
+        os.kill(controller, signal.SIGCONT)
+        output, _ = driver.communicate(timeout=120)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+        driver.kill()
+        driver.wait()
+        minicluster.run("scancel", job)
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    assert "Slurm does not answer" in said, said + output
+    assert driver.returncode == 0, output
+    assert read_run(run_dir).closed == "budget: 1 trial"
+
+
+def start_search(space: Path, run_dir: Path, job: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        meshtune("search", space, "--run-dir", run_dir, "--policy", "random"),
+        env={**os.environ, "SLURM_JOB_ID": job},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm.srun.shell import SlurmError
+from slurm.srun.shell import NoAnswerError
 
 
 class FakeController:
@@ -17,15 +17,17 @@ class FakeController:
 
     def __call__(self, argv: list[str]) -> str:
         if not self.answers:
-            raise SlurmError("Unable to contact slurm controller")
+            raise NoAnswerError("Unable to contact slurm controller")
         match argv:
             case ["squeue", "-h", "-s", *_]:
                 return self.listings.pop(0) if len(self.listings) > 1 else self.listings[0]
             case ["scancel", *_, step]:
                 self.cancelled.append(step)
                 return ""
-            case ["squeue", *_, "%C %D"]:
-                return "64 1"
+            case ["squeue", *_, "%N|%C|%D|%L"]:
+                return "n1|64|1|UNLIMITED"
+            case ["squeue", *_, "%T|%N"]:
+                return "RUNNING|n1"
             case ["sinfo", *_]:
                 return "n1|idle"
             case _:

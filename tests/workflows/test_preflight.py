@@ -143,9 +143,8 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     answers = {
-        "squeue -h -j 7 -o %N": "n[1-2]",
+        "squeue -h -j 7 -o %N|%C|%D|%L": "n[1-2]|16|2|UNLIMITED",
         "scontrol show hostnames n[1-2]": "n1\nn2",
-        "squeue -h -j 7 -o %C %D": "16 2",
         "scontrol show node n1 -o": f"NodeName=n1 Arch=x86_64 Gres={gres} CfgTRES=cpu=8",
     }
     allocation = Allocation("7", lambda argv: answers[" ".join(argv)])

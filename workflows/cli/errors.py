@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis import FingerprintError, RunBusyError, RunError
-from slurm import BatchError, FileError, LauncherError, RegistryError
+from slurm import AllocationGoneError, BatchError, FileError, LauncherError, RegistryError
 from trainer import ConfigError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
@@ -21,6 +21,11 @@ def input_errors() -> tuple[type[Exception], ...]:
         *(FingerprintError, RunError, RunBusyError),
         *(RegistryError, PolicyError, LaunchError, SimulationError),
     )
+
+
+def interruptions() -> tuple[type[Exception], ...]:
+    """Nobody's mistake, and the same command resumes: exit code 3."""
+    return (AllocationGoneError,)
 
 
 def run_errors() -> tuple[type[Exception], ...]:

@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read us has enough; the interpreter's own last flush must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except errors.interruptions() as error:
+        print(f"meshtune: {error}", file=sys.stderr)
+        return 3
     except errors.run_errors() as error:
         print(f"meshtune: {message(error)}", file=sys.stderr)
         return 1

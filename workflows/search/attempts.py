@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec, is_disk_full
+from slurm import (
+    AllocationState,
+    Kind,
+    Launcher,
+    Lease,
+    Outcome,
+    StopRule,
+    TrialSpec,
+    is_disk_full,
+)
+
+# Ends that somebody outside can cause; no other comes of an allocation that is taken away.
+_DOUBTFUL = {kind for kind in Kind if kind.retried} - {Kind.CANCELLED} | {Kind.CRASH, Kind.TIMEOUT}
 
 
 @dataclass
@@ -16,6 +29,7 @@ class Running:
     trial: int
     attempt: int
     lease: Lease
+    wave: int  # of failed launches that it came after
 
 
 class Attempts:
@@ -46,9 +60,16 @@ class Attempts:
         except RuntimeError as error:  # a limit on threads
             self._ended.put((running, Outcome(Kind.LAUNCH_FAILURE, message=str(error))))
 
-    def next_end(self, timeout_s: float | None) -> tuple[Running, Outcome] | None:
-        """The next one that ended; None if there is none in time, or somebody calls ``wake``."""
-        ended = self._launcher.clock.receive(self._ended, timeout_s, len(self.running))
+    def next_end(
+        self, timeout_s: float | None, until_s: float = math.inf
+    ) -> tuple[Running, Outcome] | None:
+        """The next one that ended; None if there is none in time, or somebody calls ``wake``.
+
+        Args:
+            timeout_s: see ``Clock.receive``.
+            until_s: on the launcher's monotonic clock; it is waited no longer.
+        """
+        ended = self._launcher.clock.receive(self._ended, timeout_s, len(self.running), until_s)
         if ended:
             del self.running[ended[0].trial]
         return ended
@@ -76,7 +97,18 @@ class Attempts:
             lost = () if self._settled(spec.name) else running.lease.nodes
             kind = Kind.DISK_FULL if is_disk_full(error) else Kind.LAUNCH_FAILURE
             outcome = Outcome(kind, message=message, lost_nodes=lost)
-        self._ended.put((running, outcome))
+        self._ended.put((running, self._excused(outcome)))
+
+    def _excused(self, outcome: Outcome) -> Outcome:
+        """The outcome, without blame if its allocation or its scheduler had gone away."""
+        if outcome.kind not in _DOUBTFUL:
+            return outcome
+        state = self._launcher.allocation_state()
+        if state is AllocationState.GONE:
+            message = f"the allocation is gone; {outcome.message}"
+            return replace(outcome, kind=Kind.PREEMPTED, message=message, excused=True)
+        silent = state is AllocationState.SILENT and outcome.kind is Kind.LAUNCH_FAILURE
+        return replace(outcome, excused=True) if silent else outcome
 
     def _settled(self, name: str) -> bool:
         """Whether nothing of an attempt is left whose launcher failed half-way."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from analysis import (
     Attempt,
     Closed,
+    Ended,
     Event,
     Identity,
     Journal,
@@ -29,25 +30,20 @@ from analysis import (
 from search_spaces import SearchSpace
 from slurm import Kind, Launcher, Lease, NodePool, Outcome, read_result
 from workflows.optimizer.policy import Policy
+from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, Running
 from workflows.search.budget import Budget
 from workflows.search.early_stopping import EarlyStopping
+from workflows.search.launch_failures import LaunchFailures, is_launch_failure
+from workflows.search.listening import Notice, Tick
 from workflows.search.schedule import Schedule
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures
 from workflows.search.trials import TrialFactory, ended
 
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
-END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
 TICK_S = 1.0
-NODE_CHECK_S = 30.0
 
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed: a second, or less where an attempt has ended."""
-
-
-Listener = Callable[[Event | Tick, "Driver"], None]
+Listener = Callable[[Event | Tick | Notice, "Driver"], None]
 
 
 class Driver:
@@ -65,7 +61,8 @@ class Driver:
         identity: of the folder, by which ``factory`` names trials; None where nobody else could
             take them for its own.
         listen: called with what has happened and the driver: after each event that it has written
-            to the journal, and about once a second with a ``Tick``.
+            to the journal, with a ``Notice`` where there is something else to tell, and about once
+            a second with a ``Tick``.
     """
 
     def __init__(
@@ -96,9 +93,10 @@ class Driver:
         self._waiting: set[int] = set()  # asked the pool for nodes
         self._early_stopping = EarlyStopping(space)
         self._failures = RepeatedFailures()
+        self._launches = LaunchFailures()
+        self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
         self._results = ResultsFile(folder)
         self._ending: Ending | None = None  # nothing more is started
-        self._nodes_checked = -math.inf  # they are asked before the first trial, too
 
     @property
     def running(self) -> dict[int, Running]:
@@ -219,17 +217,20 @@ class Driver:
         no_more = None
         self._check_allocation()
         while not self._ending:
+            if self._paused_until_s < math.inf:
+                return None
             self._grant()
             if len(self.running) + len(self._waiting) >= self.launcher.max_concurrent:
                 return None
             if self.pool.size == 0:
                 # Another allocation has other nodes.
-                code = FAILED if self.launcher.time_left_s() is None else CONTINUE
+                code = FAILED if self.launcher.allocation_state() is None else CONTINUE
                 self._ending = Ending("no usable node is left", code)
                 break
             if not self.pool.num_free or len(self._waiting) >= LOOKAHEAD:
                 return None
-            number = self._schedule.next({*self.running, *self._waiting})
+            started = {*self.running, *self._waiting}
+            number = self._schedule.next(started, last=self._launches.trials)
             if isinstance(number, Ending):
                 no_more = number
                 break
@@ -258,23 +259,40 @@ class Driver:
         self.journal.write(started)
         # A finalist is measured whole: that is what it runs for.
         stop_rule = None if repeat else partial(self._early_stopping.judge, trial.config)
-        self._attempts.start(Running(number, attempt, lease), spec, stop_rule)
+        running = Running(number, attempt, lease, self._launches.wave)
+        self._attempts.start(running, spec, stop_rule)
         self.listen(started, self)
 
     def _wait(self) -> None:
-        if ended := self._attempts.next_end(TICK_S):
-            running, outcome = ended
-            self._end(running.trial, running.attempt, running.lease.nodes, outcome)
-            for node in outcome.lost_nodes:
-                self.pool.remove(node)
-            for node in outcome.suspect_nodes:
-                self.pool.quarantine(node)
-            self.pool.release(running.lease)
-            self._give_up_impossible()
+        if ended := self._attempts.next_end(TICK_S, self._paused_until_s):
+            self._take_back(*ended)
         self._results.catch_up(self.state)
         self.listen(Tick(), self)
 
-    def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> None:
+    def _take_back(self, running: Running, outcome: Outcome) -> None:
+        """An attempt has ended: note how, whether that says something of others, and its nodes."""
+        counts = False
+        if outcome.excused:
+            self._allocation.doubt()
+        else:
+            now_s = self.launcher.clock.monotonic()
+            counts = self._launches.note(running.trial, outcome.kind, running.wave, now_s)
+            if counts and self._launches.resume_s > now_s:
+                wait_s = self._launches.resume_s - now_s
+                self._tell(f"one launch after the other fails: the next in {wait_s:.0f} s")
+            others_too = is_launch_failure(outcome.kind) and len(self._launches.trials) > 1
+            outcome = replace(outcome, excused=others_too)
+        end = self._end(running.trial, running.attempt, running.lease.nodes, outcome)
+        for node in outcome.lost_nodes:
+            self.pool.remove(node)
+        for node in outcome.suspect_nodes:
+            self.pool.quarantine(node)
+        self.pool.release(running.lease)
+        self._give_up_impossible()
+        if counts and (ending := self._failures.note(Kind(end.kind), end.message, self.state)):
+            self.stop(ending)
+
+    def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> Ended:
         trial = self.state.trials[number]
         repeat = trial.ended  # its first result stands, whatever comes of this
         end = ended(self.space, trial, attempt, nodes, outcome)
@@ -284,21 +302,25 @@ class Driver:
         if not end.final and not repeat:
             self._schedule.requeue(number)
         self.listen(end, self)
-        if ending := self._failures.note(Kind(end.kind), end.message, self.state):
-            self.stop(ending)
+        return end
+
+    @property
+    def _paused_until_s(self) -> float:
+        """When something may be started again, by the launcher's clock; inf if it may be now."""
+        resume_s = max(self._allocation.resume_s, self._launches.resume_s)
+        return resume_s if resume_s > self.launcher.clock.monotonic() else math.inf
+
+    def _tell(self, text: str) -> None:
+        self.listen(Notice(text), self)
 
     def _check_allocation(self) -> None:
-        left_s = self.launcher.time_left_s()
-        trial = self.space.trial
-        if not self._ending and left_s is not None and left_s < trial.timeout_s + END_MARGIN_S:
-            reason = "a further trial could not end before the allocation"
-            self._ending = Ending(reason, CONTINUE)
-        now_s = self.launcher.clock.monotonic()
-        if now_s - self._nodes_checked >= NODE_CHECK_S:
-            self._nodes_checked = now_s
-            for node in self.launcher.down_nodes():
-                self.pool.remove(node)
-            self._give_up_impossible()
+        if self._ending:
+            return
+        if stop := self._allocation.check():
+            self._ending = stop.ending
+            if stop.at_once:
+                self._attempts.stop()
+        self._give_up_impossible()
 
     def _give_up_impossible(self) -> None:
         """Trials wider than what is left of the allocation wait for another one."""

@@ -32,9 +32,10 @@ from analysis import (
 )
 from slurm import printable
 from workflows.search.budget import Budget, node_hours, wall_time_s
+from workflows.search.listening import Notice, Tick
 
 if TYPE_CHECKING:
-    from workflows.search.driver import Driver, Tick
+    from workflows.search.driver import Driver
 
 REFRESHED_PER_S = 2
 SHOWN_RUNNING = 8
@@ -98,9 +99,11 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def __call__(self, event: Event | Tick, driver: Driver) -> None:
+    def __call__(self, event: Event | Tick | Notice, driver: Driver) -> None:
         if isinstance(event, Ended) or (isinstance(event, Started) and not self._live):
             self._line(event, driver.state)
+        elif isinstance(event, Notice):
+            self.say(event.text)
         if self._live:
             if time.monotonic() >= self._due_s or isinstance(event, Opened | Closed):
                 self._live.update(_panel(driver))

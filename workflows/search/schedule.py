@@ -9,7 +9,7 @@ from typing import Any
 
 from analysis import Journal, Proposed, Run, Trial, counted, next_repeat
 from search_spaces import SearchSpace
-from slurm import BLAMELESS, NodePool
+from slurm import NodePool
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.search.budget import Budget, NodeHours
 from workflows.search.stopping import CONTINUE, DONE, Ending
@@ -54,30 +54,41 @@ class Schedule:
         if number not in self._requeued:
             self._requeued.append(number)
 
-    def next(self, started: Collection[int]) -> int | Ending:
+    def next(self, started: Collection[int], last: Collection[int] = ()) -> int | Ending:
         """The number of the next trial to start, or why there is none.
 
         Args:
             started: trials that run or wait for nodes.
+            last: trials that run again only when there is nothing new to try.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
-        for _ in range(len(self._requeued)):
-            number = self._requeued.popleft()
-            config = self._run.trials[number].config
-            if self._space.num_nodes(config) > self._pool.size:
-                self.too_wide.add(number)
-            elif self._affordable(config, started):
-                return number
-            else:
-                self._requeued.append(number)
+        again = self._again(started, set(self._requeued).difference(last))
+        if again is not None:
+            return again
         chosen = self._search_ended or self._propose(started)
+        if isinstance(chosen, Ending):
+            again = self._again(started, last)
+            if again is not None:
+                return again
         if isinstance(chosen, Ending) and chosen.code == DONE:
             repeated = self.next_repeat(started)
             if repeated is not None:
                 self._search_ended = chosen  # what a repeat changes does not open the search again
                 return repeated
         return chosen
+
+    def _again(self, started: Collection[int], among: Collection[int]) -> int | None:
+        """The first of the requeued trials that can be started; those too wide are put aside."""
+        for number in [n for n in self._requeued if n in among]:
+            config = self._run.trials[number].config
+            if self._space.num_nodes(config) > self._pool.size:
+                self._requeued.remove(number)
+                self.too_wide.add(number)
+            elif self._affordable(config, started):
+                self._requeued.remove(number)
+                return number
+        return None
 
     def _propose(self, started: Collection[int]) -> int | Ending:
         """The number of a new trial, or why there is none."""
@@ -137,7 +148,7 @@ class Schedule:
             return None
 
         def possible(trial: Trial) -> bool:
-            lost = sum(a.repeat and a.kind in BLAMELESS for a in trial.attempts)
+            lost = sum(a.repeat and a.costs_retry for a in trial.attempts)
             fits = self._space.num_nodes(trial.config) <= self._pool.size
             return lost <= MAX_RETRIES and fits and self._affordable(trial.config, started)
 

@@ -127,8 +127,9 @@ def ended(
     """
     outcome = believed(space, outcome, trial.config)
     kind, objectives, message = judge(space, outcome, trial.config)
-    retries = sum(a.kind in BLAMELESS for a in trial.attempts) + (kind in BLAMELESS)
-    final = not kind.retried or (kind in BLAMELESS and retries > MAX_RETRIES)
+    costs_retry = kind in BLAMELESS and not outcome.excused
+    retries = sum(a.costs_retry for a in trial.attempts) + costs_retry
+    final = not kind.retried or (costs_retry and retries > MAX_RETRIES)
     early = outcome.stopped_early and kind is Kind.OK
     return Ended(
         trial=trial.number,
@@ -142,6 +143,7 @@ def ended(
         elapsed_s=outcome.elapsed_s,
         nodes=nodes,
         final=final and not trial.ended,  # of a repeat's trial the first result stands
+        excused=outcome.excused,
         early=early,
         saved_node_s=outcome.saved_s * len(nodes) if early else None,
     )

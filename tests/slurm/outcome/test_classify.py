@@ -59,6 +59,23 @@ PREEMPTED = """\
 slurmstepd-n1: error: *** STEP 2.3 ON n1 CANCELLED AT 2026-11-21T03:00:11 DUE TO PREEMPTION ***
 """
 REQUEUED = PREEMPTED.replace("PREEMPTION", "JOB REQUEUE")
+# After scancel of the job; as soon as Slurm has forgotten it; while its last steps are ended.
+EXPIRED = """\
+srun: error: Slurm job 2 has expired
+srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 2
+"""
+FORGOTTEN = """\
+srun: error: Unable to confirm allocation for job 2: Invalid job id specified
+srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 2
+"""
+COMPLETING = (
+    "srun: error: Unable to create step for job 2: Job/step already completing or completed\n"
+)
+# The same advice, of a job that still runs.
+SILENT = """\
+srun: error: Unable to confirm allocation for job 3: Unable to contact slurm controller (connect failure)
+srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 3
+"""  # noqa: E501
 SCANCELLED = """\
 srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
 slurmstepd-n4: error: *** STEP 1.1 ON n4 CANCELLED AT 2026-11-21T02:43:51 ***
@@ -199,6 +216,10 @@ def evidence(
         (evidence("CUDA error: uncorrectable ECC error encountered"), Kind.NODE_FAILURE, "ECC"),
         (evidence(PREEMPTED, exit_code=143), Kind.PREEMPTED, "PREEMPTION"),
         (evidence(REQUEUED, exit_code=143), Kind.PREEMPTED, "REQUEUE"),
+        (evidence(EXPIRED), Kind.PREEMPTED, "has expired"),
+        (evidence(FORGOTTEN), Kind.PREEMPTED, "Invalid job id"),
+        (evidence(COMPLETING), Kind.PREEMPTED, "already completing"),
+        (evidence(SILENT), Kind.LAUNCH_FAILURE, "Unable to contact"),
         (evidence(SCANCELLED, exit_code=137), Kind.PREEMPTED, "cancelled from outside"),
         (evidence(SCANCELLED_AND_HANDLED, exit_code=5), Kind.PREEMPTED, "cancelled from outside"),
         # Ended from outside: a statement of the trainer's stands, figures in its log do not.

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from slurm.launcher import LauncherError
+from slurm.launcher import AllocationGoneError, AllocationState, LauncherError
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun.allocation import Allocation, parse_time_left
 from slurm.srun.launcher import SrunLauncher
-from slurm.srun.shell import SlurmError
+from slurm.srun.shell import NoAnswerError, SlurmError, UnknownJobError
+from support.waiting import wait_for
 
 
 @pytest.mark.slurm
@@ -21,9 +24,42 @@ def test_the_allocation_knows_its_nodes_and_its_end(launcher: SrunLauncher) -> N
 
 
 @pytest.mark.slurm
-def test_an_allocation_that_is_over_is_an_error_that_says_so(minicluster: Minicluster) -> None:
-    with pytest.raises(SlurmError, match="squeue"):
+def test_an_allocation_that_is_over_is_an_error_that_says_so(
+    minicluster: Minicluster, allocate: Callable[[int], str]
+) -> None:
+    with pytest.raises(AllocationGoneError, match="no nodes of job 999999"):
         Allocation("999999")
+    job = allocate(1)
+    allocation = Allocation(job)
+    assert allocation.state() is AllocationState.HELD
+    minicluster.run("scancel", job)
+    wait_for(lambda: allocation.state() is AllocationState.GONE, "it is seen to be over")
+    with pytest.raises(AllocationGoneError, match="resume in another allocation"):
+        Allocation(job)
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        ("RUNNING|n1", AllocationState.HELD),
+        ("SUSPENDED|n1", AllocationState.HELD),
+        ("COMPLETING|n1", AllocationState.GONE),
+        ("PENDING|", AllocationState.GONE),  # requeued: its next nodes are another driver's
+        ("", AllocationState.GONE),  # ended lately
+        (UnknownJobError("squeue: Invalid job id specified"), AllocationState.GONE),  # long ago
+        (NoAnswerError("squeue: Socket timed out"), AllocationState.SILENT),
+        (SlurmError("squeue cannot be started: no process"), AllocationState.SILENT),
+    ],
+)
+def test_an_allocation_is_held_gone_or_nobody_knows(
+    told: str | SlurmError, state: AllocationState
+) -> None:
+    def run(argv: list[str]) -> str:
+        if argv[-1] == "%T|%N" and isinstance(told, SlurmError):
+            raise told
+        return str(told) if argv[-1] == "%T|%N" else "n1|8|1|30:00"
+
+    assert Allocation("7", run).state() is state
 
 
 def test_outside_an_allocation_the_remedy_is_named() -> None:

@@ -16,7 +16,8 @@ from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease
 from support.scripted_launcher import ScriptedLauncher, ok
-from workflows.search.driver import Driver, Tick
+from workflows.search.driver import Driver
+from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
 from workflows.search.trials import MAX_RETRIES, ended
 

@@ -18,7 +18,8 @@ from slurm.outcome.kinds import Kind
 from slurm.trial import Lease
 from support.scripted_launcher import Drivers, ScriptedLauncher, ok
 from workflows.search.budget import Budget, node_hours
-from workflows.search.driver import Driver, Listener, Tick
+from workflows.search.driver import Driver, Listener
+from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, Ending
 from workflows.search.trials import MAX_RETRIES
 

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from analysis.run.events import Ended, Event
 from search_spaces import SearchSpace
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
+from slurm.simulated.clock import VirtualClock
 from slurm.trial import Lease
-from support.scripted_launcher import ScriptedLauncher, ok
-from workflows.search.driver import Driver, Tick
+from support.scripted_launcher import Script, ScriptedLauncher, ok
+from workflows.search.driver import Driver
+from workflows.search.listening import Tick
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending
+from workflows.search.trials import MAX_RETRIES
 
 Make = Callable[..., SearchSpace]
 MakeDriver = Callable[..., Driver]
+
+
+def virtual(script: Script, num_nodes: int = 2) -> ScriptedLauncher:
+    """A launcher in whose time pauses cost nothing."""
+    launcher = ScriptedLauncher(script, num_nodes)
+    launcher.clock = VirtualClock(0.0)
+    return launcher
 
 
 def test_a_search_whose_trials_all_crash_is_ended(make_driver: MakeDriver) -> None:
@@ -30,10 +41,16 @@ def test_launches_that_all_fail_end_a_search_that_had_worked(make_driver: MakeDr
     def script(number: int, attempt: int, lease: Lease) -> Outcome:
         return ok() if number == 1 else Outcome(Kind.LAUNCH_FAILURE, message="no controller")
 
-    driver = make_driver(ScriptedLauncher(script), trials=30)
+    launcher = virtual(script)
+    driver = make_driver(launcher, trials=30)
+    began_s = launcher.clock.monotonic()
     ending = driver.run()
     assert ending.code == CONTINUE
     assert "no controller" in ending.reason
+    # Eight launches in a row, however many were tried at once, with pauses that grow.
+    assert launcher.clock.monotonic() - began_s >= 0 + 2 + 4 + 8 + 16 + 32 + 60
+    # Nothing is wrong with trials of which none can be launched.
+    assert sum(t.ended for t in driver.state.trials.values()) == 1
 
 
 def test_crashes_and_failed_launches_in_turn_are_counted_together_and_named_so(
@@ -44,7 +61,7 @@ def test_crashes_and_failed_launches_in_turn_are_counted_together_and_named_so(
             return Outcome(Kind.CRASH, message="no module")
         return Outcome(Kind.LAUNCH_FAILURE, message="no controller")
 
-    ending = make_driver(ScriptedLauncher(script), trials=30).run()
+    ending = make_driver(virtual(script), trials=30).run()
     assert ending.code == FAILED
     assert "the last 8 attempts crashed or could not start" in ending.reason
 
@@ -78,3 +95,46 @@ def test_failures_while_a_search_is_being_stopped_do_not_change_why_it_ends(
 
     driver = make_driver(ScriptedLauncher(lambda n, a, lease: crash, num_nodes=1), 30, stop)
     assert driver.run() == Ending("stopped by SIGINT", 130)
+
+
+def test_launches_that_fail_for_seconds_cost_no_trial_its_retries(make_driver: MakeDriver) -> None:
+    """As on a controller that was just started anew: it answers, and creates no step yet."""
+
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        if 10.0 < clock.time() < 40.0:
+            return Outcome(Kind.LAUNCH_FAILURE, message="Memory required by task is not available")
+        clock.sleep(clock.time() + 5.0, f"{number}-{attempt}", threading.Event())
+        return ok()
+
+    launcher = virtual(script)
+    clock = launcher.clock
+    assert isinstance(clock, VirtualClock)
+    driver = make_driver(launcher, trials=12)
+    assert driver.run() == Ending("budget: 12 trials", DONE)
+    trials = driver.state.trials.values()
+    assert [t.kind for t in trials] == ["ok"] * 12
+    failed = [a for t in trials for a in t.attempts if a.kind == "launch_failure"]
+    # Two at once in each of a few waves, after pauses of 0, 2, 4, 8 and 16 seconds.
+    assert 5 <= len(failed) <= 12
+    assert clock.time() < 120.0
+
+
+def test_one_failed_launch_holds_nobody_up(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        first = (number, attempt) == (1, 1)
+        return Outcome(Kind.LAUNCH_FAILURE, message="port taken") if first else ok()
+
+    launcher = virtual(script, num_nodes=1)
+    driver = make_driver(launcher)
+    assert driver.run().code == DONE
+    assert launcher.clock.monotonic() == 0.0
+
+
+def test_a_trial_that_alone_cannot_be_launched_is_given_up(make_driver: MakeDriver) -> None:
+    def script(number: int, attempt: int, lease: Lease) -> Outcome:
+        return Outcome(Kind.LAUNCH_FAILURE, message="no such GPU") if number == 2 else ok()
+
+    driver = make_driver(virtual(script), trials=6)
+    assert driver.run() == Ending("budget: 6 trials", DONE)
+    assert driver.state.trials[2].kind == "launch_failure"
+    assert len(driver.state.trials[2].attempts) == MAX_RETRIES + 1

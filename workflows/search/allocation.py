@@ -1,0 +1,89 @@
+"""What becomes of the allocation while a search runs in it: its time, its nodes, its scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slurm import AllocationState, Launcher, NodePool
+from workflows.search.stopping import CONTINUE, Ending
+
+END_MARGIN_S = 60.0  # before the allocation's end, for the report and the journal
+CHECK_S = 30.0
+SILENT_CHECK_S = 5.0
+MAX_SILENCE_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why nothing more is started.
+
+    Attributes:
+        ending: of the search.
+        at_once: what runs is to be ended, too.
+    """
+
+    ending: Ending
+    at_once: bool = False
+
+
+class Allocation:
+    """Asks the launcher from time to time whether trials can be started, and on which nodes.
+
+    Args:
+        launcher: whose allocation it is, if it has one.
+        pool: loses the nodes that are down.
+        timeout_s: of a trial: it must fit into the time that is left.
+        tell: told in one line what a person should know.
+    """
+
+    def __init__(
+        self, launcher: Launcher, pool: NodePool, timeout_s: float, tell: Callable[[str], None]
+    ) -> None:
+        self._launcher, self._pool, self._timeout_s, self._tell = launcher, pool, timeout_s, tell
+        self._next_check_s = -math.inf  # it is asked before the first trial, too
+        self._silent_since_s: float | None = None
+
+    @property
+    def resume_s(self) -> float:
+        """Nothing can be started before, on the launcher's monotonic clock."""
+        return -math.inf if self._silent_since_s is None else self._next_check_s
+
+    def doubt(self) -> None:
+        """A trial ended as if there were no allocation any more: the next check asks at once."""
+        self._next_check_s = -math.inf
+
+    def check(self) -> Stop | None:
+        """Why nothing more can be started, if so; nodes that are down leave the pool."""
+        left_s = self._launcher.time_left_s()
+        if left_s is not None and left_s < self._timeout_s + END_MARGIN_S:
+            return Stop(Ending("a further trial could not end before the allocation", CONTINUE))
+        if self._launcher.clock.monotonic() < self._next_check_s:
+            return None
+        state = self._launcher.allocation_state()
+        now_s = self._launcher.clock.monotonic()
+        if state is AllocationState.GONE:
+            return Stop(Ending("the allocation is gone: cancelled, or over", CONTINUE), True)
+        if state is AllocationState.SILENT:
+            return self._silent(now_s)
+        if self._silent_since_s is not None:
+            self._tell("the scheduler answers again")
+            self._silent_since_s = None
+        self._next_check_s = now_s + CHECK_S
+        for node in self._launcher.down_nodes():
+            self._pool.remove(node)
+        return None
+
+    def _silent(self, now_s: float) -> Stop | None:
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+            self._tell(
+                "the scheduler does not answer: no trial is started until it does, "
+                f"for up to {MAX_SILENCE_S / 60:.0f} minutes"
+            )
+        self._next_check_s = now_s + SILENT_CHECK_S
+        if now_s - self._silent_since_s < MAX_SILENCE_S:
+            return None
+        reason = f"the scheduler did not answer for {MAX_SILENCE_S / 60:.0f} minutes"
+        return Stop(Ending(reason, CONTINUE))
