@@ -390,7 +390,8 @@ class _Builder:
                         check_unit(pattern.unit, key)
                 except QuantityError as error:
                     raise self.document.error(path, str(error), at_value=True) from None
-        self._groups(result.pauses, ("trainer", "result", "pauses"))
+        if result.pauses is not None:
+            self._groups(result.pauses, ("trainer", "result", "pauses"))
 
     def _groups(self, regex: str, path: Where) -> int:
         """Of a regular expression; raises if it is none."""

@@ -22,7 +22,8 @@ from pydantic import (
 
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import FRAMEWORKS
-from slurm import PAUSES, REDUCTIONS, LogFormat, Pattern
+from search_spaces.log_formats import LOG_FORMATS
+from slurm import REDUCTIONS, LogFormat, Pattern
 from trainer import ModelConfig, OptimizerConfig, Precision
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|h|d)")
@@ -193,24 +194,36 @@ PatternsSpec = Annotated[
 class ResultPatterns(_Record):
     """How figures are found in the logs of a trainer that writes no result."""
 
+    format: str | None = Field(
+        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
+    )
     patterns: dict[str, PatternsSpec] = Field(
-        min_length=1,
+        default={},
         description="result key: regular expression with the number in a group, a record, or a "
         "list of them of which the first that is found counts; of the steps after the warm-up "
         "the median is taken",
     )
-    pauses: str = Field(
-        default=PAUSES,
+    pauses: str | None = Field(
+        default=None,
         description="regular expression of lines after which a step's time does not count, as "
         "after a checkpoint",
     )
 
+    @model_validator(mode="after")
+    def _some(self) -> ResultPatterns:
+        if self.format is None and not self.patterns:
+            raise ValueError("needs format or patterns")
+        if self.format is not None and self.format not in LOG_FORMATS:
+            known = ", ".join(sorted(LOG_FORMATS))
+            raise ValueError(f"format: found {self.format}, accepted one of {known}")
+        return self
+
     def log_format(self) -> LogFormat:
         """The same for whoever reads logs."""
-        return LogFormat(
-            {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()},
-            self.pauses,
-        )
+        known = LOG_FORMATS[self.format] if self.format else LogFormat()
+        own = {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()}
+        pauses = known.pauses if self.pauses is None else self.pauses
+        return LogFormat({**known.patterns, **own}, pauses)
 
 
 def _each(spec: Any) -> list[str | PatternSpec]:

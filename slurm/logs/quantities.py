@@ -133,7 +133,11 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
     text = number.strip().rstrip(",.;")
     magnitude = 1.0
     if len(text) > 1 and text[-1] in _MAGNITUDES and text[-2].isdigit():
-        text, magnitude = text[:-1], _MAGNITUDES[text[-1]]
+        text, letter = text[:-1], text[-1]
+        if beside.after[:1].isalpha():  # the pattern took a part of the unit: 12.5G of 12.5GiB
+            beside = Beside(beside.before, letter + beside.after)
+        else:
+            magnitude = _MAGNITUDES[letter]
     value = _plain(text, metric)
     if not math.isfinite(value):
         return value

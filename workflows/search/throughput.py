@@ -69,6 +69,8 @@ def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None
     for key in ("step_time_s.median", "step_time_s"):
         if (seconds := metric(result, key)) is not None and 0 < seconds < math.inf:
             return seconds, key
+    if (rate := metric(result, "steps_per_second")) is not None and 0 < rate < math.inf:
+        return 1 / rate, "steps_per_second"
     one = job.rates(1.0)
     for key in ("tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu"):
         if (rate := metric(result, key)) is not None and 0 < rate < math.inf:

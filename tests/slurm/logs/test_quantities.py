@@ -57,6 +57,7 @@ NUMBER = r"([0-9.,]+)"
         ("tflops_per_gpu", rf"{NUMBER} PF", "0.5 PFLOP/s", 500),
         ("peak_memory_bytes", rf"memory: {NUMBER}", "memory: 12.50GiB(15.0%)", 12.5 * 2**30),
         ("peak_memory_bytes", rf"mem {NUMBER}", "mem 12.5 GB", 12.5e9),
+        ("peak_memory_bytes", r"mem ([\d.]+[KMG]?)", "mem 12.5GiB", 12.5 * 2**30),
         ("peak_memory_gib", rf"mem {NUMBER}", "mem 512 MiB", 0.5),
         ("loss", rf"loss: {NUMBER}", "loss: 2.5 | grad norm: 1.1", 2.5),
         ("consumed", rf"consumed: {NUMBER}", "consumed: 1.2M | x", 1.2e6),

@@ -1,0 +1,188 @@
+"""Lines as well-known trainers print them, with figures of our own, and what is read from them."""
+
+# ruff: noqa: E501 - log lines are as long as they are
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError
+from search_spaces.log_formats import LOG_FORMATS
+from slurm.logs.patterns import metrics_of
+
+GIB = 2**30
+MEGATRON = (
+    " [2025-03-01 10:00:{i:02d}] iteration {i:8d}/      20 | consumed samples: {i:12d} |{more}"
+    " elapsed time per iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): {tflops:.1f} |"
+    " learning rate: 1.500000E-04 | global batch size:    32 | lm loss: 9.1{i:02d}000E+00 |"
+    " loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 |"
+    " number of nan iterations:   0 |"
+)
+# Milliseconds of the steps; the first two are the warm-up, the sixth comes after a checkpoint.
+MS = (9000.0, 4000.0, 800.0, 820.0, 810.0, 5000.0, 830.0)
+MEDIAN_S = 0.815
+
+
+def log(line: str, pause: str = "  successfully saved checkpoint from iteration 5 to /c") -> str:
+    """A log of these steps, with a pause before the sixth."""
+    lines = []
+    for i, ms in enumerate(MS, start=1):
+        if i == 6:
+            lines.append(pause)
+        values = {"i": i, "ms": ms, "s": ms / 1e3, "tflops": 1e5 / ms, "more": ""}
+        lines.append(line.format(**values, ksps=1e3 / ms, tps=1e6 / ms, sps=3.2e4 / ms))
+    return "\n".join(lines) + "\n"
+
+
+TPS = 1e6 / 815  # the median of so many a millisecond, nearly
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    (
+        "megatron-lm",
+        "core",
+        log(MEGATRON) + "[Rank 0] (after 2 iterations) memory (MB) | allocated: 900.5 | "
+        "max allocated: 2048.0 | reserved: 2100.0 | max reserved: 2200.0\n",
+        {"step_time_s": MEDIAN_S, "tflops_per_gpu": 1e5 / 815, "loss": 9.107, "peak_memory_bytes": 2 * GIB},
+    ),
+    (
+        "megatron-lm",
+        "of 2020, without a colon after the loss",
+        log(" iteration {i:8d}/      20 | elapsed time per iteration (ms): {ms:.1f} | "
+            "learning rate 1.0E-04 | lm loss 9.1{i:02d}000E+00 | loss scale 1.0 |"),
+        {"step_time_s": MEDIAN_S, "loss": 9.107},
+    ),
+    (
+        "megatron-lm",
+        "a fork that prints tokens, colours and ranks",
+        log("\x1b[32m[default7]:\x1b[0m iteration {i:8d}/ 20 | elapsed time per iteration (ms): {ms:.1f} |"
+            " throughput (token/sec/GPU): {tps:.1f} | flop throughput (TFLOP/sec/GPU): {tflops:.1f} |"),
+        {"step_time_s": MEDIAN_S, "tokens_per_second_per_gpu": TPS, "tflops_per_gpu": 1e5 / 815},
+    ),
+    (
+        "megatron-deepspeed",
+        "of Microsoft",
+        log(" iteration {i:8d}/ 20 | consumed samples: 8 | consumed tokens: 16384 | elapsed time per"
+            " iteration (ms): {ms:.1f} | learning rate: 1.0E-05 | lm loss: 9.1{i:02d}000E+00 |"
+            " samples per second: {sps:.3f} | tokens per gpu per second (tgs): {tps:.3f} |"
+            " TFLOPs: {tflops:.2f} |")
+        + "[INFO] [timer.py:260:stop] epoch=0/micro_step=7/global_step=7, RunningAvgSamplesPerSec=1.0,"
+        " CurrSamplesPerSec=1.0, MemAllocated=1.01GB, MaxMemAllocated=2.5GB\n",
+        {"step_time_s": MEDIAN_S, "samples_per_second": 3.2e4 / 815, "tokens_per_second_per_gpu": TPS,
+         "tflops_per_gpu": 1e5 / 815, "peak_memory_bytes": 2.5 * GIB},
+    ),
+    (
+        "neox",
+        "2",
+        log(" samples/sec: {sps:.3f} | iteration {i:8d}/      20 | elapsed time per iteration (ms):"
+            " {ms:.1f} | learning rate: 1.2E-04 | approx flops per GPU: {tflops:.1f}TFLOPS |"
+            " lm_loss: 9.1{i:02d}000E+00 | number of skipped iterations:   0 |"),
+        {"step_time_s": MEDIAN_S, "samples_per_second": 3.2e4 / 815, "tflops_per_gpu": 1e5 / 815},
+    ),
+    (
+        "deepspeed",
+        "timer",
+        log("[2025-03-01 10:00:00] [INFO] [timer.py:260:stop] epoch=0/micro_step={i}/global_step={i}, "
+            "RunningAvgSamplesPerSec=2.0, CurrSamplesPerSec={sps}, MemAllocated=1.5GB, "
+            "MaxMemAllocated=2.25GB"),
+        {"samples_per_second": 3.2e4 / 815, "peak_memory_bytes": 2.25 * GIB},
+    ),
+    (
+        "torchtitan",
+        "with colours, from every rank",
+        "".join(
+            f"[rank{r}]:[titan] 2025-03-01 10:00:00,000 - root - INFO - {line}\n"
+            for line in log("\x1b[31mstep: {i:2}  \x1b[32mloss:  9.1{i:02d}0  \x1b[38;5;208mgrad_norm:  1.20  "
+                            "\x1b[36mmemory: 12.50GiB(15.80%)  \x1b[34mtps: {tps:,.0f}  \x1b[36mtflops: {tflops:,.2f}"
+                            "  \x1b[35mmfu: 12.00%\x1b[0m", "Saving the checkpoint (or staging if async)").splitlines()
+            for r in range(2)
+        ),
+        {"tokens_per_second_per_gpu": TPS, "tflops_per_gpu": 1e5 / 815, "peak_memory_bytes": 12.5 * GIB},
+    ),
+    (
+        "nanotron",
+        "with K and M",
+        log("03/01/2025 10:00:00 [INFO|DP=0|PP=1|TP=0|ip-1]: iteration: {i} / 20 | consumed_tokens: 1.05M |"
+            " elapsed_time_per_iteration_ms: {s:.3f}K | tokens_per_sec: {ksps:.4f}K |"
+            " tokens_per_sec_per_gpu: 420 | global_batch_size: 256 | lm_loss: 9.1{i:02d} | lr: 0.0003 |"
+            " model_tflops_per_gpu: {tflops:.1f} | hardware_tflops_per_gpu: 500 | grad_norm: 1.2 |"
+            " cuda_memory_allocated: 1.2G | cuda_max_memory_reserved: 3.5G"),
+        {"step_time_s": MEDIAN_S, "tokens_per_second": 1e6 / 815, "tflops_per_gpu": 1e5 / 815,
+         "peak_memory_bytes": 3.5e9},
+    ),
+    (
+        "picotron",
+        "with K",
+        log("[rank 0] Step: {i:<5d} | Loss: 9.1{i:02d}0 | Global batch size: 32.77K | Tokens/s: {ksps:.4f}K |"
+            " Tokens/s/GPU: 12.3 | Tokens: 1.31M | MFU: 12.00% | Memory usage: 12.34GB"),
+        {"tokens_per_second": 1e6 / 815, "peak_memory_bytes": 12.34e9},
+    ),
+    (
+        "maxtext",
+        "of 2025",
+        log("I0301 10:00:00 1 metric_logger.py:196] completed step: {i}, seconds: {s:.3f}, TFLOP/s/device:"
+            " {tflops:.3f}, Tokens/s/device: {tps:.3f}, total_weights: 65536, loss: 9.1{i:02d}"),
+        {"step_time_s": MEDIAN_S, "tokens_per_second_per_gpu": TPS, "tflops_per_gpu": 1e5 / 815},
+    ),
+    (
+        "nemo",
+        "2",
+        log("Training epoch 0, iteration {i}/19 | lr: 1e-05 | global_batch_size: 32 | global_step: {i} | "
+            "reduced_train_loss: 9.1{i:02d} | train_step_timing in s: {s:.4f} | consumed_samples: 64"),
+        {"step_time_s": MEDIAN_S, "loss": 9.107},
+    ),
+    (
+        "megatron-bridge",
+        "its own line",
+        log("Step Time : {s:.2f}s GPU utilization: {tflops:.1f}MODEL_TFLOP/s/GPU"),
+        {"step_time_s": MEDIAN_S, "tflops_per_gpu": 1e5 / 815},
+    ),
+    (
+        "transformers",
+        "Trainer",
+        "{'loss': 9.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.5}\n"
+        "{'train_runtime': 12.3, 'train_samples_per_second': 5.25, 'train_steps_per_second': 0.656, "
+        "'train_loss': 9.15, 'epoch': 1.0}\n",
+        {"samples_per_second": 5.25, "steps_per_second": 0.656, "loss": 9.15},
+    ),
+    (
+        "lightning",
+        "progress bar",
+        "\rEpoch 0:  10%|#  | 1/10 [00:09<01:21,  0.11it/s, v_num=0]"
+        "\rEpoch 0: 100%|###| 10/10 [00:12<00:00,  1.25it/s, v_num=0]\n",
+        {"steps_per_second": 1.25},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "metrics"),
+    [(c[0], c[2], c[3]) for c in CASES],
+    ids=[f"{c[0]}: {c[1]}" for c in CASES],
+)
+def test_the_median_of_the_steps_that_count_is_read_with_its_unit(
+    name: str, text: str, metrics: dict[str, Any]
+) -> None:
+    found = metrics_of(LOG_FORMATS[name], [text, ""], warmup_steps=2, num_gpus=8)
+    for key, value in metrics.items():
+        assert found[key] == pytest.approx(value, rel=2e-3), (key, dict(found))
+
+
+def test_every_format_has_a_case() -> None:
+    assert set(LOG_FORMATS) - {"tqdm"} == {case[0] for case in CASES}
+
+
+def test_a_space_names_a_format_and_adds_patterns(
+    load: Callable[[str], SearchSpace], own_trainer: str
+) -> None:
+    given = own_trainer.replace(
+        "trainer:\n",
+        "trainer:\n  result: {format: torchtitan, patterns: {loss: 'l=(.)', x: 'x=(.)'}}\n",
+    )
+    log = load(given).adapter.log
+    assert {"tokens_per_second_per_gpu", "x"} <= set(log.patterns)
+    assert [p.regex for p in log.patterns["loss"]] == ["l=(.)"]
+    with pytest.raises(SpaceError, match=r"found torchtitn.*torchtitan"):
+        load(given.replace("torchtitan", "torchtitn"))
+    with pytest.raises(SpaceError, match="needs format or patterns"):
+        load(own_trainer.replace("trainer:\n", "trainer:\n  result: {pauses: x}\n"))
