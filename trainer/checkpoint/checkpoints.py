@@ -2,8 +2,9 @@
 
 ``step-00000012`` holds the state after 12 steps: float32 weights and moments as torch's DCP writes
 them, of whole parameters, so that any layout can go on from any other's; and ``training.json``
-with all that is the same on every rank. It gets its name when everything is on disk; until then,
-and again while it is removed, it ends in ``.partial``, which nobody reads.
+with all that is the same on every rank, and ``checksums.json`` of all other files. It gets its
+name when everything is on disk; until then, and again while it is removed, it ends in
+``.partial``, which nobody reads.
 """
 
 from __future__ import annotations
@@ -21,9 +22,18 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
+from trainer.checkpoint.integrity import (
+    CHECKSUMS_NAME,
+    CheckpointError,
+    SafeReader,
+    checksum,
+    read_checksums,
+    verify,
+)
+from trainer.checkpoint.record import RECORD_NAME, Record, check_same, identity, read_record
 from trainer.config import ConfigError, TrainConfig
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -34,7 +44,6 @@ from trainer.runtime.phase import phase
 
 KEEP = 2
 """Complete checkpoints that stay when a newer one is complete, that one included."""
-RECORD_NAME = "training.json"
 _COMPLETE = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial"
 
@@ -49,10 +58,6 @@ class Checkpointed(Protocol):
     stages: list[Stage]
     optimizer: Optimizer
     scaler: LossScaler
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the message is one line."""
 
 
 def complete(folder: Path) -> dict[int, Path]:
@@ -146,7 +151,10 @@ class Checkpoints:
             planner = SaveChunks(_chunks(trainer))
             dcp.save({}, storage_writer=FileSystemWriter(draft), planner=planner)
             record = _record(trainer, step)
-            _on_first(lambda: _finish(draft, final, record))
+            written = f"__{dist.get_rank()}_*.distcp"
+            own = _on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)})
+            checksums = {name: value for rank in own for name, value in rank.items()}
+            _on_first(lambda: _finish(draft, final, record, checksums))
         except (OSError, CheckpointException) as error:
             if dist.get_rank() == 0:
                 _remove_partial(folder)
@@ -162,17 +170,22 @@ def restore(trainer: Checkpointed, path: Path) -> int:
         CheckpointError: if it cannot be read.
     """
     phase.name = "checkpoint"
-    record = _on_first(lambda: _read_record(path))
-    _check_same(record, trainer.config, path)
-    mine = _chunks(trainer)
     try:
+        checksums = _on_first(lambda: read_checksums(path))
+        mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
+        _on_each(lambda: verify(path, checksums, mine))
+        record = _on_first(lambda: read_record(path))
+        check_same(record, trainer.config, path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
             dcp.load(
-                {}, storage_reader=FileSystemReader(path), planner=LoadChunks(mine), no_dist=True
+                {},
+                storage_reader=SafeReader(path),
+                planner=LoadChunks(_chunks(trainer)),
+                no_dist=True,
             )
-    except CheckpointException as error:
+    except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
             f"cannot read {path}: {_cause(error)}; without that folder the run goes on from the "
             "checkpoint before it"
@@ -180,13 +193,13 @@ def restore(trainer: Checkpointed, path: Path) -> int:
     adamw = trainer.optimizer.adamw
     if adamw is not None:
         for state in adamw.state.values():
-            state["step"].fill_(record["updates"])
-    if trainer.scaler.enabled and record["loss_scale"] is not None:
-        trainer.scaler.scale = record["loss_scale"]
-        trainer.scaler.good_steps = record["good_steps"]
+            state["step"].fill_(record.updates)
+    if trainer.scaler.enabled and record.loss_scale is not None:
+        trainer.scaler.scale = record.loss_scale
+        trainer.scaler.good_steps = record.good_steps
     # Also makes secondary copies stale: a pass may not start from weights of another time.
     trainer.optimizer.weights.publish()
-    return int(record["step"])
+    return record.step
 
 
 def _chunks(trainer: Checkpointed) -> list[Chunk]:
@@ -194,47 +207,17 @@ def _chunks(trainer: Checkpointed) -> list[Chunk]:
         return chunks(trainer.stages, trainer.optimizer, trainer.mesh)
 
 
-def _record(trainer: Checkpointed, step: int) -> dict[str, Any]:
-    """All that is the same on every rank; the first, which writes it, has weights in any layout."""
+def _record(trainer: Checkpointed, step: int) -> Record:
+    """The first rank, which writes it, has weights in any layout."""
     scaler, adamw = trainer.scaler, trainer.optimizer.adamw
     states = adamw.state.values() if adamw is not None else ()
-    return {
-        "step": step,
-        "updates": int(next((state["step"].item() for state in states), 0)),
-        "loss_scale": scaler.scale if scaler.enabled else None,
-        "good_steps": scaler.good_steps,
-        **_identity(trainer.config),
-    }
-
-
-def _identity(config: TrainConfig) -> dict[str, Any]:
-    """What a run must share with the one it goes on from; all else may change."""
-    model = config.model
-    shape = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
-    return {"seed": config.seed, "model": model.model_dump() | shape}
-
-
-def _check_same(record: dict[str, Any], config: TrainConfig, path: Path) -> None:
-    here = _identity(config)
-    pairs = [("seed", record["seed"], here["seed"])]
-    pairs += [
-        (f"model.{key}", record["model"].get(key), value) for key, value in here["model"].items()
-    ]
-    wrong = [
-        f"{key} is {there} there and {ours} here" for key, there, ours in pairs if there != ours
-    ]
-    if wrong:
-        raise ConfigError(f"load: {path} is of another model: {'; '.join(wrong)}")
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    file = path / RECORD_NAME
-    try:
-        record = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
-    assert isinstance(record, dict)
-    return record
+    return Record(
+        step=step,
+        updates=int(next((state["step"].item() for state in states), 0)),
+        loss_scale=scaler.scale if scaler.enabled else None,
+        good_steps=scaler.good_steps,
+        **identity(trainer.config),
+    )
 
 
 def _begin(final: Path) -> Path:
@@ -245,18 +228,24 @@ def _begin(final: Path) -> Path:
     return draft
 
 
-def _finish(draft: Path, final: Path, record: dict[str, Any]) -> None:
+def _finish(draft: Path, final: Path, record: Record, checksums: dict[str, str]) -> None:
     """Make a checkpoint complete, whose tensors are on disk; then older ones are not needed."""
-    with (draft / RECORD_NAME).open("w") as file:
-        json.dump(record, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    _write_json(draft / RECORD_NAME, record.model_dump())
+    others = {file.name: checksum(file) for file in draft.iterdir() if file.name not in checksums}
+    _write_json(draft / CHECKSUMS_NAME, dict(sorted((checksums | others).items())))
     sync_folder(draft)
     draft.rename(final)
     sync_folder(final.parent)
     for old in list(complete(final.parent).values())[:-KEEP]:
         old.rename(_partial(old))  # never half a checkpoint under a complete one's name
     _remove_partial(final.parent)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    with path.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _partial(final: Path) -> Path:
@@ -281,6 +270,20 @@ def _on_first(action: Callable[[], T]) -> T:
         raise found[0]
     result: T = found[0]
     return result
+
+
+def _on_each(action: Callable[[], T]) -> list[T]:
+    """Every rank gets what each found, or the error of the first that had one."""
+    found: list[Any] = [None] * dist.get_world_size()
+    try:
+        own: Any = action()
+    except (OSError, CheckpointError) as error:
+        own = error
+    dist.all_gather_object(found, own)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
 
 
 def _cause(error: BaseException) -> str:

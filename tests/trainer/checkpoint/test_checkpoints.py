@@ -179,7 +179,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name_and_values(
         "no folder": ({"load": str(file)}, f"load: {file}: Not a directory"),
         "no place": ({"save": f"{file}/b"}, f"save: {file}/b: Not a directory"),
         "taken": ({"save": str(folder)}, f"save: {folder} holds step 3, but this run begins at 0"),
-        "damaged": ({"load": str(damaged.parent)}, f"cannot read {damaged}/training.json: "),
+        "damaged": ({"load": str(damaged.parent)}, f"cannot read {damaged}: no checksums.json; "),
     }
     jobs = []
     for name, (values, _) in wrong.items():

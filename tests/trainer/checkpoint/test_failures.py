@@ -37,14 +37,17 @@ def test_a_full_disk_is_one_clear_error_and_costs_no_earlier_checkpoint(
     assert list(complete(tmp_path)) == [1, 2]
 
 
-EVENTS = {0: 20, 1: 3}
+EVENTS = {0: 27, 1: 5}
 """Things that ranks 0 and 1 do in the folder in one save."""
+ALIKE = {(0, event) for event in range(23, 27)}
+"""Removing the old checkpoint's other files: the first stands for all."""
 
 
 def test_a_rank_killed_at_any_moment_of_saving_costs_no_complete_checkpoint(
     run_phases: RunPhases, tmp_path: Path
 ) -> None:
     moments = [(rank, event) for rank in EVENTS for event in range(1, EVENTS[rank] + 2)]
+    moments = [moment for moment in moments if moment not in ALIKE]
     folders = {(rank, event): tmp_path / f"{rank} {event}" for rank, event in moments}
     phases = [
         [job(folder.name, 2, "killed", {"rank": rank, "event": event}, save=str(folder))]

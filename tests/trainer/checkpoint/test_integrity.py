@@ -1,0 +1,95 @@
+"""A checkpoint that is not as it was saved is told in a line, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.checkpoint_cases import RunPhases, job
+from trainer.checkpoint.integrity import checksum
+
+
+def flip(file: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def replace(file: Path, data: bytes) -> None:
+    """Replace a file by somebody who also knows of the checksums."""
+    file.write_bytes(data)
+    known = file.with_name("checksums.json")
+    known.write_text(json.dumps(json.loads(known.read_text()) | {file.name: checksum(file)}))
+
+
+def edit(folder: Path, **values: Any) -> None:
+    """Change what the record says; None removes a key."""
+    file = folder / "training.json"
+    record = json.loads(file.read_text()) | values
+    left_out = {key for key, value in values.items() if value is None}
+    replace(file, json.dumps({k: v for k, v in record.items() if k not in left_out}).encode())
+
+
+class Executed:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "data": (lambda p: flip(p / "__1_0.distcp"), "__1_0.distcp is damaged: its CRC-32 is "),
+    "table": (lambda p: flip(p / ".metadata"), ".metadata is damaged: "),
+    "record": (lambda p: flip(p / "training.json"), "training.json is damaged: "),
+    "cut": (lambda p: os.truncate(p / "__0_0.distcp", 99), "__0_0.distcp is damaged: "),
+    "lost": (lambda p: (p / "__0_0.distcp").unlink(), "__0_0.distcp: there is no such file"),
+    "no list": (lambda p: (p / "checksums.json").unlink(), "no checksums.json; "),
+    "pipe": (
+        lambda p: ((p / "checksums.json").unlink(), os.mkfifo(p / "checksums.json")),
+        "checksums.json: there is no such file",
+    ),
+    "deep": (
+        lambda p: (p / "checksums.json").write_text("[" * 100_000), "checksums.json: not JSON: "
+    ),
+    "step": (lambda p: edit(p, step="2"), "training.json: step: Input should be a valid integer, "),
+    "scale": (lambda p: edit(p, loss_scale=-1.0), "training.json: loss_scale: Input should be gr"),
+    "key": (lambda p: edit(p, seed=None), "training.json: seed: Field required"),
+    "list": (lambda p: replace(p / "training.json", b"[]"), "training.json: all of it: "),
+    "code": (
+        lambda p: replace(p / ".metadata", pickle.dumps(Executed(p / "executed"))),
+        ".metadata names posix.mkdir: not loaded",
+    ),
+}  # fmt: skip
+
+
+def test_what_is_not_as_it_was_saved_is_told_in_a_line_that_names_the_file(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    run_phases([job("saved", 2, "train", {}, save=str(saved))])
+    (step,) = saved.iterdir()
+    known = json.loads((step / "checksums.json").read_text())
+    assert known.keys() == {file.name for file in step.iterdir()} - {"checksums.json"}
+    jobs = []
+    for ranks, (name, (damage, _)) in enumerate(DAMAGE.items()):
+        folder = tmp_path / name
+        shutil.copytree(saved, folder)
+        damage(folder / step.name)
+        jobs.append(job(name, ranks % 3 + 1, "train", {}, load=str(folder)))
+    answers = run_phases(jobs)
+    for name, (_, says) in DAMAGE.items():
+        folder = tmp_path / name / step.name
+        assert answers[name]["error"] == "CheckpointError"
+        assert answers[name]["says"].startswith(f"cannot read {folder}: "), answers[name]
+        assert says in answers[name]["says"] and "\n" not in answers[name]["says"], answers[name]
+        assert "goes on from the checkpoint before it" in answers[name]["says"]
+        assert not (folder / "executed").exists()

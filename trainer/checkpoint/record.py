@@ -1,0 +1,67 @@
+"""``training.json`` of a checkpoint: all that is the same on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.checkpoint.integrity import CheckpointError, read_json
+from trainer.config import ConfigError, TrainConfig
+
+RECORD_NAME = "training.json"
+_SHOWN = 100  # characters of a wrong value
+
+
+class Record(BaseModel):
+    """What the file says. Strict: what is not as it was written is not guessed at."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    step: int = Field(ge=1)
+    updates: int = Field(ge=0)
+    loss_scale: float | None = Field(gt=0)
+    good_steps: int = Field(ge=0)
+    seed: int
+    model: dict[str, Any]
+
+
+def read_record(folder: Path) -> Record:
+    """Read a checkpoint's record.
+
+    Raises:
+        CheckpointError: if there is none, or it is wrong; the message names key and value.
+    """
+    try:
+        return Record.model_validate(read_json(folder / RECORD_NAME))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        found = repr(first["input"])[:_SHOWN]
+        raise CheckpointError(f"{RECORD_NAME}: {where}: {first['msg']}, found {found}") from None
+
+
+def identity(config: TrainConfig) -> dict[str, Any]:
+    """What a run must share with the one it goes on from; all else may change."""
+    model = config.model
+    shape = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    return {"seed": config.seed, "model": model.model_dump() | shape}
+
+
+def check_same(record: Record, config: TrainConfig, path: Path) -> None:
+    """See that a checkpoint is of this run's model and seed.
+
+    Raises:
+        ConfigError: if it is not; the message names the fields and both values.
+    """
+    here = identity(config)
+    pairs: list[tuple[str, Any, Any]] = [("seed", record.seed, here["seed"])]
+    pairs += [
+        (f"model.{key}", record.model.get(key), value) for key, value in here["model"].items()
+    ]
+    wrong = [
+        f"{key} is {there} there and {ours} here" for key, there, ours in pairs if there != ours
+    ]
+    if wrong:
+        raise ConfigError(f"load: {path} is of another model: {'; '.join(wrong)}")
