@@ -84,16 +84,16 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
+def hosts() -> Iterator[Hosts]:
     """Skipped where there is no mpiexec; in CI that is a failure."""
     if reason := _missing():
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
-    folder = tmp_path / "hosts"
-    folder.mkdir()
-    ssh = folder / "ssh"
-    temporary = tempfile.mkdtemp(prefix="mt-")  # a Unix socket's path must be short
+    # Not the test's own folder: a Unix socket's path must be short, and Open MPI takes a space in
+    # the path of ssh for the end of it.
+    folder = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
+    ssh, temporary = folder / "ssh", folder / "tmp"
     ssh.write_text(SSH.format(folder=folder, temporary=temporary))
     ssh.chmod(0o755)
     made = Hosts(folder)
@@ -105,7 +105,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
             processes.send(left, signal.SIGKILL)
             pytest.fail("daemons or ranks were left behind")
         time.sleep(0.05)
-    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

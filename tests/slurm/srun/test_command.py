@@ -41,8 +41,9 @@ def test_the_line_of_each_site_is_the_recorded_one(name: str) -> None:
     spec = replace(SPEC, ranks_per_node=4) if name == "perlmutter" else SPEC
     environment = srun_environment(spec, LEASE, site, "node002", {}, 64)
     lines = [f"{key}={value}" for key, value in sorted(environment.items())]
-    line = shlex.join(srun_argv(spec, LEASE, site, 64)).replace(str(RANK_SCRIPT), "rank.sh")
-    text = "\n".join([*lines, line, ""])
+    argv = srun_argv(spec, LEASE, site, 64)
+    line = ["rank.sh" if argument == str(RANK_SCRIPT) else argument for argument in argv]
+    text = "\n".join([*lines, shlex.join(line), ""])
     golden = GOLDEN / f"{name}.txt"
     if os.environ.get("MESHTUNE_REFRESH_GOLDEN"):
         golden.write_text(text)
