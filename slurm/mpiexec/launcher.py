@@ -140,7 +140,7 @@ class MpiexecLauncher(Launcher):
         """What is wrong and what to do where no host has answered, by what mpiexec printed."""
         hosts = self.nodes()
         mpiexec = f"{self._program} ({self._dialect.name})"
-        said = " ".join(re.sub("-{20,}", "", output).split())[:300] or "nothing"
+        said = essence(output)
         if REFUSES_ROOT.search(output):
             return (
                 f"{mpiexec} refuses to run as root: search as another user, or set "
@@ -203,6 +203,14 @@ class MpiexecLauncher(Launcher):
         swept = self._sweeper.sweep(lease.nodes, {spec.name})
         self._silent.update(swept.silent)
         return swept
+
+
+def essence(output: str) -> str:
+    """What mpiexec printed, shortened: first the lines that name a cause, wherever they are."""
+    lines = [" ".join(line.split()) for line in re.sub("-{20,}", "", output).splitlines()]
+    causes = [line for line in lines if MPIEXEC_TEXTS.launch_failure.match(line)]
+    others = [line for line in lines if line not in causes]
+    return " ".join(filter(None, [*dict.fromkeys(causes), *others]))[:300] or "nothing"
 
 
 def _dialect(program: str, environ: Mapping[str, str]) -> Dialect:

@@ -7,7 +7,7 @@ moment can be started again: :meth:`Driver.run` first settles what its predecess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from analysis import (
     write_results,
 )
 from search_spaces import SearchSpace
-from slurm import Kind, Launcher, Lease, NodePool, Outcome, read_result
+from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
 from workflows.optimizer.policy import Policy
 from workflows.search.allocation import Allocation
 from workflows.search.attempts import Attempts, Running
@@ -173,7 +173,7 @@ class Driver:
     def _open(self) -> None:
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
         names = [attempt.name for _, attempt in left_running if attempt]
-        self.launcher.settle([name for name in names if self._is_own(name)])
+        own = [name for name in names if self._is_own(name)]
         opened = Opened(
             space=self.space.name,
             fingerprint=self.space.fingerprint,
@@ -184,6 +184,7 @@ class Driver:
             **self.space.goals,
         )
         self.journal.write(opened)
+        self._settle(own)
         for trial, attempt in left_running:
             if attempt:
                 self._end(
@@ -194,6 +195,13 @@ class Driver:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)
         self.listen(opened, self)
+
+    def _settle(self, names: Sequence[str]) -> None:
+        try:
+            self.launcher.settle(names)
+        except LauncherError as error:
+            self.journal.write(Closed(reason=f"nothing could be started: {error}"))
+            raise
 
     def _is_own(self, name: str) -> bool:
         """Whether this folder's trial, not that of the folder of which this one is a copy."""

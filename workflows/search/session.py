@@ -30,7 +30,8 @@ from analysis import (
     verdict_lines,
 )
 from search_spaces import SearchSpace
-from slurm import Launcher, LauncherError, Lease, NodePool, printable
+from slurm import Launcher, Lease, NodePool, printable
+from workflows.launching import LaunchError
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
@@ -99,10 +100,12 @@ def open_driver(
 
     Raises:
         RegistryError: if there is no such policy.
+        LaunchError: if every configuration needs more nodes than the launcher has.
         FingerprintError: if the folder holds a run of another space.
         RunBusyError: if another process drives this run.
     """
     POLICIES.get(policy)  # an error now, while nothing is made
+    _refuse_narrow_launcher(space, folder, launcher, policy, pricing)
     data = _data(space, folder, launcher)
     folder.prepare(space)
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
@@ -159,7 +162,7 @@ def dry_run(
     """The exact commands of the next trials; starts and writes nothing.
 
     Raises:
-        LauncherError: if every configuration that is left needs more nodes than the launcher has.
+        LaunchError: if every configuration that is left needs more nodes than the launcher has.
     """
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
@@ -183,6 +186,26 @@ def dry_run(
         yield shlex.join(launcher.command(spec, lease))
 
 
+def _refuse_narrow_launcher(
+    space: SearchSpace,
+    folder: RunFolder,
+    launcher: Launcher,
+    policy: str,
+    pricing: Pricing | None,
+) -> None:
+    """Raise if no trial of a new run could ever start; one that has begun may wait for nodes."""
+    if folder.started and read_run(folder.path).trials:
+        return
+    nodes = len(launcher.nodes())
+    widths = space.parameters.get("num_nodes")
+    if widths is None or max(int(value) for value in widths.values) <= nodes:
+        return
+    chosen = make_policy(space, 0, policy, pricing=pricing)  # its own: a proposal leaves traces
+    run = Run(folder.path)
+    if chosen.propose(run, nodes) is None:
+        _refuse_too_few_nodes(space, chosen, run, launcher)
+
+
 def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher: Launcher) -> None:
     """Raise if there are configurations to propose, but only for more nodes than there are."""
     if policy.propose(run, sys.maxsize) is None:
@@ -192,9 +215,9 @@ def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher
     widest = len(widths) - 1
     at = bisect_left(widths, True, 0, widest, key=lambda n: policy.propose(run, n) is not None)
     left = " that is left" if run.trials else ""
-    raise LauncherError(
+    raise LaunchError(
         f"the narrowest configuration{left} needs {counted(widths[at], 'node')}, the launcher "
-        f"{launcher.name} has {len(launcher.nodes())}: give it more"
+        f"{launcher.name} has {len(launcher.nodes())}: give it more, or allow fewer (num_nodes)"
     )
 
 

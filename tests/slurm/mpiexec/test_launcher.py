@@ -22,7 +22,7 @@ from analysis import read_run
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import dialect_of
-from slurm.mpiexec.launcher import MpiexecLauncher
+from slurm.mpiexec.launcher import MpiexecLauncher, essence
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease, TrialSpec
@@ -334,4 +334,15 @@ def test_a_search_of_which_no_host_answers_ends_before_its_first_trial(
     assert ended.returncode == 1
     assert "reaches none of the hosts node1, node2" in ended.stderr
     assert "No route to host" in ended.stderr
-    assert not read_run(tmp_path / "run").trials
+    run = read_run(tmp_path / "run")
+    assert not run.trials
+    assert run.closed and run.closed.startswith("nothing could be started: mpiexec")
+    assert "No route to host" in run.closed  # what `meshtune status` shows
+
+
+def test_what_mpiexec_says_of_the_cause_comes_before_what_else_it_prints() -> None:
+    banner = "\n".join(f"{i} * Welcome to the cluster. All use is monitored. *" for i in range(20))
+    said = essence(f"{banner}\nssh: connect to host n7 port 22: No route to host\n{'-' * 70}\n")
+    assert said.startswith("ssh: connect to host n7 port 22: No route to host 0 * Welcome")
+    assert len(said) == 300
+    assert essence("-" * 70 + "\n\n") == "nothing"

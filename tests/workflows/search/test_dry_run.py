@@ -1,4 +1,4 @@
-"""What a dry run says where the nodes do not suffice."""
+"""What a dry run, or a search, says where the nodes do not suffice."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from workflows.cli.main import main
 from workflows.search.session import dry_run
 
 
+@pytest.mark.parametrize("flags", [["--dry-run"], []])
 @pytest.mark.parametrize("launcher", [["simulate", "--simulate", "nodes=8"], ["mpiexec"]])
-def test_a_dry_run_on_too_few_nodes_says_how_many_are_needed(
-    launcher: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_on_too_few_nodes_for_any_trial_it_is_said_how_many_are_needed(
+    launcher: list[str], flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if launcher == ["mpiexec"] and shutil.which("mpiexec") is None:
         pytest.skip("no mpiexec")
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("".join(f"node{i}\n" for i in range(8)))
     where = ["--run-dir", str(tmp_path / "run"), "--hostfile", str(hostfile)]
-    asked = ["search", "gpt_175b_frontier", "--dry-run", *where, "--launcher", *launcher]
-    assert main(asked) == 1
+    asked = ["search", "gpt_175b_frontier", *flags, *where, "--launcher", *launcher]
+    assert main(asked) == 2
     complaint = "the narrowest configuration needs 12 nodes, the launcher "
     assert f"{complaint}{launcher[0]} has 8" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
