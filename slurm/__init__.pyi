@@ -25,6 +25,7 @@ from .launcher import (
     Launcher,
     LauncherError,
     LauncherOptions,
+    TooFewNodesError,
 )
 from .logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
 from .logs.quantities import QuantityError, check_unit
@@ -102,6 +103,7 @@ __all__ = [
     "SiteError",
     "StepReport",
     "StopRule",
+    "TooFewNodesError",
     "TrialSpec",
     "Where",
     "as_written",

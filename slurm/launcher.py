@@ -27,6 +27,10 @@ class AllocationGoneError(LauncherError):
     """The allocation is over; the same command resumes in another one."""
 
 
+class TooFewNodesError(LauncherError):
+    """Nothing fits on the launcher's nodes; the message says how many are needed."""
+
+
 class AllocationState(enum.Enum):
     """What is known of the nodes that a scheduler has lent."""
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from analysis import FingerprintError, RunBusyError, RunError
-from slurm import AllocationGoneError, BatchError, FileError, LauncherError, RegistryError
+from slurm import (
+    AllocationGoneError,
+    BatchError,
+    FileError,
+    LauncherError,
+    RegistryError,
+    TooFewNodesError,
+)
 from trainer import ConfigError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
@@ -19,7 +26,7 @@ def input_errors() -> tuple[type[Exception], ...]:
     return (
         *(FileError, BatchError, ConfigError, UsageError),
         *(FingerprintError, RunError, RunBusyError),
-        *(RegistryError, PolicyError, LaunchError, SimulationError),
+        *(RegistryError, PolicyError, LaunchError, SimulationError, TooFewNodesError),
     )
 
 

@@ -30,8 +30,7 @@ from analysis import (
     verdict_lines,
 )
 from search_spaces import SearchSpace
-from slurm import Launcher, Lease, NodePool, printable
-from workflows.launching import LaunchError
+from slurm import Launcher, Lease, NodePool, TooFewNodesError, printable
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget
@@ -100,7 +99,7 @@ def open_driver(
 
     Raises:
         RegistryError: if there is no such policy.
-        LaunchError: if every configuration needs more nodes than the launcher has.
+        TooFewNodesError: if every configuration needs more nodes than the launcher has.
         FingerprintError: if the folder holds a run of another space.
         RunBusyError: if another process drives this run.
     """
@@ -162,7 +161,7 @@ def dry_run(
     """The exact commands of the next trials; starts and writes nothing.
 
     Raises:
-        LaunchError: if every configuration that is left needs more nodes than the launcher has.
+        TooFewNodesError: if every configuration that is left needs more nodes than there are.
     """
     run = read_run(folder.path) if folder.started else Run(folder.path)
     data = _data(space, folder, launcher)
@@ -215,7 +214,7 @@ def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher
     widest = len(widths) - 1
     at = bisect_left(widths, True, 0, widest, key=lambda n: policy.propose(run, n) is not None)
     left = " that is left" if run.trials else ""
-    raise LaunchError(
+    raise TooFewNodesError(
         f"the narrowest configuration{left} needs {counted(widths[at], 'node')}, the launcher "
         f"{launcher.name} has {len(launcher.nodes())}: give it more, or allow fewer (num_nodes)"
     )
