@@ -19,6 +19,10 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.unlink(missing_ok=True)  # of a driver that was killed; its mode would stay
     mode = 0o600 if private else 0o666  # less the umask
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    part.replace(path)
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)  # what there is of it may be all the room that was left
+        raise

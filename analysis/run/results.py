@@ -10,8 +10,10 @@ from typing import Any
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
+from slurm import shown
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+TRY_AGAIN_S = 10.0  # after a failure
 PAUSE = 20  # after writing the file, in times of what it took
 
 
@@ -59,16 +61,28 @@ class ResultsFile:
     def __init__(self, folder: RunFolder) -> None:
         self.stale = False  # not all that ended is in it
         self._folder = folder
+        self._trouble = ""  # why it could not be written
         self._due_s = 0.0  # on the machine's clock, also where time is virtual
 
-    def catch_up(self, run: Run) -> None:
-        """Write what is new, if it is time."""
+    def catch_up(self, run: Run, *, now: bool = False) -> str:
+        """Write what is new, if it is time, or ``now``.
+
+        Returns:
+            Why it cannot be written, once while it cannot; "" otherwise. The journal has it all,
+            and it is tried again.
+        """
         begin_s = time.perf_counter()
-        if self.stale and begin_s >= self._due_s:
+        if not (now or (self.stale and begin_s >= self._due_s)):
+            return ""
+        told, self._trouble = self._trouble, ""
+        try:
             write_results(self._folder, run)
             self.stale = False
-            end_s = time.perf_counter()
-            self._due_s = end_s + PAUSE * (end_s - begin_s)
+        except OSError as error:
+            self._trouble = f"{shown(self._folder.results_file)} is not written: {error.strerror}"
+        end_s = time.perf_counter()
+        self._due_s = end_s + (TRY_AGAIN_S if self._trouble else PAUSE * (end_s - begin_s))
+        return "" if self._trouble == told else self._trouble
 
 
 def _inert(value: Any) -> Any:

@@ -17,29 +17,47 @@ from workflows.cli import cluster, predict, replay, run, search
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
+    _open_standard_streams()
     arguments = parser().parse_args(argv)
     from slurm import message
     from workflows.cli import errors  # what all commands need, and it is little
 
+    code: int = 0
     try:
-        code: int = arguments.handler(arguments)
+        code = arguments.handler(arguments)
         sys.stdout.flush()
     except errors.input_errors() as error:
         print(f"meshtune: {message(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read us has enough; the interpreter's own last flush must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _drop_output()
+        return code
     except errors.interruptions() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 3
     except errors.run_errors() as error:
         print(f"meshtune: {message(error)}", file=sys.stderr)
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _open_standard_streams() -> None:
+    """Open to nowhere those that are closed (``>&-``), or the next file would take their place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - for good
+
+
+def _drop_output() -> None:
+    """Send what is still in the buffer nowhere, if it cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import IO, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -37,6 +38,7 @@ from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
 from workflows.search.progress import Progress
 from workflows.search.reporting import report_line
+from workflows.search.screen import Screen
 from workflows.search.stopping import CONTINUE, INTERRUPTED, Ending
 from workflows.search.trials import TrialFactory, data_prefix, make_data
 
@@ -62,7 +64,8 @@ def run_session(
         space, folder, launcher, seed, budget, policy, pricing: see :func:`open_driver`.
         flags: what the command that resumes the run needs beside the space.
     """
-    console = Console()
+    screen = Screen(sys.stdout)
+    console = Console(file=cast(IO[str], screen))
     # Slurm's warning may come while there is no driver yet, or none any more.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
@@ -71,6 +74,7 @@ def run_session(
             ending = driver.run()
         console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
     console.print(Text(printable(report_line(folder, launcher, ending))), soft_wrap=True)
+    screen.finish()
     return ending.code
 
 

@@ -226,3 +226,11 @@ def test_the_command_that_resumes_a_run_has_what_it_was_started_with(flags: list
     started = parser().parse_args(["search", "space", *flags])
     again = parser().parse_args(["search", "space", *shlex.split(resume_flags(started))])
     assert again == started
+
+
+@pytest.mark.parametrize(("sink", "code"), [("| true", 0), (">&-", 0), ("> /dev/full", 1)])
+def test_output_that_nobody_takes_is_no_traceback(sink: str, code: int) -> None:
+    command = f"{sys.executable} -m meshtune check tiny_cpu {sink}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == code
+    assert done.stderr == ("meshtune: [Errno 28] No space left on device\n" if code else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import subprocess
@@ -209,6 +210,21 @@ print('MESHTUNE_RESULT {"speed": 1}')
     (copied,) = read_run(place / "copy").trials.values()
     assert [a.kind for a in copied.attempts] == ["preempted", "ok"]
     assert trial.attempts[0].name == copied.attempts[0].name != copied.attempts[1].name
+
+
+@pytest.mark.parametrize("sink", ["| head -n 1", "> /dev/full", ">&-"])
+def test_a_search_that_nobody_reads_goes_on(place: Path, sink: str) -> None:
+    command = f"{shlex.join(search(place))} {sink}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+    )
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, "head" in sink), done.stderr
+    assert "Traceback" not in done.stderr
+    check_accounts(place)
 
 
 # Sets the machine's clock a day ahead and back whenever the driver has written an event.
