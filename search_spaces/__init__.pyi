@@ -20,6 +20,7 @@ from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .space import Objective, SearchSpace, Violations
+from .trainers.config_files import wrong_file_name
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
@@ -58,4 +59,5 @@ __all__ = [
     "shipped_cluster",
     "shipped_clusters",
     "shipped_spaces",
+    "wrong_file_name",
 ]

@@ -25,7 +25,7 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
-from search_spaces.trainers import templates
+from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
@@ -142,7 +142,7 @@ class _Builder:
         self.model_name = model.name if model else ""
         self.model = model.config() if model else None
         self.own_trainer = file.trainer.builtin is None
-        self.file = file = _with_known_axes(file)
+        self.file = file = self._with_bases(_with_known_axes(file))
         self.adapter = self._adapter()
         self.static = facts.static_facts(self.model, cluster)
         self.defaults = facts.defaults(file.trainer)
@@ -160,6 +160,7 @@ class _Builder:
             for index, text in enumerate(self.file.constraints)
         )
         self._command(types)
+        self._config_files(types)
         self._patterns()
         self._timeouts()
         objectives = self._objectives(own)
@@ -351,6 +352,36 @@ class _Builder:
                     self._template(text, (*path, "args", place), known)
             else:
                 self._template(entry, path, known)
+
+    def _with_bases(self, file: SpaceFile) -> SpaceFile:
+        """The file with what the bases of its trainer's files hold, so that it stands alone."""
+        whole = {}
+        for name, each in file.trainer.files.items():
+            if each.base is not None:
+                path = ("trainer", "files", name, "base")
+                try:
+                    content = config_files.read_base(Path(self.document.name).parent / each.base)
+                except SpaceError as error:
+                    raise self.document.error(path, f"\n{error}", at_value=True) from None
+                each = each.model_copy(update={"base": None, "content": content})
+            whole[name] = each
+        if not whole:
+            return file
+        return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
+
+    def _config_files(self, types: Mapping[str, ValueType]) -> None:
+        known: dict[str, ValueType] = {**types, **TRIAL_PLACEHOLDERS}
+        for name, file in self.file.trainer.files.items():
+            path = ("trainer", "files", name)
+            if problem := config_files.wrong_file_name(name):
+                raise self.document.error(path, f"found {as_written(name)}, {problem}")
+            try:
+                config_files.check_paths(name, file)
+            except SpaceError as error:
+                raise self.document.error((*path, "set"), str(error)) from None
+            for key, value in file.set.items():
+                for text in config_files.texts(value):
+                    self._template(text, (*path, "set", key), known)
 
     def _template(
         self, text: str, path: tuple[str | int, ...], known: Mapping[str, ValueType]

@@ -232,6 +232,10 @@ class SearchSpace:
         """The argv of every rank of a trial in that folder."""
         return self.adapter.command(self._trial(config, Path(trial_dir)))
 
+    def files(self, config: Mapping[str, Any], trial_dir: Path | str) -> Mapping[str, str]:
+        """The text of further files in that folder, by name."""
+        return self.adapter.files(self._trial(config, Path(trial_dir)))
+
     def _trial(
         self, config: Mapping[str, Any], directory: Path, data: str | None = None
     ) -> TrialFacts:

@@ -75,7 +75,12 @@ def _of_steps(best: Best, steps: int) -> Best:
             "{measured_steps}; change the number of steps in best.yaml's command"
         )
     trial = space.trial.model_copy(update={"measured_steps": steps})
-    return replace(best, command=replace(space, trial=trial).command(best.parameters, TRIAL_DIR))
+    longer = replace(space, trial=trial)
+    return replace(
+        best,
+        command=longer.command(best.parameters, TRIAL_DIR),
+        files=dict(longer.files(best.parameters, TRIAL_DIR)),
+    )
 
 
 def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
@@ -83,6 +88,9 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     spec, lease = _spec(best, out), _lease(best, launcher)
     if best.train is not None:
         write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
+    for name, text in best.files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / name, text.replace(TRIAL_DIR, str(out)), private=True)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())

@@ -14,7 +14,14 @@ from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
 from analysis.units import counted
-from search_spaces import MAX_GPUS_PER_NODE, MAX_NODES, ResultPatterns, Scalar, VariableName
+from search_spaces import (
+    MAX_GPUS_PER_NODE,
+    MAX_NODES,
+    ResultPatterns,
+    Scalar,
+    VariableName,
+    wrong_file_name,
+)
 from slurm import Document, LogFormat, module_argv, parse_json, read_document, read_text, validate
 from trainer import ConfigError, TrainConfig
 
@@ -34,6 +41,7 @@ class Best:
     env: dict[str, str]
     parameters: dict[str, Scalar]
     log: LogFormat
+    files: dict[str, str]
 
 
 class _File(BaseModel):
@@ -51,11 +59,15 @@ class _File(BaseModel):
     front: list[Any] = []
     env: dict[VariableName, str] = {}
     log: ResultPatterns | None = None
+    files: dict[str, str] = {}
 
     @model_validator(mode="after")
     def _one(self) -> _File:
         if (self.train is None) == (self.command is None):
             raise ValueError("accepted exactly one of: train, command")
+        for name in self.files:
+            if problem := wrong_file_name(name):
+                raise ValueError(f"files: found {name!r}, {problem}")
         return self
 
 
@@ -92,6 +104,10 @@ def write_best(run: Run, path: Path) -> str:
             content["env"] = spec["env"]
         if "log" in spec:
             content["log"] = spec["log"]
+        if "files" in spec:
+            content["files"] = {
+                name: text.replace(str(folder), TRIAL_DIR) for name, text in spec["files"].items()
+            }
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"the files of trial {run.best.number} in {folder} cannot be read: {error}"
     space = json.dumps(run.space)  # on one line, whatever it is
@@ -129,6 +145,7 @@ def load_best(path: Path) -> Best:
         env=file.env,
         parameters=dict(file.parameters),
         log=file.log.log_format() if file.log else LogFormat(),
+        files=dict(file.files),
     )
 
 

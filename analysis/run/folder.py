@@ -10,6 +10,8 @@ from typing import Any
 from analysis.run.atomic import write_atomically
 from search_spaces import SearchSpace, load_space
 
+_NONE: Mapping[str, str] = {}
+
 
 class FingerprintError(Exception):
     """The run was made with another space; the message says what to do."""
@@ -83,11 +85,22 @@ class RunFolder:
         self.prepare(space)
         write_atomically(self.space_file, space.frozen(), private=True)
 
-    def write_trial(self, number: int, files: Mapping[str, Any]) -> Path:
-        """Write JSON files into the trial's folder, which is made if need be; returns it."""
+    def write_trial(
+        self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] = _NONE
+    ) -> Path:
+        """Write files into the trial's folder, which is made if need be; returns it.
+
+        Args:
+            number: of the trial.
+            files: what JSON files hold, by name.
+            texts: of other files; a name may have folders in it.
+        """
         directory = self.trial(number)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             text = json.dumps(content, indent=1) + "\n"
+            write_atomically(directory / name, text, private=True)
+        for name, text in texts.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / name, text, private=True)
         return directory

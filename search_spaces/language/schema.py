@@ -250,6 +250,24 @@ CommandEntry = Annotated[
 ]
 
 
+class ConfigFile(_Record):
+    """A file that is written into a trial's folder before it starts."""
+
+    base: str | None = Field(
+        default=None, description="a file with everything else, beside the space or absolute"
+    )
+    content: dict[str, Any] | None = Field(default=None, description="the same, written out here")
+    set: dict[str, Any] = Field(
+        default={}, description="dotted path: value, in which {tp} and the like are replaced"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> ConfigFile:
+        if self.base is not None and self.content is not None:
+            raise ValueError("accepted one of: base, content")
+        return self
+
+
 class TrainerSpec(_Record):
     """What a trial runs: the built-in trainer, the user's own command, or an installed trainer."""
 
@@ -263,6 +281,9 @@ class TrainerSpec(_Record):
     use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
     options: dict[str, Any] = Field(default={}, description="of the installed trainer")
     result: ResultPatterns | None = None
+    files: dict[str, ConfigFile] = Field(
+        default={}, description="JSON, YAML or TOML files of a command, by their name in the folder"
+    )
     env: dict[VariableName, str] = Field(default={}, description="environment of every rank")
     framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
         default=None,
@@ -284,6 +305,8 @@ class TrainerSpec(_Record):
             raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
         if self.axes and self.command is None:
             raise ValueError("'axes' goes with 'command'; the built-in trainer has tp, dp and pp")
+        if self.files and self.command is None:
+            raise ValueError("'files' goes with 'command'")
         if self.result is not None and self.command is None:
             raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self

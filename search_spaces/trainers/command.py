@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
-from search_spaces.language.schema import Flags, TrainerSpec
-from search_spaces.trainers import templates
+from search_spaces.language.schema import Flags, Scalar, TrainerSpec
+from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
 from slurm import LogFormat
 from trainer import ValueType
@@ -27,12 +27,7 @@ class CommandTrainer(Trainer):
 
     def command(self, trial: TrialFacts) -> tuple[str, ...]:
         """``{{x}}`` is kept as ``{x}``; true and false are written so."""
-        values = {
-            **trial.facts,
-            "trial_dir": str(trial.directory),
-            "warmup_steps": trial.warmup_steps,
-            "measured_steps": trial.measured_steps,
-        }
+        values = _values(trial)
         argv: list[str] = []
         try:
             for entry in self.spec.command or ():
@@ -44,6 +39,16 @@ class CommandTrainer(Trainer):
             raise SpaceError(f"trainer.command: {error}, in {dict(trial.config)}") from None
         return tuple(argv)
 
+    def files(self, trial: TrialFacts) -> dict[str, str]:
+        values = _values(trial)
+        try:
+            return {
+                name: config_files.rendered(name, file, values)
+                for name, file in self.spec.files.items()
+            }
+        except ZeroDivisionError as error:
+            raise SpaceError(f"trainer.files: {error}, in {dict(trial.config)}") from None
+
     @property
     def reads(self) -> frozenset[str] | None:
         found: set[str] = set()
@@ -54,7 +59,9 @@ class CommandTrainer(Trainer):
             found.update(*(templates.names(text) for text in texts))
             if isinstance(entry, Flags):
                 found |= templates.names("{" + entry.when + "}")
-        return None if "trial_dir" in found else frozenset(found)
+        for file in self.spec.files.values():
+            found.update(*(templates.names(text) for text in config_files.texts(file.set)))
+        return None if "trial_dir" in found and not self.spec.files else frozenset(found)
 
     @property
     def log(self) -> LogFormat:
@@ -63,3 +70,13 @@ class CommandTrainer(Trainer):
     @property
     def axes(self) -> Sequence[str]:
         return self.spec.axes
+
+
+def _values(trial: TrialFacts) -> dict[str, Scalar]:
+    """What templates can use."""
+    return {
+        **trial.facts,
+        "trial_dir": str(trial.directory),
+        "warmup_steps": trial.warmup_steps,
+        "measured_steps": trial.measured_steps,
+    }

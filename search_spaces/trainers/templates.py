@@ -50,6 +50,15 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
     return _BRACES.sub(fill, text)
 
 
+def value(text: str, values: Mapping[str, Scalar]) -> Scalar:
+    """The same; a template that is one expression and nothing else gives its value as it is."""
+    found = _BRACES.fullmatch(text)
+    if found and found[1] is None and _is_expression(found[2]):
+        name = found[2].strip()
+        return values[name] if name in values else _computed(name, values)
+    return filled(text, values)
+
+
 def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
     """Whether an expression is true of these values; false where it divides by zero."""
     columns = {name: constant(value) for name, value in values.items()}

@@ -64,6 +64,10 @@ class Trainer(ABC):
         """The content of the trial's ``config.json``; default its configuration."""
         return dict(trial.config)
 
+    def files(self, trial: TrialFacts) -> Mapping[str, str]:
+        """Further files of the trial's folder, their text by name."""
+        return {}
+
     @property
     def reads(self) -> frozenset[str] | None:
         """Parameters, facts and ``measured_steps`` that its command depends on; None: perhaps all.

@@ -111,14 +111,18 @@ def test_a_file_that_is_no_best_yaml_is_refused(
     assert "not a best.yaml" in capsys.readouterr().err
 
 
-def test_the_best_of_patterns_trains_with_them_and_for_so_many_steps(
+def test_the_best_of_patterns_and_files_trains_with_them_and_for_so_many_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    code = "import sys; [print('speed so far', n) for n in range(int(sys.argv[1]))]"
+    code = (
+        "import json; steps = json.load(open('conf/run.json'))['steps'];"
+        "[print('speed so far', n) for n in range(steps)]"
+    )
     content = yaml.safe_load(SPACE.format(python=sys.executable, code="x"))
     content["trainer"] = {
-        "command": [sys.executable, "-c", code, "{measured_steps}", "{mbs}"],
+        "command": [sys.executable, "-c", code, "{mbs}"],
+        "files": {"conf/run.json": {"set": {"steps": "{measured_steps}"}}},
         "result": {"patterns": {"speed": r"speed so far (\d+)"}},
     }
     space, run = tmp_path / "own.yaml", tmp_path / "run"

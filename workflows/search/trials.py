@@ -59,7 +59,9 @@ class TrialFactory:
             }
         }
         files["config.json"] = self.space.train_config(config, self.data)
-        self.folder.write_trial(number, files)
+        texts = self.space.files(config, spec.directory)
+        files["trial.json"] |= {"files": dict(texts)} if texts else {}
+        self.folder.write_trial(number, files, texts)
         return spec
 
     def spec(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:

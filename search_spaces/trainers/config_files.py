@@ -1,0 +1,145 @@
+"""Files that a user's own trainer reads: a base of theirs, with a trial's values set in it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from search_spaces.errors import SpaceError
+from search_spaces.language.schema import ConfigFile, Scalar
+from search_spaces.trainers import templates
+from slurm import FileError, parse_json, read_document, read_text
+
+MAX_BYTES = 1_000_000
+SUFFIXES = (".json", ".yaml", ".yml", ".toml")
+_OURS = {"config.json", "trial.json", "result.json", "command.txt", "stdout.log", "stderr.log"}
+
+
+def wrong_file_name(name: str) -> str | None:
+    """What is wrong with the name of a file in a trial's folder; None if nothing is."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not name.isprintable():
+        return "accepted a name inside the trial's folder"
+    if path.suffix not in SUFFIXES:
+        return f"accepted a name that ends with one of {', '.join(SUFFIXES)}"
+    if name in _OURS:
+        return f"accepted a name other than {', '.join(sorted(_OURS))}, which meshtune writes"
+    return None
+
+
+def read_base(path: Path) -> dict[str, Any]:
+    """What a base file holds, by the format of its suffix.
+
+    Raises:
+        SpaceError: if it cannot be read, or is not a mapping of keys.
+    """
+    try:
+        if path.suffix == ".json":
+            content = parse_json(read_text(path, MAX_BYTES), str(path))
+        elif path.suffix == ".toml":
+            content = tomllib.loads(read_text(path, MAX_BYTES))
+        else:
+            content = read_document(path, SpaceError).root.plain()
+    except FileError as error:
+        raise SpaceError(str(error)) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SpaceError(f"{path}: not TOML: {error}") from None
+    if not isinstance(content, dict):
+        raise SpaceError(f"{path}: found {type(content).__name__}, accepted a mapping of keys")
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError):
+        raise SpaceError(
+            f"{path}: holds a date, nan or infinity; accepted text, numbers, true and false, lists "
+            "and mappings: write it as text"
+        ) from None
+    return content
+
+
+def check_paths(name: str, file: ConfigFile) -> None:
+    """Raise SpaceError unless every path that a file sets is one of its base, or a new one."""
+    content = _copy(file)
+    for path in file.set:
+        _set(content, path, None, name)
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in what a file sets: the templates."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from texts(each)
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from texts(each)
+
+
+def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
+    """A file's text for one trial.
+
+    Args:
+        name: of the file; its suffix decides the format.
+        file: its content, and what is set in it by dotted path; a part of a path that is a whole
+            number counts in a list.
+        values: parameters, facts and what else a command may use.
+
+    Raises:
+        SpaceError: if a path leads through something that has no parts.
+        ExpressionError, ZeroDivisionError: see ``templates.filled``.
+    """
+    content = _copy(file)
+    for path, value in file.set.items():
+        _set(content, path, _filled(value, values), name)
+    if name.endswith(".json"):
+        return json.dumps(content, indent=2) + "\n"
+    if name.endswith(".toml"):
+        import tomli_w
+
+        text: str = tomli_w.dumps(content)
+        return text
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _filled(value: Any, values: Mapping[str, Scalar]) -> Any:
+    if isinstance(value, str):
+        return templates.value(value, values)
+    if isinstance(value, Mapping):
+        return {key: _filled(each, values) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_filled(each, values) for each in value]
+    return value
+
+
+def _copy(file: ConfigFile) -> Any:
+    return json.loads(json.dumps(file.content or {}))
+
+
+def _set(content: Any, path: str, value: Any, name: str) -> None:
+    *parents, last = path.split(".")
+    place = content
+    for part in parents:
+        if isinstance(place, list):
+            place = place[_index(place, part, path, name)]
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, (dict, list)):
+            raise SpaceError(
+                f"trainer.files: {name}: {path}: {part} is {json.dumps(place)[:60]} in its base, "
+                "which has no parts"
+            )
+    key = _index(place, last, path, name) if isinstance(place, list) else last
+    place[key] = value
+
+
+def _index(items: list[Any], part: str, path: str, name: str) -> int:
+    if part.isdecimal() and int(part) < len(items):
+        return int(part)
+    raise SpaceError(
+        f"trainer.files: {name}: {path}: {part} is no item of a list of {len(items)} in its base"
+    )
