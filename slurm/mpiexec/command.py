@@ -11,6 +11,7 @@ from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.python import module_argv
 from slurm.rendezvous import rendezvous_environment
+from slurm.sweep.node import ALL
 from slurm.trial import Lease, TrialSpec
 
 RANK_SCRIPT = Path(__file__).with_name("rank.sh")
@@ -101,7 +102,7 @@ def sweep_argv(
         environ: names of the driver's variables.
     """
     line = dialect.argv(program, hosts, 1, exported(environ))
-    return [*line, *module_argv("slurm.mpiexec.sweep", dialect.rank_variable, *names)]
+    return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:

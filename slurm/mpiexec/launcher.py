@@ -17,13 +17,14 @@ from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment
 from slurm.mpiexec.dialects import Dialect, dialect_of
 from slurm.mpiexec.hosts import Host, find_hosts
 from slurm.mpiexec.output import OutputPump
-from slurm.mpiexec.proof import ANSWER_S, Sweeper, Swept, run_mpiexec
-from slurm.mpiexec.sweep import end_trials
+from slurm.mpiexec.proof import ANSWER_S, Sweeper
 from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
+from slurm.sweep.node import end_trials
+from slurm.sweep.sweeper import Swept, run_program
 from slurm.trial import Lease, TrialSpec
 
 _VERSION_S = 30.0
@@ -219,4 +220,4 @@ def _dialect(program: str, environ: Mapping[str, str]) -> Dialect:
             f"{program} is not on PATH; the mpiexec launcher needs Open MPI, MPICH or Intel MPI "
             "(often `module load openmpi`)"
         )
-    return dialect_of(program, run_mpiexec([program, "--version"], environ, _VERSION_S))
+    return dialect_of(program, run_program([program, "--version"], environ, _VERSION_S))

@@ -104,6 +104,15 @@ class Allocation:
         down = self.down_nodes() if steps else set()
         return [s for s in steps if set(self._hostnames(s.nodes)) - down]
 
+    def controller_start(self) -> str:
+        """When the controller that answers was started, as Slurm writes a time."""
+        found = re.search(r"BOOT_TIME\s*=\s*(\S+)", self._run(["scontrol", "show", "config"]))
+        return found[1] if found else ""
+
+    def job_start(self) -> str:
+        """When the job was given its nodes, as Slurm writes a time."""
+        return self._run(self._about_job("%S"))
+
     def cancel(self, step: JobStep, signal: str | None = None) -> None:
         """Send a step a signal, or end it. It may be gone already; only :meth:`steps` tells."""
         with contextlib.suppress(SlurmError):

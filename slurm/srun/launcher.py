@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from slurm import processes
 from slurm.files import write_private
 from slurm.launcher import AllocationState, Launcher, LauncherError, LauncherOptions
+from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
@@ -21,13 +22,14 @@ from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
-from slurm.srun.shell import SlurmError
+from slurm.srun.proof import NodeProof
+from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
-from slurm.srun.texts import SRUN_TEXTS
+from slurm.srun.texts import GAVE_UP, SRUN_TEXTS
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
-# Slurm itself may take SlurmdTimeout (often 300 s) to give up a dead node and end its steps.
-GONE_DEADLINE_S = 600.0
+GONE_DEADLINE_S = 60.0
+_LOOSE_S = 5.0  # for an srun to see that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
@@ -61,7 +63,9 @@ class SrunLauncher(Launcher):
     Args:
         site: how srun is spoken to here.
         allocation: the job whose nodes are used; default the one this process is in.
-        gone_deadline_s: how long a step may take to disappear before its nodes are given up.
+        gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
+        proof: how they are asked; default: by steps.
+        patience_s: how long a controller that does not answer is waited for instead.
     """
 
     name = "srun"
@@ -71,11 +75,16 @@ class SrunLauncher(Launcher):
         site: Site,
         allocation: Allocation | None = None,
         gone_deadline_s: float = GONE_DEADLINE_S,
+        proof: NodeProof | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.site = site
         self.allocation = allocation or Allocation.current()
         self.max_concurrent = site.max_concurrent_steps
         self._gone_deadline_s = gone_deadline_s
+        self._patience_s = patience_s
+        self._proof = proof or NodeProof(site, self.allocation)
+        self._unproven: set[str] = set()  # nodes with processes of an earlier driver, perhaps
         self._pacing = LaunchPacing(site.launch_interval_s)
 
     @classmethod
@@ -130,11 +139,11 @@ class SrunLauncher(Launcher):
         try:
             watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)
         except BaseException:
-            self._end(spec.name, child, spec.grace_s)  # whatever went wrong, nothing is left
+            self._end(spec, lease, child, spec.grace_s)  # whatever went wrong, nothing is left
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
         severed = ended_by_others(child, watched, "srun")
-        stuck = () if self._end(spec.name, child, grace_s) else lease.nodes
+        stuck = self._end(spec, lease, child, grace_s, doubtful=bool(severed))
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down: set[str] = set()
         with contextlib.suppress(SlurmError):
@@ -154,8 +163,11 @@ class SrunLauncher(Launcher):
     def settle(self, names: Iterable[str]) -> None:
         """End what a killed driver left: sruns that still wait for their step, and steps.
 
+        Its controller may have forgotten them since, so all nodes are asked, too. Those of which it
+        is not proven that they are free are down from here on.
+
         Raises:
-            LauncherError: if a step would not go; its nodes are not safe to use.
+            LauncherError: if that is all of them, or a step of another job would not go.
         """
         wanted = set(names)
         if not wanted:
@@ -169,20 +181,27 @@ class SrunLauncher(Launcher):
         def waiting() -> bool:
             return any(processes.is_running(pid) for pid in sruns)
 
-        def end_waiting() -> None:
-            processes.send(sruns, signal.SIGTERM)
+        signals = iter([signal.SIGTERM])
 
-        if not self._until_gone(left, waiting, end_waiting):
-            steps = ", ".join(f"{s.id} on {s.nodes}" for s in left())
+        def end_waiting() -> None:
+            processes.send(sruns, next(signals, signal.SIGKILL))
+
+        steps = self._until_gone(left, waiting, end_waiting) or []
+        elsewhere = [s for s in steps if s.id.partition(".")[0] != self.allocation.job]
+        nodes = self.nodes()
+        self._unproven.update(self._proof.unproven(nodes, wanted))
+        if elsewhere or self._unproven >= set(nodes):
+            where = ", ".join(f"{s.id} on {s.nodes}" for s in steps)
             raise LauncherError(
-                f"steps of an earlier driver would not end ({steps}); cancel them with scancel, "
-                "or continue in another allocation"
+                f"steps of an earlier driver would not end ({where or ', '.join(nodes)}); cancel "
+                "them with scancel, or continue in another allocation"
             )
 
     def down_nodes(self) -> set[str]:
+        down: set[str] = set()
         with contextlib.suppress(SlurmError):
-            return self.allocation.down_nodes()
-        return set()
+            down = self.allocation.down_nodes()
+        return down | self._unproven
 
     def allocation_state(self) -> AllocationState:
         return self.allocation.state()
@@ -190,33 +209,52 @@ class SrunLauncher(Launcher):
     def time_left_s(self) -> float | None:
         return self.allocation.time_left_s()
 
-    def _end(self, name: str, child: subprocess.Popen[bytes], grace_s: float) -> bool:
-        """Climb the kill ladder as far as needed; whether the step is proven gone.
+    def _end(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        child: subprocess.Popen[bytes],
+        grace_s: float,
+        doubtful: bool = False,
+    ) -> tuple[str, ...]:
+        """Climb the kill ladder as far as needed; returns the nodes that are not proven free.
 
         SIGTERM to srun would kill its tasks without grace, SIGKILL to its process group would
         leave them running: the step is signalled through Slurm.
         """
 
         def own() -> list[JobStep]:
-            return [s for s in self.allocation.steps() if s.name == name]
+            return [s for s in self.allocation.steps() if s.name == spec.name]
+
+        def end_waiting() -> None:
+            nonlocal doubtful
+            doubtful = True  # it waits for a step that it was never given, or that is forgotten
+            if self._proof.needed():
+                # It ends when its ranks do. Told to end, it would cancel whoever has its step's id.
+                self._proof.unproven(lease.nodes, {spec.name})
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(_LOOSE_S)
+            child.terminate()
 
         if grace_s and child.poll() is None:
             with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
                 for step in own():
                     self.allocation.cancel(step, "TERM")
                     child.wait(grace_s)
-        gone = self._until_gone(own, lambda: child.poll() is None, child.terminate)
+        listed = self._until_gone(own, lambda: child.poll() is None, end_waiting)
         if child.poll() is None:
             child.kill()  # it alone, not its group: its shepherd still ends what it can
         child.wait()
-        return gone
+        if listed != [] or doubtful or _gave_up(spec) or self._proof.needed():
+            return self._proof.unproven(lease.nodes, {spec.name})
+        return ()
 
     def _until_gone(
         self,
         find: Callable[[], list[JobStep]],
         waiting: Callable[[], bool],
         end_waiting: Callable[[], None],
-    ) -> bool:
+    ) -> list[JobStep] | None:
         """Cancel steps again and again until Slurm knows none and no srun is left.
 
         Args:
@@ -225,19 +263,22 @@ class SrunLauncher(Launcher):
             end_waiting: ends it.
 
         Returns:
-            False if they were not gone by the deadline.
+            Steps that were not gone by the deadline; None if Slurm did not say.
         """
-        deadline = time.monotonic() + self._gone_deadline_s
+        began = time.monotonic()
+        deadline = began + self._gone_deadline_s
         next_kill, poll_s = 0.0, _FIRST_POLL_S
         while True:
             steps: list[JobStep] | None = None  # Slurm does not answer: nothing is proven
             with contextlib.suppress(SlurmError):
                 steps = self.allocation.on_live_nodes(find())
             if steps == [] and not waiting():
-                return True
+                return []
             now = time.monotonic()
-            if now > deadline:
-                return False
+            if steps is None and now < began + self._patience_s:
+                deadline = now + self._gone_deadline_s
+            if now > deadline or self._is_over(steps):
+                return steps
             if now >= next_kill:
                 for step in steps or []:
                     self.allocation.cancel(step)
@@ -246,3 +287,13 @@ class SrunLauncher(Launcher):
                 next_kill = now + _REPEAT_KILL_S
             time.sleep(poll_s)
             poll_s = min(_LAST_POLL_S, 2 * poll_s)
+
+    def _is_over(self, steps: list[JobStep] | None) -> bool:
+        """Whether Slurm does not tell of steps because their job is gone, and they with it."""
+        return steps is None and self.allocation.state() is AllocationState.GONE
+
+
+def _gave_up(spec: TrialSpec) -> bool:
+    """Whether srun has stopped waiting for its step to end: the step may not have."""
+    said, _ = read_log(spec.directory / STDERR_NAME)
+    return GAVE_UP.search(said) is not None

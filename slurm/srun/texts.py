@@ -40,3 +40,6 @@ SRUN_TEXTS = LauncherTexts(
     # When a task ends first, -K1 is what cancels the step, and the task is to blame.
     cancelled=re.compile(_SLURM + r"(?:\*\*\* STEP .* CANCELLED AT|Job step aborted)"),
 )
+
+# srun has stopped waiting for the end of its step, which need not have ended.
+GAVE_UP = re.compile(_SLURM + r"Timed out waiting for job step to complete")

@@ -13,6 +13,7 @@ class FakeController:
     """
 
     def __init__(self, steps: list[str]) -> None:
+        self.booted = "2026-11-21T08:00:00"  # an hour before the job
         self.answers, self.listings, self.cancelled = True, steps, list[str]()
 
     def __call__(self, argv: list[str]) -> str:
@@ -28,6 +29,10 @@ class FakeController:
                 return "n1|64|1|UNLIMITED"
             case ["squeue", *_, "%T|%N"]:
                 return "RUNNING|n1"
+            case ["scontrol", "show", "config"]:
+                return f"BOOT_TIME               = {self.booted}"
+            case ["squeue", *_, "%S"]:
+                return "2026-11-21T09:00:00"
             case ["sinfo", *_]:
                 return "n1|idle"
             case _:

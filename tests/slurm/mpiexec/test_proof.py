@@ -11,7 +11,8 @@ from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import MPICH, OPEN_MPI_4, Dialect
 from slurm.mpiexec.hosts import Host
 from slurm.mpiexec.launcher import MpiexecLauncher
-from slurm.mpiexec.proof import Sweeper, Swept
+from slurm.mpiexec.proof import Sweeper
+from slurm.sweep.sweeper import Swept
 
 
 @dataclass

@@ -5,31 +5,37 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slurm import processes
-from slurm.launcher import LauncherError
 from slurm.minicluster.cluster import Minicluster
-from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
-from slurm.srun.command import srun_environment
 from slurm.srun.launcher import LaunchPacing, SrunLauncher
 from slurm.srun.site import load_site
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import Lease
 from support.slurm_controller import FakeController
+from support.srun_trials import (
+    HANG,
+    NEVER,
+    SLEEP,
+    assert_gone,
+    in_thread,
+    pids,
+    run_on,
+    sruns_of,
+    start_srun,
+    step_names,
+    trial,
+)
 from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm
-NEVER = threading.Event()
 
 SAY_WHO = """
 import json, os
@@ -39,50 +45,6 @@ Path("rank" + os.environ["RANK"]).write_text(json.dumps({n: os.environ[n] for n 
 if os.environ["RANK"] == "0":
     Path("result.json").write_text('{"status": "ok", "x": 1}')
 """
-HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
-SLEEP = "time.sleep(600)"
-
-
-def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
-    directory = folder / name
-    directory.mkdir()
-    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60, "grace_s": 1}
-    name = f"{folder.parent.name}-{folder.name}-{name}"  # unique in this Slurm
-    return TrialSpec(name, directory, (sys.executable, "-c", code), **{**fields, **changes})
-
-
-def run_on(launcher: SrunLauncher, spec: TrialSpec, first: int = 0) -> Outcome:
-    nodes = tuple(launcher.nodes()[first : first + spec.num_nodes])
-    return launcher.run(spec, Lease("1", nodes), NEVER)
-
-
-def pids(spec: TrialSpec) -> list[int]:
-    """Of the ranks that a HANG trial has started."""
-    texts = [path.read_text() for path in spec.directory.glob("pid*")]
-    return [int(text) for text in texts if text]
-
-
-def sruns_of(spec: TrialSpec) -> set[int]:
-    """Ids of the trial's srun and its shepherd."""
-    found = processes.with_environ(lambda env: env.get("MESHTUNE_TRIAL") == spec.name)
-    return {pid for pid in found if processes.name(pid) == "srun"}
-
-
-def in_thread(run: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
-    outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(run()))
-    thread.start()
-    return thread, outcomes
-
-
-def step_names(launcher: SrunLauncher) -> set[str]:
-    return {step.name for step in launcher.allocation.steps()}
-
-
-def assert_gone(launcher: SrunLauncher, spec: TrialSpec) -> None:
-    assert pids(spec)
-    assert not [pid for pid in pids(spec) if processes.is_running(pid)]
-    assert spec.name not in step_names(launcher)
 
 
 @needs_slurm
@@ -189,12 +151,7 @@ def test_a_step_whose_srun_was_killed_too_is_settled(
 ) -> None:
     """SIGKILL to srun's process group leaves an orphan step that holds its nodes."""
     spec = trial(tmp_path, "orphan", HANG + SLEEP)
-    lease = Lease("1", tuple(launcher.nodes()[:1]))
-    environ = srun_environment(spec, lease, launcher.site, "127.0.0.1", os.environ, 64)
-    child = subprocess.Popen(
-        launcher.command(spec, lease), cwd=spec.directory, start_new_session=True,
-        env=environ | {"SLURM_JOB_ID": launcher.allocation.job},
-    )  # fmt: skip
+    child = start_srun(launcher, spec, launcher.nodes()[0])
     wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -235,24 +192,6 @@ def test_a_node_that_dies_takes_its_trial_along_and_no_other(
         wait_for(lambda: set(minicluster.node_states().values()) <= {"idle", "mixed", "allocated"},
                  "the node is back")  # fmt: skip
         wait_for(lambda: job not in shell.run(["squeue", "-h", "-o", "%A"]), "the job is gone")
-
-
-def test_a_step_that_will_not_go_is_reported_instead_of_leasing_its_node_again() -> None:
-    controller = FakeController(["7.1|t-1|n1"])
-    launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
-    with pytest.raises(LauncherError, match=r"7\.1 on n1"):
-        launcher.settle(["t-1"])
-    assert set(controller.cancelled) == {"7.1"}
-
-
-def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
-    controller = FakeController(["7.1|t-1|n1"])
-    launcher = SrunLauncher(load_site("generic"), Allocation("7", controller), gone_deadline_s=0.3)
-    controller.answers = False
-    with pytest.raises(LauncherError):
-        launcher.settle(["t-1"])
-    assert launcher.down_nodes() == set()
-    assert launcher.time_left_s() is None
 
 
 def test_launches_keep_their_distance_and_a_stop_ends_the_wait() -> None:

@@ -1,0 +1,141 @@
+"""The proof that a step is gone where Slurm's list of steps proves nothing.
+
+The list is the controller's memory, and a controller that is killed comes back with what it had
+saved, up to some seconds old (Slurm 22.05 saves at most every five). It has then forgotten the
+steps that had just begun. Nobody can cancel them: their ranks run on beside the next trial. And it
+gives their ids again, so that the end of one takes the other, which runs, off the list, and the
+srun of one that is told to end cancels the other.
+
+So where there is doubt, a further short step asks the nodes themselves: it ends what carries the
+trial's name in its environment, and says what is left. It is not run after every trial, for it
+costs one more step (0.2 s, and the controller's time).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection, Sequence
+
+from slurm.launcher import AllocationState, LauncherError
+from slurm.python import module_argv
+from slurm.srun.allocation import Allocation
+from slurm.srun.shell import PATIENCE_S, SlurmError, scrubbed
+from slurm.srun.site import Site
+from slurm.sweep.node import GONE_S
+from slurm.sweep.sweeper import Answers, Run, answers, run_program, sweep
+
+DEADLINE_S = 120.0  # until when nodes have to answer
+_ALONE_S = 20.0  # after so long each is asked alone
+_ANSWER_S = 30.0  # for a sweep beside GONE_S
+_STEP_CREATION_S = 10
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 8.0
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
+
+
+class NodeProof:
+    """Ends trials on the allocation's nodes for sure; for several threads.
+
+    Args:
+        site: how srun is spoken to here.
+        allocation: whose nodes are asked.
+        deadline_s: until when they have to answer.
+        patience_s: how long a controller that does not answer is waited for besides.
+        run: runs a command; :func:`run_program` unless a test replaces it.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        allocation: Allocation,
+        deadline_s: float = DEADLINE_S,
+        patience_s: float = PATIENCE_S,
+        run: Run = run_program,
+    ) -> None:
+        self._site = site
+        self._allocation = allocation
+        self._deadline_s = deadline_s
+        self._patience_s = patience_s
+        self._run = run
+        self._controllers: set[str] = set()  # when those that have answered were started
+        self.needed()  # a later one may be a backup that was started before the job
+
+    def needed(self) -> bool:
+        """Whether the controller may have forgotten a step of this job's.
+
+        It may, once it was started after the job, or is another one than before; and for ever, for
+        the ids that it has given twice.
+        """
+        try:
+            booted, began = self._allocation.controller_start(), self._allocation.job_start()
+        except SlurmError:
+            return True
+        self._controllers.add(booted)
+        known = _TIME.fullmatch(booted) and _TIME.fullmatch(began)
+        return not known or booted >= began or len(self._controllers) > 1
+
+    def unproven(self, nodes: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+        """End these trials on these nodes; returns when they are gone, or time is up.
+
+        A node that is down is not asked: nothing runs on it, and the pool loses it anyway. Nor is
+        one of an allocation that is gone, where nothing is started any more.
+
+        Returns:
+            The nodes of which it is not proven.
+        """
+        began = answered = time.monotonic()
+        pause_s = _FIRST_PAUSE_S
+        left = self._alive(nodes)
+        while left:
+            alone = time.monotonic() - answered > _ALONE_S
+            swept = sweep(self._ask, left, names, one_by_one=alone)
+            left = [node for node in left if node in swept.left or node in swept.silent]
+            if not swept.silent:
+                break
+            state, now = self._allocation.state(), time.monotonic()
+            if state is AllocationState.GONE:
+                return ()
+            if state is AllocationState.SILENT and now < began + self._patience_s:
+                answered = now
+            if now + pause_s > answered + self._deadline_s:
+                break
+            time.sleep(pause_s)  # for some seconds after its start the controller creates no steps
+            pause_s = min(_LAST_PAUSE_S, 2 * pause_s)
+            left = self._alive(left)
+        return tuple(left)
+
+    def _alive(self, nodes: Sequence[str]) -> list[str]:
+        down: set[str] = set()
+        with contextlib.suppress(SlurmError):
+            down = self._allocation.down_nodes()
+        return [node for node in nodes if node not in down]
+
+    def _ask(self, nodes: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
+        environ = scrubbed(os.environ) | self._site.env | {"SLURM_JOB_ID": self._allocation.job}
+        try:
+            said = self._run(sweep_argv(nodes, names), environ, _ANSWER_S + GONE_S)
+        except LauncherError as error:
+            said = str(error)
+        return {node: pids for node, pids in answers(said).items() if node in nodes}, said
+
+
+def sweep_argv(nodes: Sequence[str], names: Collection[str]) -> list[str]:
+    """The srun line that ends whatever is left of these trials, one process a node; pure."""
+    return [
+        "srun",
+        f"-N{len(nodes)}",
+        f"-n{len(nodes)}",
+        "-c1",
+        f"--nodelist={','.join(nodes)}",
+        "--ntasks-per-node=1",
+        "--mem=0",
+        "--overlap",  # what it looks for may still hold the node
+        "--time=1",
+        f"--immediate={_STEP_CREATION_S}",
+        "--job-name=meshtune-sweep",
+        "--export=ALL",
+        # Only what a step has started: an srun that waits on its driver's node is the driver's.
+        *module_argv("slurm.sweep.node", "SLURMD_NODENAME", "SLURM_PROCID", *sorted(names)),
+    ]

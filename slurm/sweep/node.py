@@ -1,0 +1,51 @@
+"""What a sweep runs on every node: end all processes of some trials, and say what is left.
+
+``python -m slurm.sweep.node NODE_VARIABLE RANK_VARIABLE TRIAL...`` prints one line with what the
+first variable holds, by which the driver knows the node, and the processes that would not die.
+Processes without the second variable are spared, being the driver's own; ``-`` spares none.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Collection
+
+from slurm import processes
+from slurm.trial import TRIAL_VARIABLE
+
+WORD = "MESHTUNE_SWEPT"
+ALL = "-"
+GONE_S = 10.0  # SIGKILL works at once, unless a process is stuck in the kernel
+_LOOK_AGAIN_S = 0.2  # a daemon of a killed mpiexec may be about to start a rank
+
+
+def end_trials(
+    names: Collection[str], gone_s: float = GONE_S, rank_variable: str = ALL
+) -> set[int]:
+    """Kill the processes of these trials on this machine; returns those that are left."""
+
+    def of_trial(env: dict[str, str]) -> bool:
+        return env.get(TRIAL_VARIABLE) in names and (rank_variable in env or rank_variable == ALL)
+
+    def find() -> set[int]:
+        return processes.with_environ(of_trial)
+
+    left = processes.end_all(find, deadline_s=gone_s)
+    if names and not left:
+        time.sleep(_LOOK_AGAIN_S)
+        left = processes.end_all(find, deadline_s=gone_s)
+    return left
+
+
+def main() -> None:
+    node_variable, rank_variable, *names = sys.argv[1:]
+    left = end_trials(names, rank_variable=rank_variable)
+    # In one piece, so that no other node's line gets into it.
+    said = f"{WORD} {os.environ[node_variable]} {','.join(map(str, sorted(left)))}\n"
+    os.write(1, said.encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Steps that Slurm has forgotten, on a real one whose controller is killed while they run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm import processes
+from slurm.launcher import LauncherError
+from slurm.minicluster.cluster import Minicluster
+from slurm.outcome.kinds import Kind
+from slurm.srun import shell
+from slurm.srun.allocation import Allocation
+from slurm.srun.launcher import SrunLauncher
+from slurm.srun.proof import NodeProof
+from slurm.srun.site import load_site
+from slurm.trial import Lease
+from support.forgetful_slurm import forgetting
+from support.slurm_controller import FakeController
+from support.srun_trials import HANG, SLEEP, in_thread, pids, start_srun, step_names, trial
+from support.waiting import wait_for
+
+GENERIC = load_site("generic")
+
+
+@pytest.fixture
+def launcher(minicluster: Minicluster, allocate: Callable[[int], str]) -> Iterator[SrunLauncher]:
+    """The launcher, on two nodes."""
+    job = allocate(2)
+    yield SrunLauncher(GENERIC, Allocation(job))
+    shell.run(["scancel", job])
+    wait_for(lambda: not minicluster.run("squeue", "-h"), "the job is gone")
+    wait_for(lambda: set(minicluster.node_states().values()) == {"idle"}, "all nodes are back")
+
+
+@pytest.mark.slurm
+def test_steps_that_slurm_has_forgotten_are_ended_before_their_nodes_are_leased_again(
+    launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    first, second = launcher.nodes()
+    stopped, left = (trial(tmp_path, name, HANG + SLEEP) for name in ("stopped", "left"))
+    stop = threading.Event()
+    with forgetting(minicluster, launcher.allocation.job):
+        thread, outcomes = in_thread(lambda: launcher.run(stopped, Lease("1", (first,)), stop))
+        of_killed_driver = start_srun(launcher, left, second)
+        wait_for(lambda: len(pids(stopped)) == len(pids(left)) == 2, "all ranks run")
+        os.killpg(of_killed_driver.pid, signal.SIGKILL)
+        of_killed_driver.wait()
+    assert not step_names(launcher)
+    assert all(map(processes.is_running, pids(stopped) + pids(left)))
+    stop.set()
+    SrunLauncher(GENERIC, launcher.allocation).settle([left.name])
+    thread.join()
+    assert not any(map(processes.is_running, pids(stopped) + pids(left)))
+    assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.CANCELLED, ())]
+
+
+def prove(
+    controller: FakeController,
+    answer: Callable[[Sequence[str]], str],
+    nodes: Sequence[str],
+    answers: bool = True,
+) -> tuple[tuple[str, ...], list[Sequence[str]]]:
+    """What is not proven where nodes answer so, and which were asked together."""
+    asked: list[Sequence[str]] = []
+
+    def run(argv: Sequence[str], environ: object, timeout_s: float) -> str:
+        [names] = [a.partition("=")[2].split(",") for a in argv if a.startswith("--nodelist=")]
+        asked.append(names)
+        return answer(names)
+
+    proof = NodeProof(GENERIC, Allocation("7", controller), deadline_s=0.2, patience_s=0.2, run=run)
+    controller.answers = answers
+    return proof.unproven(nodes, {"t-1"}), asked
+
+
+def clean(nodes: Sequence[str]) -> str:
+    return "".join(f"MESHTUNE_SWEPT {node} \n" for node in nodes)
+
+
+def test_a_node_is_free_only_if_it_says_so_itself() -> None:
+    nodes = ("n1", "n2", "n3")
+    controller = FakeController([""])
+    assert prove(controller, clean, nodes) == ((), [["n1", "n2", "n3"]])
+    stuck = clean(("n1", "n3")) + "MESHTUNE_SWEPT n2 17,4\n"
+    assert prove(controller, lambda _: stuck, nodes)[0] == ("n2",)
+    assert prove(controller, lambda _: clean(["n9"]), nodes)[0] == nodes
+    silent = "srun: error: Unable to contact slurm controller"
+    assert prove(controller, lambda _: silent, nodes, answers=False)[0] == nodes
+
+
+def test_a_node_that_is_down_is_not_asked() -> None:
+    class Down(FakeController):
+        def __call__(self, argv: list[str]) -> str:
+            return "n1|down*" if argv[0] == "sinfo" else super().__call__(argv)
+
+    assert prove(Down([""]), clean, ["n1"]) == ((), [])
+
+
+@pytest.mark.parametrize(
+    ("booted", "needed"),
+    [
+        ("2026-11-21T08:59:59", False),
+        ("2026-11-21T09:00:00", True),  # the job has begun then
+        ("2026-11-21T10:00:00", True),
+        ("", True),
+    ],
+)
+def test_nodes_are_asked_once_the_controller_may_have_forgotten_a_step(
+    booted: str, needed: bool
+) -> None:
+    controller = FakeController([""])
+    controller.booted = booted
+    proof = NodeProof(GENERIC, Allocation("7", controller))
+    assert proof.needed() == needed
+    controller.booted = "2026-11-20T08:00:00"  # a backup takes over, which has been up for long
+    assert proof.needed()
+
+
+def test_a_step_that_slurm_lists_for_ever_costs_no_node_that_says_that_it_is_free() -> None:
+    controller = FakeController(["7.1|t-1|n1"])
+    allocation = Allocation("7", controller)
+
+    def settle(answer: str) -> SrunLauncher:
+        proof = NodeProof(
+            GENERIC, allocation, deadline_s=0.2, patience_s=0.2, run=lambda *_: answer
+        )
+        launcher = SrunLauncher(GENERIC, allocation, gone_deadline_s=0.3, proof=proof)
+        launcher.settle(["t-1"])
+        return launcher
+
+    assert settle(clean(["n1"])).down_nodes() == set()
+    assert set(controller.cancelled) == {"7.1"}
+    with pytest.raises(LauncherError, match=r"7\.1 on n1"):
+        settle("")
+
+
+def test_silence_of_the_controller_proves_nothing_and_stops_nothing() -> None:
+    controller = FakeController(["7.1|t-1|n1"])
+    allocation = Allocation("7", controller)
+    proof = NodeProof(GENERIC, allocation, deadline_s=0.2, patience_s=0.2, run=lambda *_: "")
+    launcher = SrunLauncher(GENERIC, allocation, gone_deadline_s=0.3, proof=proof, patience_s=0)
+    controller.answers = False
+    assert launcher.down_nodes() == set()
+    assert launcher.time_left_s() is None
+    with pytest.raises(LauncherError):
+        launcher.settle(["t-1"])
