@@ -7,11 +7,14 @@ import re
 from slurm.outcome.texts import LauncherTexts
 
 # Only lines that srun and slurmstepd themselves write start so; a trainer's log cannot fake them.
-_SLURM = r"(?m)^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
+_LINE = r"^(?:srun|slurmstepd\S*): (?:error: |fatal: )?"
+_SLURM = f"(?m){_LINE}"
+# An srun that waits for its step and is told to end, as we do, says next that the job is over.
+_UNASKED = rf"(?m)(?<!Cancelled pending job step with signal 15\n){_LINE}"
 
 SRUN_TEXTS = LauncherTexts(
     preempted=re.compile(
-        _SLURM + r"(?:.*DUE TO (?:PREEMPTION|JOB REQUEUE)|Slurm job \d+ has expired"
+        _UNASKED + r"(?:.*DUE TO (?:PREEMPTION|JOB REQUEUE)|Slurm job \d+ has expired"
         # The next line, "Expired or invalid job", is also written while the controller is silent.
         r"|Unable to (?:confirm allocation|create step) for job \d+: "
         r"(?:Invalid job id specified|Job/step already completing or completed))"
