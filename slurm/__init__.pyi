@@ -57,6 +57,7 @@ from .srun.batch import (
     SCRIPT_NAME,
     BatchError,
     batch_script,
+    job_of,
     submit,
 )
 from .srun.site import SiteError, load_site
@@ -113,6 +114,7 @@ __all__ = [
     "clear_attempt",
     "gather",
     "is_disk_full",
+    "job_of",
     "kept_result",
     "launcher_names",
     "listed",

@@ -70,8 +70,8 @@ class RunFolder:
                 raise FingerprintError(
                     f"{self.path} holds a run of another space ({frozen.name} "
                     f"{frozen.fingerprint[:12]}, not {space.name} {space.fingerprint[:12]}): "
-                    "results of different spaces are not comparable. Continue it with "
-                    f"`meshtune search {self.space_file}`, or choose another --run-dir"
+                    "results of different spaces are not comparable. Continue it with its own, "
+                    f"{self.space_file}, or choose another --run-dir"
                 )
         for folder in (self.path, self.path / "trials"):  # in which trainer.env is written
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
+from slurm.srun.shell import NoAnswerError, SlurmError
 from slurm.srun.site import Site
 
 SCRIPT_NAME = "search.sbatch"
@@ -94,19 +97,57 @@ def _directives(
     ]
 
 
+@dataclass(frozen=True)
+class BatchJob:
+    """A batch job that has not ended."""
+
+    id: str
+    state: str  # as squeue tells it: PENDING, RUNNING ...
+
+
+def job_of(run_dir: Path) -> BatchJob | None:
+    """The job that searches, or will search, in a run's folder: one of this user's.
+
+    Raises:
+        SlurmError: if squeue fails, or Slurm's controller does not answer for ten minutes.
+    """
+    script = str(_script_of(run_dir))
+    # The command stands last: it may have any character.
+    listing = shell.patiently(["squeue", "-h", "-u", str(os.getuid()), "-o", "%i|%T|%o"])
+    for line in listing.splitlines():
+        job, state, command = [*line.split("|", 2), "", ""][:3]
+        if command == script:
+            return BatchJob(job, state.lower())
+    return None
+
+
 def submit(script: str, run_dir: Path) -> str:
-    """Write the script into the run's folder, where the job finds it again, and submit it.
+    """Write the script into the run's folder, where the job finds it again, and submit it once.
 
     Returns:
         The job's id.
 
     Raises:
-        SlurmError: if sbatch refuses it; the message has its words.
+        SlurmError: if sbatch refuses it, or nobody knows whether it was submitted; the message has
+            sbatch's words.
     """
-    path = run_dir.absolute() / SCRIPT_NAME
+    path = _script_of(run_dir)
     path.write_text(script)
-    # --parsable: "id" or "id;cluster"
-    return shell.run(["sbatch", "--parsable", str(path)]).partition(";")[0]
+    try:
+        # --parsable: "id" or "id;cluster"
+        return shell.run(["sbatch", "--parsable", str(path)]).partition(";")[0]
+    except NoAnswerError as error:
+        # It may have been taken all the same, so it is looked for, and never submitted again.
+        if job := job_of(run_dir):
+            return job.id
+        raise SlurmError(
+            f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
+            "submit again"
+        ) from error
+
+
+def _script_of(run_dir: Path) -> Path:
+    return run_dir.absolute() / SCRIPT_NAME
 
 
 def time_limit_s(time: str) -> int:
@@ -188,5 +229,15 @@ if [ "$(ended)" = "$before" ]; then
     echo "not requeued: no trial ended in this allocation; does one fit into its time?" >&2
     exit 1
 fi
-scontrol requeue "$SLURM_JOB_ID" || sbatch {script}
+
+# A controller that is being restarted answers again within minutes.
+for pause in 1 2 4 8 15 30 60 60 60 60 60 60; do
+    said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && exit 0
+    case "$said" in
+        *"contact slurm"* | *"timed out"* | *"Unexpected message"*) sleep "$pause" ;;
+        *) break ;;
+    esac
+done
+echo "$said" >&2
+sbatch {script}
 """

@@ -100,6 +100,13 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     command = meshtune("submit", space, "--nodes", 3, "--time", "00:10:00", "--run-dir", run_dir)
     submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "submitted job" in submitted.stdout
+    frozen = (run_dir / "space.yaml").read_text()
+    space.write_text(space.read_text().replace("trials: 10", "trials: 20"))
+    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 2
+    job = submitted.stdout.split()[2].rstrip(";")
+    assert f"job {job} (" in again.stderr and f"`scancel {job}`" in again.stderr
+    assert (run_dir / "space.yaml").read_text() == frozen  # nothing that the job reads is touched
     wait_for(lambda: ended(run_dir) >= 3, "three trials ended")
     driver = driver_of(run_dir)
     assert driver is not None
@@ -118,6 +125,29 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     best = run.best
     assert best is not None
     assert best.config["num_nodes"] == 2
+
+
+def test_a_space_that_was_submitted_may_be_mended_until_its_job_has_begun(
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+) -> None:
+    space, run_dir = write_space(tmp_path, "  case: [ok]\n  mbs: [1]", trials=1), tmp_path / "run"
+    everything = allocate(8)  # so that the job waits
+    command = meshtune("submit", space, "--nodes", 8, "--time", "00:10:00", "--run-dir", run_dir)
+    try:
+        submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        job = submitted.stdout.split()[2].rstrip(";")
+        space.write_text(space.read_text().replace("mbs: [1]", "mbs: [2]"))
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 2
+        assert f"job {job} (pending)" in refused.stderr
+        minicluster.run("scancel", job)
+        wait_for(lambda: job not in minicluster.run("squeue", "-h", "-o", "%A"), "it is gone")
+        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    finally:
+        minicluster.run("scancel", "--user=root")
+        wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
+    assert "mbs: 2" in (run_dir / "space.yaml").read_text()
+    assert everything
 
 
 def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(

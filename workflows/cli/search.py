@@ -128,6 +128,7 @@ def submit(arguments: Namespace) -> int:
     from workflows.cli.search_arguments import (
         asked_space,
         policy_options,
+        refuse_second_job,
         run_directory,
         warm_prices,
     )
@@ -153,7 +154,10 @@ def submit(arguments: Namespace) -> int:
     if arguments.dry_run:
         print(script, end="")
         return 0
+    refuse_second_job(folder)
     _warn(space, pricing)
+    if not folder.started:  # of a job that was cancelled before it began: nothing would be mixed
+        folder.space_file.unlink(missing_ok=True)
     folder.create(space)
     job = sbatch(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")

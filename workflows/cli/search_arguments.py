@@ -9,8 +9,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from analysis import RunFolder, read_run
+from analysis import RunFolder, driver_of, read_run
 from search_spaces import SearchSpace, load_space
+from slurm import job_of
 from workflows.cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,6 +50,25 @@ def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
         return here
     simulated = getattr(arguments, "launcher", None) == "simulate"  # `submit` has none
     return Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
+
+
+def refuse_second_job(folder: RunFolder) -> None:
+    """Raise if somebody searches in this folder, or a job waits to: a second one would only fail.
+
+    Raises:
+        UsageError: the message says which job, and what to do.
+    """
+    if job := job_of(folder.path):
+        raise UsageError(
+            f"job {job.id} ({job.state}) searches in {folder.path}, with the space as it was "
+            f"submitted ({folder.space_file.name} there): wait for its end, or `scancel {job.id}` "
+            "and submit again; for a space that has changed choose another --run-dir"
+        )
+    if driver := driver_of(folder.path):
+        raise UsageError(
+            f"{folder.path} is being searched by another meshtune ({driver}): submit when it has "
+            "ended, or choose another --run-dir"
+        )
 
 
 def is_simulated(arguments: Namespace) -> bool:

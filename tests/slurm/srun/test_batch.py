@@ -19,6 +19,7 @@ from analysis.run.journal import Journal
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
 from slurm.srun.batch import BatchError, batch_script, time_limit_s
+from slurm.srun.shell import SlurmError
 from slurm.srun.site import load_site
 from support.waiting import wait_for
 
@@ -158,6 +159,57 @@ def test_the_drivers_end_after_the_warning_requeues_and_where_that_is_forbidden_
     assert notes == ["started", "SIGUSR1"]
     assert calls == ["scontrol requeue 77", f"sbatch {tmp_path}/run/search.sbatch"]
     assert code == 0
+
+
+def test_a_requeue_is_asked_for_again_while_the_controller_is_away(tmp_path: Path) -> None:
+    """With the words of 22.05 while no slurmctld runs; it must not end the chain."""
+    run, calls = tmp_path / "run", tmp_path / "calls"
+    run.mkdir()
+    programs = {
+        "driver": f"echo '{{\"final\": true}}' >> {run}/journal.jsonl; exit 3",
+        "scontrol": f'echo "$*" >> {calls}; [ $(wc -l < {calls}) -gt 2 ] && exit 0; '
+        "echo 'Unexpected message received for job 77' >&2; exit 1",
+        "sbatch": f"echo sbatch >> {calls}",
+        "sleep": f'echo "sleep $1" >> {calls}.pauses',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", script(run, meshtune=str(tmp_path / "driver"))],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77"},
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert calls.read_text().splitlines() == ["requeue 77"] * 3
+    assert (tmp_path / "calls.pauses").read_text().splitlines() == ["sleep 1", "sleep 2"]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_job_whose_submission_nobody_confirmed_is_looked_for_and_never_submitted_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    run, calls = tmp_path / "a run", tmp_path / "calls"
+    run.mkdir()
+    others = f"8|RUNNING|{run}/other.sbatch\n9|RUNNING|"
+    jobs = f"{others}\n12|PENDING|{run}/search.sbatch" if listed else others
+    timed_out = (
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+    )
+    for name, text in {
+        "sbatch": f"echo sbatch >> {calls}; echo '{timed_out}' >&2; exit 1",
+        "squeue": f"printf '%s\\n' '{jobs}'",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if listed:
+        assert batch.submit("#!/bin/bash\n", run) == "12"
+        assert batch.job_of(run) == batch.BatchJob("12", "pending")
+    else:
+        with pytest.raises(SlurmError, match=r"Socket timed out.*look once more with squeue"):
+            batch.submit("#!/bin/bash\n", run)
+    assert calls.read_text().split() == ["sbatch"]
 
 
 def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:
