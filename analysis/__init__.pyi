@@ -49,7 +49,7 @@ from .run.trial import Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
-from .units import clock_text, config_text, counted, number
+from .units import clock_text, config_text, counted, duration, number, unit
 from .verdict import (
     attempt_text,
     early_stop_lines,
@@ -111,6 +111,7 @@ __all__ = [
     "counted",
     "cross_validated",
     "driver_of",
+    "duration",
     "early_stop_lines",
     "explain",
     "failure_sensitivity",
@@ -155,6 +156,7 @@ __all__ = [
     "start_up_s",
     "trajectory",
     "trajectory_figure",
+    "unit",
     "verdict_lines",
     "write_atomically",
     "write_report",

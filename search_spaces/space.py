@@ -267,6 +267,19 @@ class SearchSpace:
         used |= self.reads["world_size"]
         return [n for n, p in self.parameters.items() if len(p.values) > 1 and n not in used]
 
+    def misplaced(self) -> list[str]:
+        """Arguments that name a file here, which a trial would look for in its own folder."""
+        here = (Path(self.file).parent, Path())
+        entries = self.trainer.command or []
+        return [
+            entry
+            for entry in entries
+            if isinstance(entry, str)
+            and entry.endswith((".py", ".sh"))
+            and not Path(entry).is_absolute()
+            and any((folder / entry).is_file() for folder in here)
+        ]
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that defines the search; left out is what says when it ends (the

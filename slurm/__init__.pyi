@@ -27,8 +27,9 @@ from .launcher import (
     LauncherOptions,
     TooFewNodesError,
 )
-from .logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
+from .logs.patterns import PAUSES, REDUCTIONS, FoundNothingError, LogFormat, LogMetrics, Pattern
 from .logs.quantities import QuantityError, check_unit
+from .logs.text import cut_lines, read_log
 from .outcome.classify import Outcome, classify, read_result
 from .outcome.evidence import clear_attempt, gather
 from .outcome.kinds import (
@@ -82,6 +83,7 @@ __all__ = [
     "Document",
     "EarlyStop",
     "FileError",
+    "FoundNothingError",
     "Kind",
     "Launcher",
     "LauncherError",
@@ -89,6 +91,7 @@ __all__ = [
     "LauncherTexts",
     "Lease",
     "LogFormat",
+    "LogMetrics",
     "MissingFileError",
     "NodePool",
     "Outcome",
@@ -112,6 +115,7 @@ __all__ = [
     "check_unit",
     "classify",
     "clear_attempt",
+    "cut_lines",
     "gather",
     "is_disk_full",
     "job_of",
@@ -130,6 +134,7 @@ __all__ = [
     "read_bytes",
     "read_document",
     "read_end",
+    "read_log",
     "read_result",
     "read_text",
     "result_of_steps",

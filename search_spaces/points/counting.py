@@ -46,6 +46,11 @@ class CheckReport:
             "command depends on none: trials that differ only in it are the same"
             for name in self.space.unused()
         ]
+        notes += [
+            f"trials start in folders of their own and will not find {argument}: write its whole "
+            "path"
+            for argument in self.space.misplaced()
+        ]
         if not self.exact:
             notes.append("counts are estimates from random configurations")
         return notes

@@ -72,6 +72,25 @@ class LogFormat:
         return bool(self.patterns)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A metric that was found in a log, and where.
+
+    Attributes:
+        metric: its key.
+        value: in the unit that its key names.
+        lines: that have it.
+        counted: those of them that the value is of.
+        last: the last of them.
+    """
+
+    metric: str
+    value: float
+    lines: int
+    counted: int
+    last: str
+
+
 class FoundNothingError(ValueError):
     """A log has no metric, or one that cannot be believed."""
 
@@ -102,6 +121,7 @@ class LogMetrics:
         self._pauses = re.compile(log.pauses) if log.pauses else None
         self._steps: list[list[_Step]] = [[] for _ in self._patterns]
         self._disturbed = [False] * len(self._patterns)
+        self._last = [""] * len(self._patterns)
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
@@ -131,13 +151,21 @@ class LogMetrics:
         """Lines with the metric that has most."""
         return max(map(len, self._steps), default=0)
 
-    def metrics(self) -> dict[str, float]:
-        """Every metric that was found."""
-        found: dict[str, float] = {}
-        for (metric, pattern, _), steps in zip(self._patterns, self._steps, strict=True):
+    def readings(self) -> list[Reading]:
+        """Every metric that was found, by the first of its patterns that found it."""
+        found: dict[str, Reading] = {}
+        for (metric, pattern, _), steps, line in zip(
+            self._patterns, self._steps, self._last, strict=True
+        ):
             if metric not in found and steps:
-                found[metric] = REDUCTIONS[pattern.reduce](self._counted(pattern, steps))
-        return found
+                values = self._counted(pattern, steps)
+                value = REDUCTIONS[pattern.reduce](values)
+                found[metric] = Reading(metric, value, len(steps), len(values), line)
+        return list(found.values())
+
+    def metrics(self) -> dict[str, float]:
+        """The same, each metric's value by its key."""
+        return {reading.metric: reading.value for reading in self.readings()}
 
     def _note(self, index: int, metric: str, pattern: Pattern, found: re.Match[str]) -> None:
         groups = found.re.groupindex
@@ -158,6 +186,7 @@ class LogMetrics:
         if number is not None and steps and steps[-1].number == number:
             return  # another rank's, of the same step
         steps.append(_Step(value, number, self._disturbed[index]))
+        self._last[index] = line
         self._disturbed[index] = False
 
     def _counted(self, pattern: Pattern, steps: Sequence[_Step]) -> list[float]:

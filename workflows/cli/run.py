@@ -8,11 +8,28 @@ from contextlib import closing
 from pathlib import Path
 from shlex import quote
 
-from workflows.cli.arguments import Commands, add_launcher, command, positive
+from workflows.cli.arguments import Commands, add_launcher, add_space, command, positive
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
+    parser = command(
+        commands,
+        "try",
+        try_out,
+        "Run one trial of a space, and show what was done and read for it.",
+    )
+    add_space(parser)
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters; default: what the cost model expects to be the best",
+    )
+    add_launcher(parser)
+    parser.add_argument("--out", type=Path, default=Path("try"), metavar="DIR", help="default: try")
+
     parser = command(commands, "status", status, "Show a run's progress.")
     parser.add_argument("run", type=Path, metavar="RUN")
 
@@ -29,6 +46,34 @@ def add_commands(commands: Commands) -> None:
         "--out", type=Path, default=Path("train"), metavar="DIR", help="default: train"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
+
+
+def try_out(arguments: Namespace) -> int:
+    """Run one trial and print all that was done and read for it."""
+    from search_spaces import load_space
+    from slurm import LauncherOptions, make_launcher, printable
+    from workflows.launching import launcher_name, refuse_too_many_ranks
+    from workflows.try_out import choose, try_out, values_of
+
+    space = load_space(arguments.space)
+    given = values_of(space, arguments.config)
+    name = arguments.launcher
+    nodes = (
+        max(map(int, space.parameters["num_nodes"].values))
+        if "num_nodes" in space.parameters
+        else 1
+    )
+    config = choose(space, given, nodes)
+    needed = space.num_nodes(config)
+    refuse_too_many_ranks(Path(space.file), name, needed * space.cluster.gpus_per_node)
+    options = LauncherOptions(needed, arguments.site, arguments.hostfile)
+    with closing(make_launcher(launcher_name(name), options)) as launcher:
+        lines = try_out(space, config, launcher, arguments.out)
+        while True:
+            try:
+                print(printable(next(lines)), flush=True)
+            except StopIteration as end:
+                return 0 if end.value else 1
 
 
 def status(arguments: Namespace) -> int:

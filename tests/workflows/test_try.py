@@ -1,0 +1,98 @@
+"""``meshtune try``: one trial, and what was done and read for it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workflows.cli.main import main
+
+CODE = """
+import os, sys
+if os.environ["RANK"] == "0":
+    for i in range(1, 8):
+        time = f"{100 + i:.1f}"
+        print(f" iteration {i:8d}/ 7 | elapsed time per iteration (ms): {time} | lm loss: 9.1 |")
+    sys.exit("no luck") if sys.argv[2] == "4" else None
+"""
+
+
+@pytest.fixture
+def space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(CODE)
+    content = {
+        "version": 1,
+        "model": "tiny",
+        "cluster": {"name": "toy", "gpus_per_node": 2, "memory_gib": 1, "peak_fp32_tflops": 9},
+        "trainer": {
+            "command": [sys.executable, str(tmp_path / "train.py"), "{tp}", "{mbs}"],
+            "files": {"conf.json": {"set": {"gas": "{gas}"}}},
+            "result": {"format": "megatron-lm"},
+            "env": {"API_KEY": "hunter2"},
+        },
+        "parameters": {"tp": [1, 2], "mbs": [1, 2, 4], "gas": 2, "flag": [True, False]},
+        "objective": {"minimize": "step_time_s.median"},
+    }
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def test_it_shows_what_was_done_and_what_was_read_from_where(
+    space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", str(space), "--config", "mbs=2", "tp=1"]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        "tp=1 mbs=2",
+        "train.py 1 2\n",
+        "config.json, trial.json, conf.json",
+        "API_KEY of trainer.env",
+        "ended         ok",
+        "read          step_time_s = 0.105 s, of 5 of 7 lines in stdout.log;",
+        "elapsed time per iteration (ms): 107.0",
+        "objective     step_time_s.median = 0.105 s",
+        "the command does not depend on flag",
+        "cost model",
+    ):
+        assert words in shown, shown
+    assert "hunter2" not in shown
+
+
+def test_a_trial_that_fails_shows_its_last_words(
+    space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["try", str(space), "--config", "mbs=4"]) == 1
+    shown = capsys.readouterr().out
+    assert "ended         crash" in shown
+    assert "no luck" in shown.partition("last lines of standard error")[2]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("mbs=3", "mbs: found 3, accepted 1, 2, 4"),
+        ("mbs", "accepted NAME=VALUE"),
+        ("speed=3", "NAME being one of tp, mbs, gas, flag"),
+    ],
+)
+def test_wrong_values_are_told(
+    space: Path, capsys: pytest.CaptureFixture[str], given: str, told: str
+) -> None:
+    assert main(["try", str(space), "--config", given]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_script_that_a_trial_would_not_find_is_told_by_check(
+    space: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(space)]) == 0
+    assert "will not find" not in capsys.readouterr().out
+    space.write_text(space.read_text().replace(str(space.parent / "train.py"), "train.py"))
+    assert main(["check", str(space)]) == 0
+    assert "will not find train.py: write its whole path" in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""``meshtune try``: one trial, and everything that was done and read for it."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import shutil
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import (
+    MissingFactError,
+    NotPricedError,
+    Pricing,
+    RunFolder,
+    config_text,
+    counted,
+    duration,
+    number,
+    unit,
+)
+from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check
+from slurm import (
+    FoundNothingError,
+    Kind,
+    Launcher,
+    Lease,
+    LogMetrics,
+    Outcome,
+    TrialSpec,
+    cut_lines,
+    plain_scalar,
+    read_log,
+)
+from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
+
+DRAWN = 20_000  # configurations among which one with the given values is looked for
+STDERR_LINES = 20
+
+
+def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
+    """``tp=2`` and the like as values of a space's parameters.
+
+    Raises:
+        SpaceError: for what is no ``NAME=VALUE``, no parameter, or none of its values.
+    """
+    values: dict[str, Scalar] = {}
+    for text in given:
+        key, sign, value = text.partition("=")
+        if not sign or key not in space.parameters:
+            raise SpaceError(
+                f"--config {text}: accepted NAME=VALUE, NAME being one of "
+                f"{', '.join(space.parameters)}"
+            )
+        try:
+            values[key] = space.parameters[key].member(plain_scalar(value))
+        except ValueError as error:
+            raise SpaceError(f"--config {text}: {error}") from None
+    return values
+
+
+def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> dict[str, Any]:
+    """A valid configuration with the given values: the one that is expected to be the best.
+
+    Without prices it is the first one that is found.
+
+    Raises:
+        SpaceError: if none has them.
+    """
+    drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
+    fitting = [c for c in drawn if all(c.get(key) == value for key, value in given.items())]
+    if not fitting and len(given) == len(space.parameters):
+        raise SpaceError(f"{space.file}: {space.first_violation(given)}")
+    if not fitting:
+        check(space)  # its own error, if no configuration is valid at all
+        raise SpaceError(
+            f"{space.file}: no valid configuration on {counted(max_nodes, 'node')} has "
+            f"{config_text(given)}; `meshtune check` tells what each rule removes"
+        )
+    try:
+        pricing = Pricing(space)
+        prediction = pricing.predict(fitting)
+        worth = pricing.objective(prediction)
+    except (NotPricedError, MissingFactError):
+        worth = None
+    if worth is None:
+        return space.canonical(fitting[0])
+    sign = 1.0 if space.objective.maximize else -1.0
+    likely = np.where(prediction.fits > 0.5, sign * worth, -np.inf)
+    return space.canonical(fitting[int(np.argmax(likely))])
+
+
+def try_out(
+    space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
+) -> Generator[str, None, bool]:
+    """Run one trial of a space; lines of text on what is done, read and missing.
+
+    Returns:
+        Through the generator's value, whether the trial gave its objectives.
+    """
+    folder = RunFolder(out)
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = data_prefix(space, folder.path)
+    if data:
+        make_data(data)
+    factory = TrialFactory(space, folder, f"meshtune-try-{secrets.token_hex(4)}", data)
+    spec = factory.write(0, 1, config)
+    lease = Lease("try", tuple(launcher.nodes()[: spec.num_nodes]))
+    yield from _before(space, config, launcher, spec, lease)
+    stop = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
+        signal.signal(each, lambda *_: stop.set())
+    outcome = believed(space, launcher.run(spec, lease, stop), config)
+    kind, objectives, message = judge(space, outcome, config)
+    yield from _after(space, spec, outcome, kind, message)
+    for key, value in objectives.items():
+        yield _line("objective", f"{key} = {number(value)} {unit(key)}".rstrip())
+    yield from _prices(space, config, outcome)
+    if kind is not Kind.OK and outcome.stderr_tail:
+        yield "last lines of standard error:"
+        yield from (f"  {text}" for text in outcome.stderr_tail.splitlines()[-STDERR_LINES:])
+    return kind is Kind.OK
+
+
+def _before(
+    space: SearchSpace,
+    config: Mapping[str, Any],
+    launcher: Launcher,
+    spec: TrialSpec,
+    lease: Lease,
+) -> Iterator[str]:
+    yield _line("configuration", config_text(config))
+    yield _line("nodes", ", ".join(lease.nodes))
+    yield _line("command", shlex.join(launcher.command(spec, lease)))
+    yield _line("program", shutil.which(spec.argv[0]) or f"{spec.argv[0]} is not on this PATH")
+    yield _line("folder", str(spec.directory))
+    names = sorted(space.files(config, spec.directory))
+    yield _line("files", ", ".join(["config.json", "trial.json", *names]))
+    if spec.env:
+        yield _line("environment", ", ".join(sorted(spec.env)) + " of trainer.env")
+
+
+def _after(
+    space: SearchSpace, spec: TrialSpec, outcome: Outcome, kind: Kind, message: str
+) -> Iterator[str]:
+    yield _line("ended", f"{kind} after {duration(outcome.elapsed_s)}")
+    if message:
+        yield _line("because", message)
+    if outcome.exit_code:
+        yield _line("exit code", str(outcome.exit_code))
+    for key, value in (outcome.result or {}).items():
+        yield _line("result", f"{key} = {str(value)[:100]}")
+    for log in ("stdout.log", "stderr.log"):
+        reader = LogMetrics(spec.result.log, spec.result.warmup_steps, spec.world_size)
+        try:
+            for text in cut_lines(read_log(spec.directory / log)[0]).splitlines():
+                reader.read(text)
+        except FoundNothingError as error:
+            yield _line("not read", str(error))
+        for found in reader.readings():
+            what = f"{found.metric} = {number(found.value)} {unit(found.metric)}".rstrip()
+            yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
+            yield _line("", f"the last one: {found.last.strip()[:120]}")
+    for unused in space.unused():
+        yield _line("not used", f"the command does not depend on {unused}")
+
+
+def _prices(space: SearchSpace, config: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
+    try:
+        pricing = Pricing(space)
+        prediction = pricing.predict([config])
+    except (NotPricedError, MissingFactError) as error:
+        yield _line("cost model", f"has no price: {error}")
+        return
+    memory = f"{prediction.peak_bytes[0] / 2**30:.1f} GiB on the fullest GPU"
+    yield _line("cost model", f"predicts {number(prediction.step_time_s[0])} s a step, {memory}")
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:14s}{text}"
