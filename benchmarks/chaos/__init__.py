@@ -10,12 +10,12 @@ from its seed alone (not when exactly: these are real processes). A failing roun
 with faults left out, and the least that still fails is printed as a shell script.
 
 Modules, in the order of a round: ``plan`` draws what is done, ``trainers`` is the program that
-trains, ``machines`` the place, ``world`` one round's folders and driver, ``faults`` and
-``slurm_faults`` what is injected, ``invariants`` what must hold, ``rounds`` plays it all, and
+trains, ``rank`` what its ranks can do, ``machines`` the place, ``world`` one round's folders and
+driver, ``*_faults`` what is injected, ``invariants`` what must hold, ``rounds`` plays it all, and
 ``shrink`` leaves out what a failure does not need.
 
-To add a fault: a generator function in ``faults`` with ``@fault(...)``; each of its ``yield``
-lets the search go on for so many seconds. To add a misbehaviour of trainers: a function in
-``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that yields a
-sentence for each violation, and its name in ``CHECKS``. Drawing takes them up by itself.
+To add a fault: a generator function in a module ``*_faults`` with ``@fault(...)``; each of its
+``yield`` lets the search go on for so many seconds. To add a misbehaviour of trainers: a function
+in ``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that yields
+a sentence for each violation, and its name in ``CHECKS``. Drawing takes them up by itself.
 """

@@ -47,7 +47,7 @@ def main() -> int:
             one = play(plan, where, arguments.keep)
             played.append(one)
             how = f"{one.seconds:.0f} s, {one.sessions} sessions: {', '.join(one.injected)}"
-            print(f"round {number}: {'; '.join(one.violations) or 'ok'}  [{how}]", flush=True)
+            print(f"round {number} {'FAILED' if one.violations else 'ok'}  [{how}]", flush=True)
             if one.violations:
                 _explain(one, where, arguments.shrink)
     print(summary(played))
@@ -71,6 +71,7 @@ def machine(launcher: str) -> Iterator[Machine]:
 
 
 def _explain(one: Played, where: Machine, within_s: float) -> None:
+    print(*(f"  {sentence}" for sentence in one.violations), sep="\n")
     if one.kept:
         print(f"its folder: {one.kept}")
     plan = one.plan

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import Run, read_run
 from benchmarks.chaos.machines import command_line, marked, until
-from benchmarks.chaos.trainers import CASES, speed
+from benchmarks.chaos.rank import speed
+from benchmarks.chaos.trainers import CASES
 from slurm import BLAMELESS, Kind
 
 if TYPE_CHECKING:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from typing import Any
 
-from benchmarks.chaos import slurm_faults  # noqa: F401 - adds its faults to the table
 from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.trainers import CASES
+
+for _module in ("driver", "file", "process", "slurm"):  # each adds its rows to FAULTS
+    import_module(f"benchmarks.chaos.{_module}_faults")
 
 MAX_COST_S = 22.0  # of a round's cases and faults, beyond a healthy round
 MAX_INTERRUPTIONS = 3  # a trial is given up after as many retries
@@ -84,18 +87,25 @@ class Plan:
         return f"{self.trials} trials of {', '.join(self.cases)}; {faults}"
 
 
-def draw(seed: int, number: int, launcher: str, only: Mapping[str, bool] | None = None) -> Plan:
+def draw(
+    seed: int,
+    number: int,
+    launcher: str,
+    only: Collection[str] = (),
+    max_cost_s: float = MAX_COST_S,
+) -> Plan:
     """The plan of a campaign's round.
 
     Args:
         seed: the campaign's.
         number: of the round.
         launcher: ``local`` or ``srun``.
-        only: names of faults that may be drawn; None: all of the launcher's.
+        only: names of faults that may be drawn; empty: all of the launcher's.
+        max_cost_s: of its cases and faults, beyond a healthy round.
     """
     rng = random.Random(f"{seed}/{number}/{launcher}")
-    faults, cost_s = _faults(rng, launcher, only)
-    cases = _cases(rng, launcher, MAX_COST_S - cost_s)
+    faults, cost_s = _faults(rng, launcher, only, max_cost_s)
+    cases = _cases(rng, max_cost_s - cost_s)
     xs = (1, 2) if len(cases) <= 3 else (1,)
     widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,), (1, 2)])
     configurations = len(cases) * len(xs) * len(widths)
@@ -113,7 +123,7 @@ def draw(seed: int, number: int, launcher: str, only: Mapping[str, bool] | None 
 
 
 def _faults(
-    rng: random.Random, launcher: str, only: Mapping[str, bool] | None
+    rng: random.Random, launcher: str, only: Collection[str], max_cost_s: float
 ) -> tuple[tuple[Planned, ...], float]:
     names = [n for n, f in FAULTS.items() if launcher in f.launchers and (not only or n in only)]
     weights = [FAULTS[name].weight for name in names]
@@ -125,7 +135,7 @@ def _faults(
         delay_s = rng.uniform(0, 2.5 if after == 0 else 0.5)
         hold_s = rng.uniform(*row.hold_s)
         planned = Planned(name, after, round(delay_s, 3), round(hold_s, 2), round(rng.random(), 3))
-        if cost_s + row.cost_s > MAX_COST_S or interruptions + row.interrupts > MAX_INTERRUPTIONS:
+        if cost_s + row.cost_s > max_cost_s or interruptions + row.interrupts > MAX_INTERRUPTIONS:
             continue
         cost_s += row.cost_s
         interruptions += row.interrupts
@@ -133,7 +143,7 @@ def _faults(
     return tuple(sorted(drawn, key=lambda f: f.after)), cost_s
 
 
-def _cases(rng: random.Random, launcher: str, left_s: float) -> tuple[str, ...]:
+def _cases(rng: random.Random, left_s: float) -> tuple[str, ...]:
     """Three to five, one of them plainly healthy, in at most so much time."""
     cases = ["healthy"]
     for name in rng.sample(sorted(CASES), k=rng.randrange(2, 6)):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
 import tempfile
 import time
-from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.faults import FAULTS
+from benchmarks.chaos.faults import FAULTS, Course
 from benchmarks.chaos.invariants import check_round, check_session
 from benchmarks.chaos.machines import Machine
 from benchmarks.chaos.plan import Plan, Planned
@@ -50,7 +50,7 @@ class Injector:
         self._world = world
         self._waiting = list(world.plan.faults)
         self._due: dict[int, float] = {}  # by id of a waiting fault whose line was written
-        self._active: list[tuple[float, Generator[float, None, None]]] = []
+        self._active: list[tuple[float, Course]] = []
         self.injected: list[str] = []
 
     def tick(self) -> None:
@@ -76,7 +76,7 @@ class Injector:
             log.write(f"---- {planned.fault} {planned.hold_s:g} s, {planned.pick}\n")
         self._resume(FAULTS[planned.fault].act(self._world, planned))
 
-    def _resume(self, generator: Generator[float, None, None]) -> None:
+    def _resume(self, generator: Course) -> None:
         with contextlib.suppress(StopIteration):
             self._active.append((time.monotonic() + next(generator), generator))
 
@@ -140,7 +140,8 @@ def _abort(world: World) -> None:
     """Let a stuck driver show where it is, and end it."""
     assert world.driver is not None
     world.signal(signal.SIGABRT)
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(subprocess.TimeoutExpired):
         world.driver.wait(ABORT_S)
-    tail = "\n    ".join(world.said().splitlines()[-60:])
+    said = [line for line in world.said().splitlines() if not line.startswith("Extension modules")]
+    tail = "\n    ".join(said[-60:])
     world.violate(f"not done after {ROUND_S[world.plan.launcher]:g} s:\n    {tail}")

@@ -47,10 +47,10 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield replace(plan, repeats=0)
     if plan.policy != "random":
         yield replace(plan, policy="random")
-    for field in ("widths", "xs"):
-        if len(getattr(plan, field)) > 1:
-            for value in getattr(plan, field):
-                yield _within(replace(plan, **{field: (value,)}))
+    if len(plan.widths) > 1:
+        yield from (_within(replace(plan, widths=(width,))) for width in plan.widths)
+    if len(plan.xs) > 1:
+        yield from (_within(replace(plan, xs=(x,))) for x in plan.xs)
 
 
 def _within(plan: Plan) -> Plan:

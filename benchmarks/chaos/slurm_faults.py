@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.chaos.faults import CONTINUE, SRUN, chosen, fault
+from benchmarks.chaos.faults import CONTINUE, SRUN, Course, chosen, fault
 from benchmarks.chaos.machines import Slurm, marked
 from slurm import processes
 
@@ -41,7 +40,7 @@ def _slurm(world: World) -> Slurm:
 
 
 @fault(launchers=SRUN, weight=2)
-def kill_srun(world: World, planned: Planned) -> Iterator[float]:
+def kill_srun(world: World, planned: Planned) -> Course:
     """An srun that waits for its step, from outside."""
     world.disturbed = True
     found = [pid for pid in sorted(marked(world.marker)) if processes.name(pid) == "srun"]
@@ -52,7 +51,7 @@ def kill_srun(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN)
-def kill_step_daemon(world: World, planned: Planned) -> Iterator[float]:
+def kill_step_daemon(world: World, planned: Planned) -> Course:
     """A node's slurmstepd, which answers for the ranks there."""
     world.disturbed = True
     cluster = _slurm(world)
@@ -72,7 +71,7 @@ def kill_step_daemon(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, weight=2, hold_s=(0.5, 8.0), interrupts=2, cost_s=10)
-def kill_controller(world: World, planned: Planned) -> Iterator[float]:
+def kill_controller(world: World, planned: Planned) -> Course:
     """slurmctld dies and comes back, with what it had saved."""
     world.disturbed = True
     with world.may_exit(CONTINUE):  # it may have forgotten the job itself
@@ -85,7 +84,7 @@ def kill_controller(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, hold_s=(0.5, 6.0), cost_s=6)
-def kill_slurmd(world: World, planned: Planned) -> Iterator[float]:
+def kill_slurmd(world: World, planned: Planned) -> Course:
     """A node's slurmd dies and comes back before Slurm gives the node up; its steps go on."""
     world.disturbed = True
     if not (nodes := _slurm(world).nodes()):
@@ -101,7 +100,7 @@ def kill_slurmd(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, weight=0.7, hold_s=(30, 30), interrupts=2, cost_s=20)
-def kill_node(world: World, planned: Planned) -> Iterator[float]:
+def kill_node(world: World, planned: Planned) -> Course:
     """A node loses its power; it comes back for the next allocation."""
     world.disturbed = True
     nodes = [n for n in _slurm(world).nodes() if n not in _slurm(world).dead]
@@ -115,7 +114,7 @@ def kill_node(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, hold_s=(2.0, 8.0), cost_s=4)
-def drain_node(world: World, planned: Planned) -> Iterator[float]:
+def drain_node(world: World, planned: Planned) -> Course:
     """An administrator drains a node, and resumes it."""
     world.disturbed = True
     if not (nodes := _slurm(world).nodes()):
@@ -133,7 +132,7 @@ def drain_node(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, weight=2)
-def cancel_step(world: World, planned: Planned) -> Iterator[float]:
+def cancel_step(world: World, planned: Planned) -> Course:
     """scancel of a running step."""
     world.disturbed = True
     job = _slurm(world).job
@@ -143,7 +142,7 @@ def cancel_step(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, weight=1.5, cost_s=8)
-def cancel_job(world: World, planned: Planned) -> Iterator[float]:
+def cancel_job(world: World, planned: Planned) -> Course:
     """scancel of the whole allocation."""
     world.disturbed = True
     with world.may_exit(CONTINUE):
@@ -152,7 +151,7 @@ def cancel_job(world: World, planned: Planned) -> Iterator[float]:
 
 
 @fault(launchers=SRUN, weight=2, hold_s=(2.0, 12.0), cost_s=10)
-def commands_time_out(world: World, planned: Planned) -> Iterator[float]:
+def commands_time_out(world: World, planned: Planned) -> Course:
     """Slurm's commands fail at random, as those of a controller with too much to do."""
     world.disturbed = True
     flag = world.root / "bin" / "failing"

@@ -1,141 +1,27 @@
 """The trainer of every round: it trains well, or misbehaves as its case says.
 
-    python trainers.py CASE X EVIDENCE
+    python -m benchmarks.chaos.trainers CASE X EVIDENCE
 
-``EVIDENCE`` is a folder outside the run, in which the ranks hold a lock for their node and write
-down whom they met there. A case is a function of the rank with ``@case(...)``, which also says how
-a trial of it may end. Standard library only: this file starts as every rank.
+A case is a function of the rank with ``@case(...)``, which also says how a trial of it may end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.chaos.rank import CASES, Rank, case
+
+__all__ = ["CASES"]
+
 HANG_S = 600.0
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way to train.
-
-    Attributes:
-        act: what a rank does.
-        kinds: how a trial may end for good, if no fault of the machine's hits it.
-        cost_s: how much longer than a healthy trial it takes.
-        escapes: it leaves processes that only a cgroup can find on a node of Slurm's.
-    """
-
-    act: Callable[[Rank], None]
-    kinds: frozenset[str]
-    cost_s: float = 0.0
-    escapes: bool = False
-
-    @property
-    def healthy(self) -> bool:
-        return self.kinds == {"ok"}
-
-
-CASES: dict[str, Case] = {}
-
-
-def case(
-    *kinds: str, cost_s: float = 0.0, escapes: bool = False
-) -> Callable[[Callable[[Rank], None]], Callable[[Rank], None]]:
-    """Make a function of the rank a case; see :class:`Case`."""
-
-    def add(act: Callable[[Rank], None]) -> Callable[[Rank], None]:
-        CASES[act.__name__] = Case(act, frozenset(kinds), cost_s, escapes)
-        return act
-
-    return add
-
-
-def speed(x: int, world_size: int) -> float:
-    """The figure of a healthy trial."""
-    return 100.0 * world_size + x
-
-
-class Rank:
-    """One process of a trial."""
-
-    def __init__(self, x: int, evidence: Path) -> None:
-        self.x = x
-        self.evidence = evidence
-        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.trial = os.environ["MESHTUNE_TRIAL"]
-        self.first = self.rank == 0
-        self.speed = speed(x, self.world_size)
-
-    @property
-    def node(self) -> str:
-        """The node that this rank is on, as the launcher calls it."""
-        if "SLURMD_NODENAME" in os.environ:
-            return os.environ["SLURMD_NODENAME"]
-        for line in reversed(Path("../../journal.jsonl").read_text().splitlines()):
-            if f'"{self.trial}"' in line and (found := re.search(r'"nodes": \[(.*?)\]', line)):
-                nodes = json.loads(f"[{found[1]}]")
-                return str(nodes[self.rank // int(os.environ["LOCAL_WORLD_SIZE"])])
-        raise SystemExit("no attempt of this name was started")
-
-    def hold_node(self) -> None:
-        """Hold the node until this process and all that it starts have ended.
-
-        The locks of each attempt on a node are files of their own. Every rank takes its attempt's
-        before it looks at the others': of two attempts at least one sees the other.
-        """
-        run = hashlib.sha256(str(Path.cwd().parents[1]).encode()).hexdigest()[:8]
-        node = f"{run}-{self.node}"
-        mine = self.evidence / f"{node}@{self.trial}"
-        fd = os.open(mine, os.O_RDWR | os.O_CREAT, 0o644)
-        os.set_inheritable(fd, True)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        for other in self.evidence.glob(f"{node}@*"):
-            if other == mine:
-                continue
-            with other.open() as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.note("met", f"{self.trial} met {other.name.split('@')[1]} on {self.node}")
-
-    def note(self, name: str, line: str) -> None:
-        with (self.evidence / name).open("a") as file:
-            file.write(line + "\n")
-
-    def train(self, seconds: float = 0.0) -> None:
-        """Print a line for each step of a tenth of a second."""
-        seconds = seconds or 0.2 + 0.2 * (self.x % 3)
-        for step in range(round(10 * seconds)):
-            print(f"step {step} of rank {self.rank}", flush=True)
-            time.sleep(0.1)
-
-    def result(self, text: str | None = None) -> None:
-        """Rank 0 writes ``result.json`` atomically; a full disk it waits for."""
-        if not self.first:
-            return
-        text = json.dumps({"status": "ok", "speed": self.speed}) if text is None else text
-        while True:
-            try:
-                Path("result.tmp").write_text(text)
-                Path("result.tmp").rename("result.json")
-                return
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                time.sleep(0.1)
 
 
 # ---- healthy ----

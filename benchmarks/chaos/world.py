@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
-from benchmarks.chaos import trainers
 from benchmarks.chaos.machines import Machine, marked
 from benchmarks.chaos.plan import Plan
 from slurm import processes
@@ -27,7 +27,7 @@ version: 1
 name: chaos
 cluster: {{name: chaos, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
 trainer:
-  command: [{python}, {trainer}, "{{case}}", "{{x}}", {evidence}]
+  command: [{python}, -m, benchmarks.chaos.trainers, "{{case}}", "{{x}}", {evidence}]
   env: {{CHAOS_SECRET: {secret}}}
 parameters:
   num_nodes: [{widths}]
@@ -79,6 +79,7 @@ class World:
     driver: subprocess.Popen[bytes] | None = None
     sessions: int = 0
     peak_bytes: int = 0  # of a driver's memory
+    head_lines: int = 0  # that the next driver's reader takes; 0: all
     finished: dict[int, tuple[str, float | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,14 @@ class World:
         return self.root / "driver.log"
 
     @property
+    def other_log(self) -> Path:
+        """What was said by all that faults have started."""
+        return self.root / "other.log"
+
+    def others_said(self) -> str:
+        return self.other_log.read_text(errors="replace")[-2000:]
+
+    @property
     def clock_file(self) -> Path:
         return self.root / "clock" / "offset"
 
@@ -112,7 +121,6 @@ class World:
             self._mount()
         text = SPACE.format(
             python=sys.executable,
-            trainer=trainers.__file__,
             evidence=self.root / "evidence",
             secret=self.secret,
             widths=", ".join(map(str, self.plan.widths)),
@@ -182,17 +190,33 @@ class World:
         with self.log.open("ab") as log:
             log.write(f"---- session {self.sessions}\n".encode())
             log.flush()
-            self.driver = subprocess.Popen(
-                self.command(),
-                env=self.environment(),
-                cwd=self.root,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            with self._screen(log) as screen:
+                self.driver = subprocess.Popen(
+                    self.command(),
+                    env=self.environment(),
+                    cwd=self.root,
+                    stdin=subprocess.DEVNULL,
+                    stdout=screen,
+                    stderr=log,
+                    start_new_session=True,
+                )
         limit = (LIMIT_BYTES, LIMIT_BYTES)
         resource.prlimit(self.driver.pid, resource.RLIMIT_DATA, limit)
+
+    @contextlib.contextmanager
+    def _screen(self, log: IO[bytes]) -> Iterator[IO[bytes]]:
+        """What a driver writes to: the log, or ``head`` in front of it."""
+        if not self.head_lines:
+            yield log
+            return
+        head = subprocess.Popen(
+            ["head", f"-{self.head_lines}"], stdin=subprocess.PIPE, stdout=log,
+            env=os.environ | {"CHAOS_ROUND": f"{self.marker}other"},
+        )  # fmt: skip
+        self.head_lines = 0
+        assert head.stdin is not None
+        with head.stdin as pipe:
+            yield pipe
 
     def signal(self, number: int) -> None:
         """Send the driver a signal, if it is there."""

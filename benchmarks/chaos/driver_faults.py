@@ -1,0 +1,180 @@
+"""Signals to the driver, its clock, and other drivers beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.chaos.faults import CONTINUE, INTERRUPTED, Course, Process, fault
+
+if TYPE_CHECKING:
+    from benchmarks.chaos.plan import Planned
+    from benchmarks.chaos.world import World
+
+
+@fault(weight=3)
+def kill_driver(world: World, planned: Planned) -> Course:
+    """kill -9."""
+    world.disturbed = world.abrupt = True
+    with world.may_exit(-signal.SIGKILL):
+        world.signal(signal.SIGKILL)
+        yield 0.0
+
+
+@fault()
+def hang_up(world: World, planned: Planned) -> Course:
+    """Its terminal is closed."""
+    world.disturbed = world.abrupt = True
+    with world.may_exit(-signal.SIGHUP, CONTINUE, INTERRUPTED):
+        world.signal(signal.SIGHUP)
+        yield from _exits(world, "SIGHUP")
+
+
+@fault(weight=2)
+def interrupt(world: World, planned: Planned) -> Course:
+    """Ctrl-C."""
+    with world.may_exit(INTERRUPTED, *_early(world, signal.SIGINT)):
+        world.signal(signal.SIGINT)
+        yield from _exits(world, "Ctrl-C")
+
+
+@fault()
+def interrupt_twice(world: World, planned: Planned) -> Course:
+    """Ctrl-C, and again soon after: quit now."""
+    world.disturbed = world.abrupt = True
+    with world.may_exit(INTERRUPTED, *_early(world, signal.SIGINT)):
+        world.signal(signal.SIGINT)
+        yield planned.pick
+        world.signal(signal.SIGINT)
+        yield from _exits(world, "two Ctrl-C", 10.0)
+
+
+@fault(weight=2)
+def terminate(world: World, planned: Planned) -> Course:
+    """SIGTERM, as Slurm sends it before a job's end."""
+    with world.may_exit(CONTINUE, *_early(world, signal.SIGTERM)):
+        world.signal(signal.SIGTERM)
+        yield from _exits(world, "SIGTERM")
+
+
+@fault()
+def drain(world: World, planned: Planned) -> Course:
+    """SIGUSR1: the allocation ends soon; what runs may end."""
+    early = () if world.lines else (-signal.SIGUSR1,)  # before it can have a handler
+    with world.may_exit(CONTINUE, *early):
+        world.signal(signal.SIGUSR1)
+        yield from _exits(world, "SIGUSR1", 120.0)
+
+
+@fault(hold_s=(0.5, 3.0))
+def suspend(world: World, planned: Planned) -> Course:
+    """SIGSTOP, and SIGCONT later."""
+    world.signal(signal.SIGSTOP)
+    try:
+        yield planned.hold_s
+    finally:
+        world.signal(signal.SIGCONT)
+
+
+def _early(world: World, number: int) -> tuple[int, ...]:
+    """Before the search has begun a signal does what it does to any program; after it, too."""
+    return (-number, INTERRUPTED)
+
+
+def _exits(world: World, what: str, within_s: float = 60.0) -> Course:
+    driver, deadline = world.driver, time.monotonic() + within_s
+    while driver and driver.poll() is None:
+        if time.monotonic() > deadline:
+            world.violate(f"the driver runs {within_s:g} s after {what}")
+            return
+        yield 0.1
+
+
+# ---- clocks and other drivers ----
+
+
+@fault(hold_s=(1.0, 4.0), interrupts=0)
+def set_clock(world: World, planned: Planned) -> Course:
+    """The driver's wall clock jumps by days, forward or back, and back again."""
+    days = 3 if planned.pick < 0.5 else -3
+    world.clock_file.write_text(str(86400 * days))
+    yield planned.hold_s
+    if planned.pick % 0.25 < 0.125:  # in half of the rounds it stays
+        world.clock_file.write_text("0")
+
+
+@fault(weight=1.5, interrupts=0, cost_s=4)
+def second_driver(world: World, planned: Planned) -> Course:
+    """Somebody starts the same search once more while it runs."""
+    first = world.driver
+    if not world.journal.exists():
+        return
+    with _other(world, world.run_dir) as other:
+        while other.poll() is None:
+            yield 0.1
+    if first and first.poll() is None and other.returncode != 2:
+        world.violate(f"a second driver on the same folder ended with {other.returncode}, not 2")
+
+
+@fault(interrupts=0, cost_s=8)
+def continued_copy(world: World, planned: Planned) -> Course:
+    """A copy of the running run's folder is continued beside it."""
+    copy = world.root / "disk" / "copy"
+    if not world.journal.exists() or copy.exists():
+        return
+    shutil.copytree(world.run_dir, copy, symlinks=True, ignore=_only_small)
+    with _other(world, copy) as other:
+        while other.poll() is None:
+            yield 0.1
+    if other.returncode not in (0, 1, CONTINUE):
+        world.violate(f"the driver of a copied folder ended with {other.returncode}")
+
+
+@fault(interrupts=0)
+def onlookers(world: World, planned: Planned) -> Course:
+    """Somebody looks at the run while it is written: its status, or a report of it."""
+    if not world.journal.exists():
+        return
+    command = "status" if planned.pick < 0.5 else "report"
+    with _run(world, [sys.executable, "-m", "meshtune", command, str(world.run_dir)]) as other:
+        while other.poll() is None:
+            yield 0.1
+    if other.returncode:
+        world.violate(f"meshtune {command} ended with {other.returncode}: {world.others_said()}")
+
+
+def _only_small(folder: str, names: list[str]) -> set[str]:
+    """Pipes and devices are not copied, nor what is large."""
+    paths = [Path(folder, name) for name in names]
+    return {p.name for p in paths if p.is_fifo() or p.is_symlink() or p.stat().st_size > 1 << 22}
+
+
+def _other(world: World, run_dir: Path) -> contextlib.AbstractContextManager[Process]:
+    """Another driver."""
+    return _run(world, world.command(run_dir))
+
+
+@contextlib.contextmanager
+def _run(world: World, command: list[str]) -> Iterator[Process]:
+    """A further process; what it says goes to a log of its own."""
+    with world.other_log.open("ab") as log:
+        other = subprocess.Popen(
+            command, env=world.environment("other"), cwd=world.root,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield other
+        finally:
+            if other.poll() is None:
+                other.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    other.wait(60)
+            other.kill()
+            other.wait()

@@ -1,0 +1,129 @@
+"""Files and disks: full, cut, in the way, too few to open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.chaos.faults import CONTINUE, Course, fault
+from benchmarks.chaos.invariants import finished
+from benchmarks.chaos.machines import marked, until
+
+if TYPE_CHECKING:
+    from benchmarks.chaos.plan import Planned
+    from benchmarks.chaos.world import World
+
+
+@fault(hold_s=(0.5, 3.0), cost_s=4)
+def disk_full(world: World, planned: Planned) -> Course:
+    """The run's file system is full for seconds: where it can be mounted, a small one."""
+    if not os.path.ismount(world.root / "disk"):
+        return
+    world.disturbed = True
+    filler = world.root / "disk" / "filler"
+    with world.may_exit(1, CONTINUE):
+        try:
+            _fill(filler)
+            yield planned.hold_s
+        finally:
+            filler.unlink(missing_ok=True)
+        yield 1.0  # a driver that has met it may be leaving
+
+
+def _fill(path: Path) -> None:
+    """Take the last byte of the file system."""
+    for size in (1 << 20, 4096):
+        with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+            while file.write(bytes(size)):
+                pass
+
+
+@fault()
+def cut_journal(world: World, planned: Planned) -> Course:
+    """kill -9, and the journal's end is lost with it: at any byte of what it had last."""
+    world.disturbed = world.abrupt = True
+
+    def cut() -> None:
+        size = world.journal.stat().st_size if world.journal.exists() else 0
+        # Steps of Slurm outlive their driver: that they were started must not be forgotten.
+        last = world.journal.read_bytes().rstrip(b"\n").rfind(b"\n") + 1 if size else 0
+        low = 0 if world.machine.launcher == "local" else min(last + 1, size)
+        cut_at(world, low + int(planned.pick * (size - low)))
+
+    with world.may_exit(-signal.SIGKILL):
+        world.between.append(cut)
+        world.signal(signal.SIGKILL)
+        yield 0.0
+
+
+def cut_at(world: World, position: int) -> None:
+    """Cut the journal; what has finished by then is what may not be lost from here on."""
+    if not position and not world.journal.exists():
+        return
+    if world.machine.launcher == "local":
+        until(lambda: not marked(world.marker), 20)
+    os.truncate(world.journal, position)
+    world.finished = finished(world.journal)
+
+
+@fault(hold_s=(1.0, 3.0), interrupts=0)
+def results_unwritable(world: World, planned: Planned) -> Course:
+    """A folder is where ``results.csv`` should be."""
+    path = world.run_dir / "results.csv"
+    if not world.run_dir.is_dir():
+        return
+    try:
+        with contextlib.suppress(OSError):  # the driver has written it again meanwhile
+            path.unlink(missing_ok=True)
+            path.mkdir()
+        yield planned.hold_s
+    finally:
+        if path.is_dir():
+            path.rmdir()
+
+
+@fault(hold_s=(1.0, 8.0), interrupts=0)
+def report_unwritable(world: World, planned: Planned) -> Course:
+    """A file is where the report's folder should be."""
+    path = world.run_dir / "report"
+    if not world.run_dir.is_dir() or path.exists():
+        return
+    try:
+        path.write_text("")
+        yield planned.hold_s
+    finally:
+        if path.is_file():
+            path.unlink()
+
+
+@fault(interrupts=0)
+def reader_leaves(world: World, planned: Planned) -> Course:
+    """``meshtune search ... | head -3``: from the next driver on, and of that one alone."""
+    world.head_lines = 1 + int(3 * planned.pick)
+    with world.may_exit(CONTINUE, -signal.SIGPIPE):
+        yield 0.0
+
+
+@fault(hold_s=(0.5, 3.0), interrupts=2)
+def few_files(world: World, planned: Planned) -> Course:
+    """The driver cannot open a further file for seconds."""
+    if not (world.driver and world.running):
+        return
+    world.disturbed = True
+    pid = world.driver.pid
+    with world.may_exit(1, CONTINUE), contextlib.suppress(ProcessLookupError):
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (_open_files(pid), before[1]))
+            yield planned.hold_s
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def _open_files(pid: int) -> int:
+    """The highest that a process has open, and one more."""
+    return 1 + max((int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()), default=2)
