@@ -34,16 +34,16 @@ def main() -> int:
     )
     parser.add_argument("--keep", action="store_true", help="keep the folders of failed rounds")
     arguments = parser.parse_args()
-    plans: Sequence[Plan]
-    if arguments.plan:
-        plans = [arguments.plan]
-    else:
-        numbers = range(arguments.first, arguments.first + arguments.rounds)
-        launcher = "srun" if arguments.slurm else "local"
-        plans = [draw(arguments.seed, n, launcher, arguments.only) for n in numbers]
+    launcher = arguments.plan.launcher if arguments.plan else ("local", "srun")[arguments.slurm]
+    numbers = range(arguments.first, arguments.first + arguments.rounds)
     played = []
-    with machine(plans[0].launcher) as where:
-        for number, plan in enumerate(plans, start=arguments.first):
+    with machine(launcher) as where:
+        if where.lacks:
+            print(f"left out, as this machine cannot have them: {', '.join(sorted(where.lacks))}")
+        for number in [0] if arguments.plan else numbers:
+            plan = arguments.plan or draw(
+                arguments.seed, number, launcher, arguments.only, where.lacks
+            )
             one = play(plan, where, arguments.keep)
             played.append(one)
             how = f"{one.seconds:.0f} s, {one.sessions} sessions: {', '.join(one.injected)}"

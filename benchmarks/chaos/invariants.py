@@ -108,7 +108,8 @@ def all_done(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[s
 def nobody_blamed(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """A trial ends as its case says, and its attempts for no other reason than that."""
     for number, trial in run.trials.items():
-        kinds = CASES[trial.config["case"]].kinds
+        case = CASES[trial.config["case"]]
+        kinds = case.kinds | case.killed if world.disturbed else case.kinds
         if number in world.excused:
             continue
         if trial.kind not in kinds:

@@ -21,6 +21,7 @@ class Machine(ABC):
 
     launcher: str
     no_progress_s: float  # silence of a trial's that is a hang here
+    lacks: frozenset[str] = frozenset()  # faults and cases that cannot be here
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
@@ -43,6 +44,10 @@ class Local(Machine):
     launcher = "local"
     no_progress_s = 8.0
 
+    def __init__(self) -> None:
+        if os.geteuid() != 0:  # to mount a small disk
+            self.lacks = frozenset({"disk_full"})
+
     def environment(self) -> dict[str, str]:
         return {}
 
@@ -61,6 +66,8 @@ class Slurm(Machine):
         self.cluster = cluster
         self.job = ""
         self.dead: set[str] = set()  # nodes that a fault has killed
+        if not cluster.limits_memory:  # only a cgroup holds what has left its session
+            self.lacks = frozenset({"leaves_daemon"})
 
     def environment(self) -> dict[str, str]:
         return {"SLURM_JOB_ID": self.job, "SLURM_CONF": str(self.cluster.conf)}
@@ -177,8 +184,3 @@ def parent(pid: int) -> int:
     except OSError:
         return 0
     return int(stat.rpartition(")")[2].split()[1])
-
-
-def can_mount() -> bool:
-    """Whether a small disk of its own can be made."""
-    return os.geteuid() == 0

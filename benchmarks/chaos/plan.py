@@ -92,6 +92,7 @@ def draw(
     number: int,
     launcher: str,
     only: Collection[str] = (),
+    lacks: Collection[str] = (),
     max_cost_s: float = MAX_COST_S,
 ) -> Plan:
     """The plan of a campaign's round.
@@ -101,11 +102,14 @@ def draw(
         number: of the round.
         launcher: ``local`` or ``srun``.
         only: names of faults that may be drawn; empty: all of the launcher's.
+        lacks: names of faults and cases that the machine cannot have: they are left out.
         max_cost_s: of its cases and faults, beyond a healthy round.
     """
     rng = random.Random(f"{seed}/{number}/{launcher}")
     faults, cost_s = _faults(rng, launcher, only, max_cost_s)
     cases = _cases(rng, max_cost_s - cost_s)
+    faults = tuple(fault for fault in faults if fault.fault not in lacks)
+    cases = tuple(name for name in cases if name not in lacks)
     xs = (1, 2) if len(cases) <= 3 else (1,)
     widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,), (1, 2)])
     configurations = len(cases) * len(xs) * len(widths)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,30 +25,26 @@ class Case:
     Attributes:
         act: what a rank does.
         kinds: how a trial may end for good, if no fault of the machine's hits it.
+        killed: how it may end besides, if what answers for it is killed after its result.
         cost_s: how much longer than a healthy trial it takes.
-        escapes: it leaves processes that only a cgroup can find on a node of Slurm's.
     """
 
     act: Callable[[Rank], None]
     kinds: frozenset[str]
+    killed: frozenset[str] = frozenset()
     cost_s: float = 0.0
-    escapes: bool = False
-
-    @property
-    def healthy(self) -> bool:
-        return self.kinds == {"ok"}
 
 
 CASES: dict[str, Case] = {}
 
 
 def case(
-    *kinds: str, cost_s: float = 0.0, escapes: bool = False
+    *kinds: str, killed: Sequence[str] = (), cost_s: float = 0.0
 ) -> Callable[[Callable[[Rank], None]], Callable[[Rank], None]]:
     """Make a function of the rank a case; see :class:`Case`."""
 
     def add(act: Callable[[Rank], None]) -> Callable[[Rank], None]:
-        CASES[act.__name__] = Case(act, frozenset(kinds), cost_s, escapes)
+        CASES[act.__name__] = Case(act, frozenset(kinds), frozenset(killed), cost_s)
         return act
 
     return add

@@ -73,7 +73,7 @@ def binary_output(rank: Rank) -> None:
     rank.result()
 
 
-@case("ok", escapes=True)
+@case("ok")
 def leaves_daemon(rank: Rank) -> None:
     """A helper in a session of its own, abandoned by its parents, deaf to SIGTERM."""
     rank.train()
@@ -107,7 +107,7 @@ def no_result(rank: Rank) -> None:
     rank.train()
 
 
-@case("crash")
+@case("crash", killed=["ok"])
 def fails_after_result(rank: Rank) -> None:
     rank.train()
     rank.result()
@@ -173,7 +173,7 @@ def ignores_sigterm(rank: Rank) -> None:
     time.sleep(HANG_S)
 
 
-@case("timeout", cost_s=10)
+@case("timeout", killed=["ok"], cost_s=10)
 def hangs_after_result(rank: Rank) -> None:
     rank.result()
     time.sleep(HANG_S)

@@ -1,0 +1,84 @@
+"""Random faults against real searches on this machine; other seeds: ``python -m benchmarks.chaos``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.chaos.machines import Local
+from benchmarks.chaos.plan import Plan, Planned, draw
+from benchmarks.chaos.rounds import play
+from benchmarks.chaos.shrink import script, shrink
+
+QUICK_S = 5.0
+
+
+def assert_a_round_holds(number: int, max_cost_s: float) -> None:
+    machine = Local()
+    plan = draw(12, number, "local", lacks=machine.lacks, max_cost_s=max_cost_s)
+    played = play(plan, machine)
+    assert not played.violations, "\n".join((*played.violations, script(plan)))
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(number: int) -> None:
+    assert_a_round_holds(number, QUICK_S)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", range(10, 200))
+def test_nothing_is_lost_and_nobody_blamed_in_longer_rounds(number: int) -> None:
+    assert_a_round_holds(number, 22.0)
+
+
+def fault(name: str) -> Planned:
+    return Planned(name, 3, 0.1, 1.0, 0.5)
+
+
+PLAN = Plan(
+    "local", 1, "meshtune", ("healthy", "raises", "floods"), (1, 2), (1, 2), 12, 2,
+    tuple(map(fault, ("interrupt", "kill_driver", "suspend"))),
+)  # fmt: skip
+
+
+def test_a_plan_follows_from_its_seed_and_survives_its_own_script() -> None:
+    plans = [draw(5, number, launcher) for number in range(50) for launcher in ("local", "srun")]
+    again = [draw(5, number, launcher) for number in range(50) for launcher in ("local", "srun")]
+    assert plans == again
+    assert [Plan.from_json(plan.to_json()) for plan in plans] == plans
+    assert len(set(plans)) > 90
+
+
+@pytest.mark.parametrize(
+    "fails, least",
+    [
+        (
+            lambda plan: "kill_driver" in [f.fault for f in plan.faults],
+            replace(
+                PLAN, cases=("healthy",), faults=PLAN.faults[1:2], widths=(1,), xs=(1,), trials=1,
+                repeats=0, policy="random",
+            ),
+        ),
+        (lambda plan: plan == PLAN, PLAN),
+    ],
+)  # fmt: skip
+def test_a_failing_plan_is_shrunk_to_what_its_failure_needs(
+    fails: Callable[[Plan], bool], least: Plan
+) -> None:
+    assert shrink(PLAN, fails, within_s=60) == least
+
+
+def test_a_violation_is_found_and_named() -> None:
+    """A trainer that is said to be healthy and crashes: the campaign sees it."""
+    plan = Plan("local", 0, "random", ("healthy", "raises"), (1,), (1,), 2)
+    from benchmarks.chaos import rank
+
+    crashing = rank.CASES["raises"]
+    rank.CASES["raises"] = replace(crashing, kinds=frozenset({"ok"}))
+    try:
+        [violation] = play(plan, Local()).violations
+    finally:
+        rank.CASES["raises"] = crashing
+    assert "(raises) ended as crash, not ok" in violation
