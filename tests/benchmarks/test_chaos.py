@@ -1,4 +1,4 @@
-"""Random faults against real searches on this machine; other seeds: ``python -m benchmarks.chaos``."""
+"""Random faults against real searches on this machine; see `benchmarks.chaos` for other seeds."""
 
 from __future__ import annotations
 
