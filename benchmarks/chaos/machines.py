@@ -78,7 +78,7 @@ class Slurm(Machine):
         self.clean()
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
-            env=daemons.environment(self.cluster.config), capture_output=True, text=True,
+            env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
             timeout=120,
         ).stderr  # fmt: skip
         granted = [line for line in said.splitlines() if "job allocation" in line]
@@ -132,7 +132,7 @@ class Slurm(Machine):
         """Start it if it is not there; it has its state."""
         config = self.cluster.config
         if not daemons.controller(config):
-            daemons.start_daemon(config, "slurmctld", "-f", str(config.conf))
+            daemons.start_daemon(config, "slurmctld", "-f", str(config.daemons_conf))
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
 
     def kill_slurmd(self, node: str) -> None:

@@ -179,7 +179,7 @@ def hangs_after_result(rank: Rank) -> None:
     time.sleep(HANG_S)
 
 
-@case("crash", cost_s=13)
+@case("crash", "timeout", cost_s=13)
 def one_rank_dies(rank: Rank) -> None:
     """The others wait for it in a collective for ever."""
     rank.train()
