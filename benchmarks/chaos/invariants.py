@@ -24,6 +24,7 @@ LINE_BYTES = 1 << 20  # of the journal
 LEFT_S = 3.0  # a process that has been killed may be seen for a moment
 KILLED_S = 30.0  # for the processes of a driver that was killed
 RANKS_PER_NODE = 2
+TRAINERS_OWN = ("result.json", "stdout.log", "stderr.log")  # folders that cases make
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
 
@@ -153,6 +154,22 @@ def no_secret(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[
             yield f"{path.name} shows the secret of trainer.env"
 
 
+def private(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
+    """What holds the secret is its owner's alone."""
+    for path in (world.run_dir, *sorted(world.run_dir.rglob("*"))):
+        try:
+            held = path.is_dir() or (
+                path.is_file()
+                and path.stat().st_size <= LINE_BYTES
+                and world.secret.encode() in path.read_bytes()
+            )
+            mode = path.lstat().st_mode & 0o777
+        except OSError:  # a device of a trainer's making
+            continue
+        if held and mode & 0o077 and path.name not in TRAINERS_OWN:
+            yield f"{path.relative_to(world.root)} has the mode {mode:o}"
+
+
 def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """What a trial says cannot steer the terminal."""
     for line in world.said().splitlines():
@@ -175,7 +192,7 @@ def results_agree(world: World, run: Run, events: list[dict[str, Any]]) -> Itera
 
 
 CHECKS: tuple[Check, ...] = (
-    all_done, nobody_blamed, right_figures, one_trial_on_a_node, little_memory, no_secret,
+    all_done, nobody_blamed, right_figures, one_trial_on_a_node, little_memory, no_secret, private,
     clean_screen, results_agree,
 )  # fmt: skip
 
