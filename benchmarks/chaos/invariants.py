@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,6 @@ LINE_BYTES = 1 << 20  # of the journal
 LEFT_S = 3.0  # a process that has been killed may be seen for a moment
 KILLED_S = 30.0  # for the processes of a driver that was killed
 RANKS_PER_NODE = 2
-TRAINERS_OWN = ("result.json", "stdout.log", "stderr.log")  # folders that cases make
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
 
@@ -156,18 +157,15 @@ def no_secret(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[
 
 def private(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
     """What holds the secret is its owner's alone."""
-    for path in (world.run_dir, *sorted(world.run_dir.rglob("*"))):
-        try:
-            held = path.is_dir() or (
-                path.is_file()
-                and path.stat().st_size <= LINE_BYTES
-                and world.secret.encode() in path.read_bytes()
-            )
-            mode = path.lstat().st_mode & 0o777
-        except OSError:  # a device of a trainer's making
-            continue
-        if held and mode & 0o077 and path.name not in TRAINERS_OWN:
-            yield f"{path.relative_to(world.root)} has the mode {mode:o}"
+    if (mode := world.run_dir.stat().st_mode) & 0o077:
+        yield f"the run's folder has the mode {mode & 0o777:o}"
+    for path in sorted(world.run_dir.rglob("*")):
+        with contextlib.suppress(OSError):  # what a trainer has put there
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_size <= LINE_BYTES:
+                holds = world.secret.encode() in path.read_bytes()
+                if holds and status.st_mode & 0o077:
+                    yield f"{path.relative_to(world.root)} can be read by others"
 
 
 def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:

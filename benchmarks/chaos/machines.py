@@ -121,7 +121,7 @@ class Slurm(Machine):
 
     def ask(self, *argv: str) -> str:
         """Standard output of one of Slurm's commands; empty if it fails."""
-        with contextlib.suppress(daemons.MiniclusterError):
+        with contextlib.suppress(mini.MiniclusterError):
             return self.cluster.run(*argv)
         return ""
 
@@ -148,7 +148,7 @@ class Slurm(Machine):
         return {p for p in daemons.node_processes(config, node) if processes.name(p) == "slurmd"}
 
     def _all_idle(self) -> bool:
-        with contextlib.suppress(daemons.MiniclusterError):
+        with contextlib.suppress(mini.MiniclusterError):
             return set(self.cluster.node_states().values()) == {"idle"}
         return False
 
