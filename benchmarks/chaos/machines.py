@@ -12,6 +12,7 @@ from pathlib import Path
 
 from slurm import processes
 from slurm.minicluster import cluster as mini, daemons
+from slurm.minicluster.folders import MiniclusterError
 
 NODES = 3  # of a round's allocation
 
@@ -121,7 +122,7 @@ class Slurm(Machine):
 
     def ask(self, *argv: str) -> str:
         """Standard output of one of Slurm's commands; empty if it fails."""
-        with contextlib.suppress(mini.MiniclusterError):
+        with contextlib.suppress(MiniclusterError):
             return self.cluster.run(*argv)
         return ""
 
@@ -148,7 +149,7 @@ class Slurm(Machine):
         return {p for p in daemons.node_processes(config, node) if processes.name(p) == "slurmd"}
 
     def _all_idle(self) -> bool:
-        with contextlib.suppress(mini.MiniclusterError):
+        with contextlib.suppress(MiniclusterError):
             return set(self.cluster.node_states().values()) == {"idle"}
         return False
 
