@@ -69,7 +69,8 @@ def nothing_runs(world: World) -> Iterator[str]:
         if not until(lambda: not marked(world.marker), deadline_s):
             left = [f"{pid} {command_line(pid)[:100]}" for pid in marked(world.marker)]
             yield f"left running after session {world.sessions}: {left}"
-    if not world.abrupt and (steps := world.machine.left()):
+    names = {event["name"] for event in events_of(world.journal) if event.get("event") == "started"}
+    if not world.abrupt and (steps := world.machine.steps_left(names)):
         yield f"steps left after session {world.sessions}: {steps}"
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from slurm import processes
@@ -31,8 +31,8 @@ class Machine(ABC):
     def renew(self) -> None:  # noqa: B027 - processes need nothing
         """Make sure that a driver can start trials; called before each."""
 
-    def left(self) -> list[str]:
-        """What runs of a round besides its marked processes, in words."""
+    def steps_left(self, names: Collection[str]) -> list[str]:
+        """Steps of these names, in words."""
         return []
 
     def clean(self) -> None:  # noqa: B027
@@ -111,9 +111,11 @@ class Slurm(Machine):
         """Whether a slurmstepd is a step's."""
         return f"[{step}]" in command_line(pid)
 
-    def left(self) -> list[str]:
-        nodes = self.ask("squeue", "-h", "-s", "-o", "%i on %N, %j").splitlines()
-        return [line for line in nodes if not any(f"on {node}," in line for node in self.dead)]
+    def steps_left(self, names: Collection[str]) -> list[str]:
+        lines = self.ask("squeue", "-h", "-s", "-o", "%j|%i|%N").splitlines()
+        steps = [tuple(line.split("|", 2)) for line in lines]
+        # What has died with its node is listed until the job ends.
+        return [f"{i} on {n}" for name, i, n in steps if name in names and n not in self.dead]
 
     def nodes(self) -> list[str]:
         """Of the allocation."""
