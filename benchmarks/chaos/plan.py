@@ -110,8 +110,8 @@ def draw(
     cases = _cases(rng, max_cost_s - cost_s)
     faults = tuple(fault for fault in faults if fault.fault not in lacks)
     cases = tuple(name for name in cases if name not in lacks)
-    xs = (1, 2) if len(cases) <= 3 else (1,)
-    widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,), (1, 2)])
+    xs = (1, 2) if len(cases) <= 2 else (1,)
+    widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,)])
     configurations = len(cases) * len(xs) * len(widths)
     return Plan(
         launcher=launcher,

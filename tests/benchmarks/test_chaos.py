@@ -12,7 +12,7 @@ from benchmarks.chaos.plan import Plan, Planned, draw
 from benchmarks.chaos.rounds import play
 from benchmarks.chaos.shrink import script, shrink
 
-QUICK_S = 5.0
+QUICK_S = 7.0
 
 
 def assert_a_round_holds(number: int, max_cost_s: float) -> None:
