@@ -51,7 +51,7 @@ class Journal:
         self._lock = lock(directory)
         path = RunFolder(directory).journal_file
         path.touch(mode=0o600)  # a trial's last words may hold anything
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         _cut_torn_line(path)
         self.run: Run = read_run(directory)
         behind_s = self.run.last_t - clock_s()
@@ -59,14 +59,24 @@ class Journal:
         self.clock: Callable[[], float] = lambda: clock_s() + ahead_s
 
     def write(self, event: Event) -> None:
-        """Append one event; on return it is on disk and folded into ``run``."""
+        """Append one event; on return it is on disk and folded into ``run``.
+
+        Raises:
+            OSError: if it cannot be written; nothing of it is left.
+        """
         record = to_record(event, self.clock())
         # allow_nan=False: NaN is not JSON, and no other reader would take the line.
         line = json.dumps(record, allow_nan=False) + "\n"
-        self._file.write(line.encode())
-        self._file.flush()
-        if self._sync:
-            os.fsync(self._file.fileno())
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            rest = line.encode()
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            if self._sync:
+                os.fsync(self._file.fileno())
+        except OSError:
+            os.ftruncate(self._file.fileno(), end)
+            raise
         apply(self.run, record["t"], from_record(record))  # as any other reader would
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from slurm import (
 from trainer import ConfigError
 from workflows.launching import LaunchError
 from workflows.optimizer.registry import PolicyError
+from workflows.search.storage import NoRoomError
 from workflows.simulation.options import SimulationError
 
 
@@ -32,7 +33,7 @@ def input_errors() -> tuple[type[Exception], ...]:
 
 def interruptions() -> tuple[type[Exception], ...]:
     """Nobody's mistake, and the same command resumes: exit code 3."""
-    return (AllocationGoneError,)
+    return (AllocationGoneError, NoRoomError)
 
 
 def run_errors() -> tuple[type[Exception], ...]:

@@ -17,6 +17,7 @@ from slurm import (
     TrialSpec,
     is_disk_full,
 )
+from workflows.search.storage import no_room
 
 # Ends that somebody outside can cause; no other comes of an allocation that is taken away.
 _DOUBTFUL = {kind for kind in Kind if kind.retried} - {Kind.CANCELLED} | {Kind.CRASH, Kind.TIMEOUT}
@@ -97,7 +98,16 @@ class Attempts:
             lost = () if self._settled(spec.name) else running.lease.nodes
             kind = Kind.DISK_FULL if is_disk_full(error) else Kind.LAUNCH_FAILURE
             outcome = Outcome(kind, message=message, lost_nodes=lost)
+        outcome = self._without_room(outcome, spec)
         self._ended.put((running, self._excused(outcome)))
+
+    def _without_room(self, outcome: Outcome, spec: TrialSpec) -> Outcome:
+        """The outcome, without blame if its disk is full: srun drops what it cannot write."""
+        if outcome.kind not in (Kind.CRASH, Kind.TIMEOUT) or self._launcher.simulated:
+            return outcome
+        full = no_room(spec.directory)
+        message = f"{full}; {outcome.message}"
+        return replace(outcome, kind=Kind.DISK_FULL, message=message) if full else outcome
 
     def _excused(self, outcome: Outcome) -> Outcome:
         """The outcome, without blame if its allocation or its scheduler had gone away."""

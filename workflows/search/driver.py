@@ -25,7 +25,6 @@ from analysis import (
     Started,
     Trial,
     counted,
-    write_results,
 )
 from search_spaces import SearchSpace
 from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
@@ -38,6 +37,7 @@ from workflows.search.launch_failures import LaunchFailures, is_launch_failure
 from workflows.search.listening import Notice, Tick
 from workflows.search.schedule import Schedule
 from workflows.search.stopping import CONTINUE, DONE, FAILED, Ending, RepeatedFailures
+from workflows.search.storage import Storage
 from workflows.search.trials import TrialFactory, ended
 
 LOOKAHEAD = 4  # trials that may wait for nodes, so that narrow ones fill the gaps of a wide one
@@ -88,7 +88,8 @@ class Driver:
         self.listen = listen
         self.identity = identity
         self.pool = NodePool(launcher.nodes())
-        self._schedule = Schedule(space, journal, self.pool, policy, budget)
+        self._storage = Storage(self._tell, lambda: self.stopping)
+        self._schedule = Schedule(space, journal, self.pool, policy, budget, self._write)
         self._attempts = Attempts(launcher)
         self._waiting: set[int] = set()  # asked the pool for nodes
         self._early_stopping = EarlyStopping(space)
@@ -148,8 +149,8 @@ class Driver:
             raise
         ending = self._final_ending(no_more)
         closed = Closed(reason=ending.reason)
-        self.journal.write(closed)
-        write_results(self.folder, self.state)
+        self._write(closed)
+        self._catch_up(now=True)
         self.listen(closed, self)
         return ending
 
@@ -183,7 +184,7 @@ class Driver:
             identity=self.identity.to_record() if self.identity else {},
             **self.space.goals,
         )
-        self.journal.write(opened)
+        self._write(opened)
         self._settle(own)
         for trial, attempt in left_running:
             if attempt:
@@ -200,7 +201,7 @@ class Driver:
         try:
             self.launcher.settle(names)
         except LauncherError as error:
-            self.journal.write(Closed(reason=f"nothing could be started: {error}"))
+            self._write(Closed(reason=f"nothing could be started: {error}"))
             raise
 
     def _is_own(self, name: str) -> bool:
@@ -259,12 +260,12 @@ class Driver:
     def _start(self, number: int, lease: Lease) -> None:
         trial = self.state.trials[number]
         attempt = len(trial.attempts) + 1
-        spec = self.factory.write(number, attempt, trial.config)
+        spec = self._storage.insist(lambda: self.factory.write(number, attempt, trial.config))
         repeat = trial.ended
         started = Started(
             trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat
         )
-        self.journal.write(started)
+        self._write(started)
         # A finalist is measured whole: that is what it runs for.
         stop_rule = None if repeat else partial(self._early_stopping.judge, trial.config)
         running = Running(number, attempt, lease, self._launches.wave)
@@ -274,7 +275,7 @@ class Driver:
     def _wait(self) -> None:
         if ended := self._attempts.next_end(TICK_S, self._paused_until_s):
             self._take_back(*ended)
-        self._results.catch_up(self.state)
+        self._catch_up()
         self.listen(Tick(), self)
 
     def _take_back(self, running: Running, outcome: Outcome) -> None:
@@ -304,7 +305,7 @@ class Driver:
         trial = self.state.trials[number]
         repeat = trial.ended  # its first result stands, whatever comes of this
         end = ended(self.space, trial, attempt, nodes, outcome)
-        self.journal.write(end)
+        self._write(end)
         self._results.stale = True
         self._early_stopping.update(self.state, trial)
         if not end.final and not repeat:
@@ -317,6 +318,13 @@ class Driver:
         """When something may be started again, by the launcher's clock; inf if it may be now."""
         resume_s = max(self._allocation.resume_s, self._launches.resume_s)
         return resume_s if resume_s > self.launcher.clock.monotonic() else math.inf
+
+    def _write(self, event: Event) -> None:
+        self._storage.insist(lambda: self.journal.write(event))
+
+    def _catch_up(self, *, now: bool = False) -> None:
+        if trouble := self._results.catch_up(self.state, now=now):
+            self._tell(f"{trouble}; the search goes on")
 
     def _tell(self, text: str) -> None:
         self.listen(Notice(text), self)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from analysis import Journal, Proposed, Run, Trial, counted, next_repeat
+from analysis import Event, Journal, Proposed, Run, Trial, counted, next_repeat
 from search_spaces import SearchSpace
 from slurm import NodePool
 from workflows.optimizer.policy import Policy, Proposal
@@ -25,6 +25,7 @@ class Schedule:
         pool: the nodes that there are.
         policy: chooses configurations.
         budget: when to stop.
+        write: in place of the journal's own.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class Schedule:
         pool: NodePool,
         policy: Policy,
         budget: Budget,
+        write: Callable[[Event], None] | None = None,
     ) -> None:
         self.too_wide: set[int] = set()  # for what is left of this allocation
         self._space = space
         self._journal = journal
+        self._write = write or journal.write
         self._pool = pool
         self._policy = policy
         self._budget = budget
@@ -109,7 +112,7 @@ class Schedule:
             size = counted(self._pool.size, "node")
             return Ending(f"the configurations left need more than {size}", CONTINUE)
         number = max(self._run.trials, default=0) + 1
-        self._journal.write(
+        self._write(
             Proposed(
                 trial=number,
                 config=proposal.config,

@@ -1,0 +1,78 @@
+"""A run whose disk is full: the search waits for room, and blames nobody meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from slurm import is_disk_full
+
+T = TypeVar("T")
+
+PROBE_BYTES = 64 << 10
+_TRY_AGAIN_S = 0.5
+_PATIENCE_S = 3.0  # once the search is to stop
+
+
+class NoRoomError(Exception):
+    """A search was stopped while it waited for room; it resumes where its journal ends."""
+
+
+class Storage:
+    """Writes that wait while the disk is full.
+
+    Args:
+        tell: is told when the search waits, and when it goes on.
+        stopping: whether the search is to end; then it does not wait for long.
+    """
+
+    def __init__(self, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
+        self._tell, self._stopping = tell, stopping
+
+    def insist(self, write: Callable[[], T]) -> T:
+        """What ``write`` returns, called again and again while it finds the disk full.
+
+        Args:
+            write: leaves nothing half done where it raises.
+
+        Raises:
+            NoRoomError: if there is none and the search is to stop.
+            OSError: for any other reason.
+        """
+        waits, stops_s = False, None
+        while True:
+            try:
+                result = write()
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                if not waits:
+                    self._tell(f"the search waits for room on its disk: {error}")
+                waits = True
+                if self._stopping():
+                    stops_s = stops_s or time.monotonic()
+                    if time.monotonic() - stops_s > _PATIENCE_S:
+                        raise NoRoomError(f"no room to write what has happened: {error}") from None
+                time.sleep(_TRY_AGAIN_S)
+                continue
+            if waits:
+                self._tell("there is room again: the search goes on")
+            return result
+
+
+def no_room(directory: Path) -> str:
+    """Why nothing can be written in a folder now; "" if that is not for want of room."""
+    probe = directory / f".room.{os.getpid()}"
+    try:
+        try:
+            with probe.open("wb", buffering=0) as file:
+                file.write(bytes(PROBE_BYTES))
+                os.fsync(file.fileno())  # some file systems, and quotas, notice only then
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        return str(error.strerror) if is_disk_full(error) else ""
+    return ""
