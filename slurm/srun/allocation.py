@@ -29,6 +29,11 @@ class JobStep:
     name: str
     nodes: str  # Slurm's compact form
 
+    @property
+    def job(self) -> str:
+        """The id of its job."""
+        return self.id.partition(".")[0]
+
 
 class Allocation:
     """A Slurm job, asked through Slurm's own commands.
@@ -54,7 +59,7 @@ class Allocation:
                 "another allocation, or with `meshtune submit`"
             )
         compact, cpus, num_nodes, left = told.split("|")
-        self.nodes = self._hostnames(compact)
+        self.nodes = self.hostnames(compact)
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
         self._end_t: float | None = None  # on the monotonic clock
@@ -102,7 +107,7 @@ class Allocation:
         of it can be running on nodes that this job will use again.
         """
         down = self.down_nodes() if steps else set()
-        return [s for s in steps if set(self._hostnames(s.nodes)) - down]
+        return [s for s in steps if set(self.hostnames(s.nodes)) - down]
 
     def controller_start(self) -> str:
         """When the controller that answers was started, as Slurm writes a time."""
@@ -171,7 +176,7 @@ class Allocation:
         compact = ask(self._about_job("%N"))
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
-        lost = set(self.nodes) - set(self._hostnames(compact))
+        lost = set(self.nodes) - set(self.hostnames(compact))
         lines = ask(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
         # A node has a line for each of its partitions.
         states = dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
@@ -180,7 +185,8 @@ class Allocation:
     def _about_job(self, fields: str) -> list[str]:
         return ["squeue", "-h", "-j", self.job, "-o", fields]
 
-    def _hostnames(self, compact: str) -> tuple[str, ...]:
+    def hostnames(self, compact: str) -> tuple[str, ...]:
+        """The nodes of Slurm's compact form, in its order."""
         return tuple(self._run(["scontrol", "show", "hostnames", compact]).split())
 
     def _node_address(self, node: str) -> str:

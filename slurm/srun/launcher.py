@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
 from slurm.files import write_private
-from slurm.launcher import AllocationState, Launcher, LauncherError, LauncherOptions
+from slurm.launcher import (
+    AllocationGoneError,
+    AllocationState,
+    Launcher,
+    LauncherError,
+    LauncherOptions,
+)
 from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
@@ -187,15 +193,27 @@ class SrunLauncher(Launcher):
             processes.send(sruns, next(signals, signal.SIGKILL))
 
         steps = self._until_gone(left, waiting, end_waiting) or []
-        elsewhere = [s for s in steps if s.id.partition(".")[0] != self.allocation.job]
+        elsewhere = [s for s in steps if s.job != self.allocation.job]
+        elsewhere = [s for s in elsewhere if self._held_elsewhere(s)]
         nodes = self.nodes()
         self._unproven.update(self._proof.unproven(nodes, wanted))
         if elsewhere or self._unproven >= set(nodes):
-            where = ", ".join(f"{s.id} on {s.nodes}" for s in steps)
+            where = ", ".join(f"{s.id} on {s.nodes}" for s in elsewhere or steps)
             raise LauncherError(
                 f"steps of an earlier driver would not end ({where or ', '.join(nodes)}); cancel "
                 "them with scancel, or continue in another allocation"
             )
+
+    def _held_elsewhere(self, step: JobStep) -> bool:
+        """Whether a step of another job, which Slurm lists for ever, is not proven to be gone."""
+        try:
+            allocation = Allocation(step.job)
+            nodes = allocation.hostnames(step.nodes)
+        except AllocationGoneError:
+            return False
+        except SlurmError:
+            return True
+        return bool(NodeProof(self.site, allocation).unproven(nodes, {step.name}))
 
     def down_nodes(self) -> set[str]:
         down: set[str] = set()

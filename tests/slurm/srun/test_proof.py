@@ -60,6 +60,31 @@ def test_steps_that_slurm_has_forgotten_are_ended_before_their_nodes_are_leased_
     assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.CANCELLED, ())]
 
 
+@pytest.mark.slurm
+def test_a_step_of_an_earlier_job_that_slurm_lists_for_ever_keeps_no_other_job_from_its_search(
+    launcher: SrunLauncher,
+    minicluster: Minicluster,
+    allocate: Callable[[int], str],
+    tmp_path: Path,
+) -> None:
+    earlier = SrunLauncher(GENERIC, Allocation(allocate(1)))
+    spec = trial(tmp_path, "left", HANG + SLEEP)
+    try:
+        of_killed_driver = start_srun(earlier, spec, earlier.nodes()[0])
+        wait_for(lambda: len(pids(spec)) == 2, "all ranks run")
+        with forgetting(minicluster, earlier.allocation.job):
+            shell.run(["scancel", earlier.allocation.steps()[0].id])
+            of_killed_driver.wait()
+            wait_for(lambda: not step_names(earlier), "its end is known, and will be forgotten")
+        assert step_names(earlier) == {spec.name}
+        again = SrunLauncher(GENERIC, launcher.allocation, gone_deadline_s=2.0)
+        again.settle([spec.name])
+        assert again.down_nodes() == set()
+        assert step_names(earlier) == {spec.name}
+    finally:
+        shell.run(["scancel", earlier.allocation.job])
+
+
 def prove(
     controller: FakeController,
     answer: Callable[[Sequence[str]], str],
