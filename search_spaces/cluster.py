@@ -98,7 +98,7 @@ class Cluster(_Record):
         default=None,
         ge=1,
         le=100_000,
-        description="of one GPU: streaming multiprocessors, or compute units",
+        description="of one GPU: streaming multiprocessors, or compute units; 1: a CPU",
     )
     power_watts: Rate | None = Field(
         default=None, description="of one GPU under load: its thermal design power"
@@ -131,6 +131,11 @@ class Cluster(_Record):
                 f"the outermost link spans {sizes[-1]} GPUs, not gpus_per_node {self.gpus_per_node}"
             )
         return self
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether a rank computes on a core: it is the one compute unit that it has."""
+        return self.compute_units == 1
 
     @property
     def memory_bytes(self) -> int:

@@ -80,7 +80,7 @@ class Pricing:
             raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
         builtin = space.trainer.builtin
         cluster = space.cluster
-        on_cpu = builtin is not None and builtin.device == "cpu"
+        on_cpu = cluster.is_cpu if builtin is None else builtin.device == "cpu"
         if builtin is not None and builtin.device_memory_bytes:
             gib = builtin.device_memory_bytes / 2**30
             cluster = cluster.model_copy(update={"memory_gib": gib})

@@ -126,3 +126,19 @@ def test_a_peak_that_no_device_can_have_teaches_nothing(peak: Any) -> None:
         pricing.learn(run)
         costs.append(pricing.predict([config]).peak_bytes[0])
     assert costs[0] == costs[1]
+
+
+def test_a_users_own_trainer_on_cpus_has_no_context_of_a_gpu(tmp_path: Path) -> None:
+    content = yaml.safe_load(load_space("tiny_cpu").frozen())
+    content["trainer"] = {"command": ["train", "config.json"]}
+    known = ("tp", "pp", "mbs", "gas")
+    content["parameters"] = {k: v for k, v in content["parameters"].items() if k in known}
+    content |= {"conditions": {}, "constraints": []}
+    peaks = []
+    for units in (1, 132):
+        content["cluster"]["compute_units"] = units
+        file = tmp_path / "own.yaml"
+        file.write_text(yaml.safe_dump(content))
+        config = {"tp": 1, "pp": 1, "mbs": 1, "gas": 4}
+        peaks.append(Pricing(load_space(file)).predict([config]).memory.framework[0])
+    assert peaks[0] < 0.05 * 2**30 < peaks[1]
