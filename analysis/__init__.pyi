@@ -38,12 +38,15 @@ from .report.sensitivity import (
 from .report.trajectory import failures, ranked_trials, trajectory
 from .run.atomic import write_atomically
 from .run.best import TRIAL_DIR, Best, load_best, parameters_of
-from .run.events import Closed, Ended, Event, Opened, Proposed, RunError, Started
+from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
-from .run.folder import FingerprintError, RunFolder
+from .run.folder import TRIAL_FILE, FingerprintError, RunFolder
 from .run.frame import load
 from .run.identity import Identity
-from .run.journal import Journal, RunBusyError, driver_of, lock
+from .run.journal import Journal
+from .run.lines import RunError
+from .run.lock import RunBusyError, driver_of, lock
+from .run.repair import Repair, repair_run
 from .run.results import ResultsFile, write_results
 from .run.trial import Attempt, Trial
 from .sweeps.gpus import resized
@@ -65,6 +68,7 @@ __all__ = [
     "SECTIONS",
     "TABLE_FORMATS",
     "TRIAL_DIR",
+    "TRIAL_FILE",
     "Array",
     "Attempt",
     "Best",
@@ -90,6 +94,7 @@ __all__ = [
     "Pricing",
     "Proposed",
     "Ranking",
+    "Repair",
     "ResultsFile",
     "Run",
     "RunBusyError",
@@ -146,6 +151,7 @@ __all__ = [
     "read_run",
     "read_tables",
     "refused",
+    "repair_run",
     "required_metric",
     "resized",
     "scale",

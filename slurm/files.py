@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slurm.terminal import printable
 
@@ -162,23 +162,40 @@ def message(error: object, lines: int = 10, width: int = 1000) -> str:
     return "\n".join(every)
 
 
-def _read(path: Path, most: int, *, start: int = 0) -> bytes:
-    """At most ``most`` bytes from ``start`` on, which counts from the end where it is negative."""
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be opened.
+    """
     try:
         _check_regular(path, path.stat())  # opening a device may already do something
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            _check_regular(path, status)  # it may have been replaced meanwhile
-            file.seek(start if start >= 0 else max(0, status.st_size + start))
-            return file.read(most)
-    except FileError:
-        raise
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        try:
+            _check_regular(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
+        except FileError:
+            file.close()
+            raise
+        return file
     except FileNotFoundError:
         raise MissingFileError(f"{shown(path)}: there is no such file") from None
     except OSError as error:
         raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+    except FileError:
+        raise
     except ValueError as error:  # a NUL in the name
         raise FileError(f"{shown(path)}: not a file name: {error}") from None
+
+
+def _read(path: Path, most: int, *, start: int = 0) -> bytes:
+    """At most ``most`` bytes from ``start`` on, which counts from the end where it is negative."""
+    with open_regular(path) as file:
+        try:
+            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+            return file.read(most)
+        except OSError as error:
+            raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
 
 
 def _check_regular(path: Path, status: os.stat_result) -> None:

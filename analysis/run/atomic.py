@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: str | bytes, *, private: bool = False) -> None:
-    """Replace ``path`` in one step, so that a reader or a crash never sees half of it.
+def write_atomically(
+    path: Path, content: str | bytes, *, private: bool = False, sync: bool = False
+) -> None:
+    """Replace ``path`` in one step, so that a reader or a killed process never leaves half of it.
 
     Args:
         path: of the file.
         content: text is written as UTF-8.
         private: whether only its owner may read it, for it may hold secrets (``trainer.env``).
+        sync: on return it is on disk; else a crash of the machine may leave nothing of it.
     """
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
@@ -22,7 +26,11 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     try:
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file)
         part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)  # what there is of it may be all the room that was left
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # it may be all the room that was left
         raise

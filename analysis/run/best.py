@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
-from analysis.run.folder import RunFolder
+from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.units import counted
 from search_spaces import (
     MAX_GPUS_PER_NODE,
@@ -82,7 +82,7 @@ def write_best(run: Run, path: Path) -> str:
         return "no trial has succeeded"
     folder = run.folder.trial(run.best.number)
     try:
-        spec = _json(folder / "trial.json")
+        spec = _json(folder / TRIAL_FILE)
         content: dict[str, Any] = {
             "meshtune_best": 1,
             "objective": {

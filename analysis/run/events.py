@@ -1,25 +1,37 @@
 """The journal's events: what a line of ``journal.jsonl`` can say, as it is written and read.
 
-Every line is one JSON object with ``v`` (schema version), ``t`` (seconds since the epoch),
-``event`` (a class of this module, in lower case) and the fields of that class in their order. A
-field of :func:`_sparse` is left out where it says nothing. Whatever has a default may be missing
-in journals of older versions; events and keys that are not known here are ignored.
+Every record has ``v`` (schema version), ``t`` (seconds since the epoch), ``event`` (a class of this
+module, in lower case) and the fields of that class in their order; :mod:`analysis.run.lines` makes
+a line of it. A field of :func:`_sparse` is left out where it says nothing. Whatever has a default
+may be missing in journals of older versions; events and keys that are not known here are ignored.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, get_type_hints
 
-JOURNAL_VERSION = 1
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from analysis.run.lines import UNSEALED_VERSION, VERSION
 
-class RunError(Exception):
-    """A run folder that cannot be read; the message names the file, the line and the remedy."""
+Number = Annotated[int, Field(ge=0, lt=2**31)]
+"""Of a trial or an attempt."""
+
+Goal = Annotated[
+    Mapping[Annotated[str, Field(pattern="^(maximize|minimize)$")], str],
+    Field(min_length=1, max_length=1),
+]
+"""Which metric is sought, and in which direction."""
+
+Value = str | int | float | bool | None
+"""Of a parameter."""
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_LATEST_T = 253_402_300_799.0  # the end of the year 9999, beyond which there are no dates
 
 
 def _sparse(default: Any = None, **factory: Any) -> Any:
@@ -48,9 +60,9 @@ class Opened:
     seed: int
     launcher: str
     nodes: Sequence[str] = ()
-    objective: Mapping[str, str]
-    objectives: Sequence[Mapping[str, str]] = _sparse(())
-    identity: Mapping[str, Any] = _sparse(default_factory=dict)
+    objective: Goal
+    objectives: Sequence[Goal] = _sparse(())
+    identity: Mapping[str, str | int] = _sparse(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +78,8 @@ class Proposed:
             absent.
     """
 
-    trial: int
-    config: Mapping[str, Any]
+    trial: Number
+    config: Mapping[str, Value]
     by: str = ""
     why: str = ""
     expected: Mapping[str, float] = field(default_factory=dict)
@@ -84,8 +96,8 @@ class Started:
         repeat: the trial has its result, and is measured once more.
     """
 
-    trial: int
-    attempt: int
+    trial: Number
+    attempt: Number
     name: str
     nodes: Sequence[str]
     repeat: bool = _sparse(False)
@@ -111,8 +123,8 @@ class Ended:
         saved_node_s: node-seconds that the stop has saved; None unless ``early``.
     """
 
-    trial: int
-    attempt: int
+    trial: Number
+    attempt: Number
     kind: str
     objective: float | None
     objectives: Mapping[str, float] = _sparse(default_factory=dict)
@@ -133,9 +145,11 @@ class Closed:
 
     Attributes:
         reason: why.
+        code: of the process that drove it; None where that was no process of its own.
     """
 
     reason: str
+    code: int | None = _sparse()
 
 
 Event = Opened | Proposed | Started | Ended | Closed
@@ -145,8 +159,8 @@ _CLASSES: dict[str, type[Event]] = {
 
 
 def to_record(event: Event, t: float) -> dict[str, Any]:
-    """The journal's line for an event at ``t`` (seconds since the epoch)."""
-    record: dict[str, Any] = {"v": JOURNAL_VERSION, "t": t, "event": type(event).__name__.lower()}
+    """The journal's record of an event at ``t`` (seconds since the epoch)."""
+    record: dict[str, Any] = {"v": VERSION, "t": t, "event": type(event).__name__.lower()}
     for each in fields(event):
         value = getattr(event, each.name)
         if not each.metadata.get("sparse") or value != _default(each):
@@ -155,48 +169,55 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
-    """The event of a line; None for one that this version does not know.
+    """The event of a record; None for one of a later version, which this one does not know.
 
     Raises:
-        KeyError: if a key is missing that every version writes.
+        ValueError: if a value is missing that every version writes, or is of the wrong type.
     """
-    event = _CLASSES.get(record["event"])
-    if event is None:
+    name = record.get("event")
+    if not isinstance(name, str) or name not in _CLASSES:
+        if not isinstance(name, str) or record.get("v") == UNSEALED_VERSION:
+            raise ValueError(f"there is no event {name!r:.60}")
         return None
-    known = {}
-    for each in fields(event):
-        required = each.default is MISSING and each.default_factory is MISSING
-        if required or each.name in record:
-            known[each.name] = record[each.name]
-    return event(**known)
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a journal in order.
-
-    A last line without its newline is what a killed driver leaves of a write: it is skipped.
-
-    Raises:
-        RunError: at any other line that cannot be read.
-    """
+    values = _values_of(name)
+    known = {key: record[key] for key in values.model_fields if key in record}
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}; a run folder holds a journal.jsonl") from error
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = json.loads(line)
-            version = record["v"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(
-                f"{path}:{number}: not a journal line ({error}); restore or remove it"
-            ) from error
-        if version != JOURNAL_VERSION:
-            raise RunError(
-                f"{path}:{number}: journal version {version}, this meshtune reads {JOURNAL_VERSION}"
-            )
-        yield record
+        values.model_validate(known)
+    except ValidationError as error:
+        raise ValueError(f"event {name}: {_first(error)}") from None
+    return _CLASSES[name](**known)
+
+
+def time_of(record: Mapping[str, Any]) -> float:
+    """When a record was written, seconds since the epoch; raises ValueError if it does not say."""
+    t = record.get("t")
+    if type(t) not in (int, float) or not 0 <= t <= _LATEST_T:  # type: ignore[operator]
+        raise ValueError(f"t is {t!r:.60}: accepted seconds since the epoch")
+    return float(t)  # type: ignore[arg-type]
+
+
+@cache
+def _values_of(name: str) -> type[BaseModel]:
+    """What checks the values of an event, and changes none."""
+    event = _CLASSES[name]
+    kinds = get_type_hints(event, include_extras=True)
+    values: dict[str, Any] = {
+        each.name: (kinds[each.name], ... if _required(each) else None) for each in fields(event)
+    }
+    return create_model(name, __config__=_STRICT, **values)
+
+
+def _first(error: ValidationError) -> str:
+    """The first of the values that are wrong, and what would be right."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"it has no {where}"
+    return f"{where} is {first['input']!r:.60}: {first['msg'].lower()}"
+
+
+def _required(each: Any) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _default(each: Any) -> Any:

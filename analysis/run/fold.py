@@ -18,13 +18,13 @@ from analysis.run.events import (
     Event,
     Opened,
     Proposed,
-    RunError,
     Started,
     from_record,
-    read_records,
+    time_of,
 )
 from analysis.run.folder import RunFolder
 from analysis.run.identity import Identity
+from analysis.run.lines import Lines, damaged
 from analysis.run.trial import Attempt, Trial
 
 
@@ -43,6 +43,7 @@ class Run:
     opened_t: list[float] = field(default_factory=list)
     left_t: list[float] = field(default_factory=list)  # last events of all sessions but the last
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
+    closed_code: int | None = None  # of the process that ended so, where that is known
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
 
@@ -116,21 +117,17 @@ class Run:
 
 
 def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
-    """Fold a journal's lines into a Run, in their order.
+    """Fold a journal's records into a Run, in their order.
 
     Raises:
-        RunError: an event lacks a key, or speaks of a trial that was never proposed.
+        RunError: a record is no event, or does not fit what precedes it.
     """
     run = Run(directory)
-    path = run.folder.journal_file
     for number, record in enumerate(records, start=1):
         try:
-            apply(run, float(record["t"]), from_record(record))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(
-                f"{path}:{number}: event {record.get('event')!r} does not "
-                f"fit what precedes it ({type(error).__name__}: {error}); restore or remove it"
-            ) from error
+            apply(run, time_of(record), from_record(record))
+        except (KeyError, ValueError) as error:
+            raise damaged(run.folder.journal_file, number, error) from None
     return run
 
 
@@ -141,49 +138,68 @@ def apply(run: Run, t: float, event: Event | None) -> None:
         run: is changed.
         t: when it was written, seconds since the epoch.
         event: None: one that is not known here.
+
+    Raises:
+        ValueError: if it does not fit what precedes it; ``run`` is as it was.
     """
     match event:
         case Opened():
+            identity = Identity.from_record(event.identity)
             if run.opened_t:
                 run.left_t.append(run.last_t)
             run.space, run.fingerprint, run.seed = event.space, event.fingerprint, event.seed
             run.objective = dict(event.objective)
             run.objectives = [dict(objective) for objective in event.objectives]
             run.launcher, run.closed = event.launcher, None
-            run.identity = Identity.from_record(event.identity)
+            run.identity = identity
             run.opened_t.append(t)
         case Proposed():
+            if event.trial in run.trials:
+                raise ValueError(f"trial {event.trial} is proposed a second time")
             trial = Trial(event.trial, dict(event.config), t, event.by, event.why)
             trial.expected = dict(event.expected or {})
             run.trials[event.trial] = trial
         case Started():
+            trial = _proposed(run, event.trial)
+            if event.attempt < trial.next_attempt:
+                raise ValueError(f"attempt {event.attempt} at trial {event.trial} starts twice")
             attempt = Attempt(event.attempt, event.name, tuple(event.nodes), t)
             attempt.repeat = bool(event.repeat)
-            run.trials[event.trial].attempts.append(attempt)
+            trial.attempts.append(attempt)
         case Ended():
-            _end(run, run.trials[event.trial], event, t)
+            _end(run, _proposed(run, event.trial), event, t)
         case Closed():
-            run.closed = event.reason
+            run.closed, run.closed_code = event.reason, event.code
     run.last_t = t
 
 
+def _proposed(run: Run, number: int) -> Trial:
+    if number not in run.trials:
+        raise ValueError(f"trial {number} was never proposed")
+    return run.trials[number]
+
+
 def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
+    attempt = next((a for a in trial.attempts if a.number == event.attempt), None)
+    if attempt is None and trial.attempts:
+        raise ValueError(f"attempt {event.attempt} at trial {trial.number} was never started")
+    if (attempt and attempt.kind is not None) or (event.final and trial.ended):
+        raise ValueError(f"attempt {event.attempt} at trial {trial.number} ends twice")
     objectives, result = event.objectives or {}, event.result or {}
-    for attempt in trial.attempts:
-        if attempt.number == event.attempt:
-            # An attempt that a killed driver left running is ended by the next one, maybe hours
-            # later: its nodes were held up to its own session's last event, as far as is known.
-            own_end = (left for left in run.left_t if left >= attempt.started_t)
-            attempt.ended_t = next(own_end, t)
-            attempt.kind, attempt.message = event.kind, event.message
-            attempt.objective, attempt.objectives = event.objective, objectives
-            attempt.result = result
-            attempt.excused = bool(event.excused)
-            attempt.stopped_early = bool(event.early)
-            attempt.saved_node_s = float(event.saved_node_s or 0.0)
-            if attempt.repeat:
-                _revise(trial, attempt, event.stderr_tail)
-                return
+    if attempt:
+        # An attempt that a killed driver left running is ended by the next one, maybe hours
+        # later: its nodes were held up to its own session's last event, as far as is known.
+        own_end = (left for left in run.left_t if left >= attempt.started_t)
+        attempt.ended_t = next(own_end, t)
+        attempt.kind, attempt.message = event.kind, event.message
+        attempt.objective, attempt.objectives = event.objective, objectives
+        attempt.result = result
+        attempt.excused = bool(event.excused)
+        attempt.stopped_early = bool(event.early)
+        attempt.saved_node_s = float(event.saved_node_s or 0.0)
+        if attempt.repeat:
+            _revise(trial, attempt, event.stderr_tail)
+            return
     trial.message, trial.stderr_tail = event.message, event.stderr_tail
     if event.final:
         trial.kind, trial.objective, trial.ended_t = event.kind, event.objective, t
@@ -215,4 +231,4 @@ def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
 def read_run(directory: Path | str) -> Run:
     """Read ``runs/NAME``; raises RunError if it is not a run folder."""
     directory = Path(directory)
-    return fold(directory, read_records(RunFolder(directory).journal_file))
+    return fold(directory, Lines(RunFolder(directory).journal_file))

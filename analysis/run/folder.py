@@ -10,6 +10,7 @@ from typing import Any
 from analysis.run.atomic import write_atomically
 from search_spaces import SearchSpace, load_space
 
+TRIAL_FILE = "trial.json"  # in a trial's folder: what was started
 _NONE: Mapping[str, str] = {}
 
 

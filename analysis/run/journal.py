@@ -1,36 +1,28 @@
 """The append-only journal of a run: written before anything is done, synced before it counts.
 
-What a line can say is in :mod:`analysis.run.events`. A driver holds the run's lock for as
-long as it lives, so two drivers never share a run; the lock dies with its process.
+What a line can say is in :mod:`analysis.run.events`, its bytes in :mod:`analysis.run.lines`. A
+driver holds the run's lock (:mod:`analysis.run.lock`) as long as it has the journal.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
 import os
-import socket
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from analysis.run.events import Event, from_record, to_record
-from analysis.run.fold import Run, apply, read_run
+from analysis.run.fold import Run, apply, fold
 from analysis.run.folder import RunFolder
-from slurm import Clock
-
-LOCK_NAME = "driver.lock"
-LOCK_ATTEMPTS = 10  # within half a second
-
-
-class RunBusyError(Exception):
-    """Another driver is running this run; the message says where."""
+from analysis.run.lines import Lines, RunError, sealed
+from analysis.run.lock import lock
+from slurm import Clock, shown
 
 
 class Journal:
     """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
+
+    What a killed driver left of its last write is cut: it had not been acted upon.
 
     Args:
         directory: the run's folder; it must exist.
@@ -40,7 +32,7 @@ class Journal:
 
     Raises:
         RunBusyError: if another process drives this run.
-        RunError: if the journal on disk cannot be read.
+        RunError: if the journal on disk cannot be read or written.
     """
 
     def __init__(
@@ -48,12 +40,21 @@ class Journal:
     ) -> None:
         clock_s = clock or Clock().time
         self._sync = sync
+        self._path = RunFolder(directory).journal_file
         self._lock = lock(directory)
-        path = RunFolder(directory).journal_file
-        path.touch(mode=0o600)  # a trial's last words may hold anything
-        self._file = path.open("ab", buffering=0)
-        _cut_torn_line(path)
-        self.run: Run = read_run(directory)
+        try:
+            self._file = _open(self._path)
+        except BaseException:
+            self._lock.close()
+            raise
+        try:
+            lines = Lines(self._path)
+            self.run: Run = fold(directory, lines)
+            self._end, self._last = lines.end, lines.last
+            os.ftruncate(self._file, self._end)
+        except BaseException:
+            self.close()
+            raise
         behind_s = self.run.last_t - clock_s()
         ahead_s = behind_s + 0.001 if behind_s > 0 else 0.0  # after that line, not with it
         self.clock: Callable[[], float] = lambda: clock_s() + ahead_s
@@ -62,87 +63,55 @@ class Journal:
         """Append one event; on return it is on disk and folded into ``run``.
 
         Raises:
-            OSError: if it cannot be written; nothing of it is left.
+            ValueError: if it cannot be a line; nothing is written.
+            RunError: if the file is no longer as this driver left it.
+            OSError: if it cannot be written; what was is cut again.
         """
         record = to_record(event, self.clock())
-        # allow_nan=False: NaN is not JSON, and no other reader would take the line.
-        line = json.dumps(record, allow_nan=False) + "\n"
-        end = os.fstat(self._file.fileno()).st_size
+        line, checksum = sealed(record, self._last)
+        as_read = from_record(record)  # what any other reader will find
+        self._check_alone()
         try:
-            rest = line.encode()
-            while rest:
-                rest = rest[self._file.write(rest) :]
+            _write_all(self._file, line)
             if self._sync:
-                os.fsync(self._file.fileno())
-        except OSError:
-            os.ftruncate(self._file.fileno(), end)
+                os.fsync(self._file)
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._end)
             raise
-        apply(self.run, record["t"], from_record(record))  # as any other reader would
+        self._end, self._last = self._end + len(line), checksum
+        apply(self.run, record["t"], as_read)
 
     def close(self) -> None:
         """Give up the lock."""
-        self._file.close()
+        os.close(self._file)
         self._lock.close()
 
-
-def driver_of(directory: Path) -> str | None:
-    """``HOST pid PID`` of the driver that holds this run now, or None."""
-    path = directory / LOCK_NAME
-    if not path.exists():
-        return None
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return None if error.errno in _NO_LOCKS else file.read().strip()
-    return None
+    def _check_alone(self) -> None:
+        """Where locks do not work, a second driver may be there all the same."""
+        status = os.fstat(self._file)
+        if status.st_nlink == 0:
+            raise RunError(f"{shown(self._path)}: was removed while its search was running")
+        if status.st_size != self._end:
+            raise RunError(
+                f"{shown(self._path)}: something else has written to it, perhaps a second search: "
+                "end that, then start this one again"
+            )
 
 
-# A file system without locks (some Lustre mounts) must not forbid the search.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
-
-
-def lock(directory: Path) -> IO[str]:
-    """Hold a folder for this process alone, until the file is closed or the process ends.
-
-    Raises:
-        RunBusyError: if another process holds it.
-    """
-    # A file of its own: closing any other handle of a locked file may drop the lock (POSIX locks,
-    # and so flock over NFS), and the journal is opened by every reader.
-    file = (directory / LOCK_NAME).open("a+")
+def _open(path: Path) -> int:
     try:
-        _try_lock(file)
+        return os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
+        )
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            file.seek(0)
-            holder = file.read().strip()
-            file.close()
-            raise RunBusyError(
-                f"{directory} is being searched by another meshtune ({holder}); "
-                f"`meshtune status {directory}` shows it"
-            ) from error
-    file.truncate(0)
-    file.write(f"{socket.gethostname()} pid {os.getpid()}")
-    file.flush()
-    return file
+        raise RunError(
+            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
+            "mend this one"
+        ) from None
 
 
-def _try_lock(file: IO[str]) -> None:
-    """Lock exclusively; ``meshtune status`` may hold the lock for a moment to see who does."""
-    for attempt in range(LOCK_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if attempt == LOCK_ATTEMPTS - 1:
-                raise
-            time.sleep(0.05)
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Remove what a killed driver left of its last write; it had not been acted upon."""
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]

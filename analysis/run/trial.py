@@ -86,6 +86,11 @@ class Trial:
         return last if last and last.ended_t is None else None
 
     @property
+    def next_attempt(self) -> int:
+        """The number of the attempt that starts next."""
+        return self.attempts[-1].number + 1 if self.attempts else 1
+
+    @property
     def stopped_early(self) -> bool:
         """Whether it was stopped for being too slow, and never measured to its end."""
         complete = [a for a in self.attempts if a.kind == "ok"]

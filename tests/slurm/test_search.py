@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.events import RunError, read_records
 from analysis.run.fold import Run, read_run
-from analysis.run.journal import driver_of
+from analysis.run.lines import Lines, RunError
+from analysis.run.lock import driver_of
 from slurm.minicluster import daemons
 from slurm.minicluster.cluster import Minicluster
 from support.waiting import wait_for
@@ -116,7 +116,7 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     run = read_run(run_dir)
     assert len(run.opened_t) == 2
     assert run.closed == "budget: 10 trials"
-    events = list(read_records(run_dir / "journal.jsonl"))
+    events = list(Lines(run_dir / "journal.jsonl"))
     final = Counter(e["trial"] for e in events if e["event"] == "ended" and e["final"])
     assert final == dict.fromkeys(range(1, 11), 1)
     assert {t.kind for t in run.trials.values()} == {"ok"}

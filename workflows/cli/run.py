@@ -1,4 +1,4 @@
-"""``meshtune status``, ``report`` and ``train``: what becomes of a run."""
+"""``meshtune status``, ``report``, ``train`` and ``repair``: what becomes of a run."""
 
 from __future__ import annotations
 
@@ -46,6 +46,10 @@ def add_commands(commands: Commands) -> None:
         "--out", type=Path, default=Path("train"), metavar="DIR", help="default: train"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
+
+    text = "Leave out of a run's journal what is damaged."
+    parser = command(commands, "repair", repair, text)
+    parser.add_argument("run", type=Path, metavar="RUN")
 
 
 def try_out(arguments: Namespace) -> int:
@@ -124,3 +128,23 @@ def train(arguments: Namespace) -> int:
             print(dry_run(best, launcher, arguments.out))
             return 0
         return train_best(best, launcher, arguments.out, arguments.steps)
+
+
+def repair(arguments: Namespace) -> int:
+    """Repair a run's journal, and say what was left out."""
+    from analysis import RunFolder, counted, repair_run
+
+    done = repair_run(arguments.run)
+    for number, text in done.notes:
+        print(f"line {number}: {text}")
+    lines = counted(done.lines, "line")
+    if done.backup is None:
+        print(f"the journal is sound: {lines}")
+        return 0
+    trials = done.run.trials.values()
+    ended = sum(trial.ended for trial in trials)
+    print(f"the journal now has {lines}: {ended} of {counted(len(trials), 'trial')} have ended")
+    print(f"as it was: {done.backup}")
+    space = quote(str(RunFolder(arguments.run).space_file))
+    print(f"`meshtune search {space}` resumes the run")
+    return 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis import Ended, MissingMetricError, RunFolder, Trial
+from analysis import TRIAL_FILE, Ended, MissingMetricError, RunFolder, Trial
 from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt, kept_result
 from trainer import ConfigError
@@ -49,8 +49,9 @@ class TrialFactory:
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
         files: dict[str, Any] = {
-            "trial.json": {
+            TRIAL_FILE: {
                 "name": spec.name,
+                "config": dict(config),
                 "argv": list(spec.argv),
                 "num_nodes": spec.num_nodes,
                 "ranks_per_node": spec.ranks_per_node,

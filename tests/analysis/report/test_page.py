@@ -21,8 +21,8 @@ from analysis.report.sections import SECTIONS
 from analysis.report.stacks import Stack, stacks_figure
 from analysis.report.trajectory import ranked_trials
 from analysis.run.best import load_best
-from analysis.run.events import RunError
 from analysis.run.fold import read_run
+from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
 from search_spaces.frameworks import MESHTUNE
 from trainer.config import ModelConfig

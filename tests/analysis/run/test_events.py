@@ -16,6 +16,7 @@ from analysis.run.events import (
     Proposed,
     Started,
     from_record,
+    time_of,
     to_record,
 )
 
@@ -72,12 +73,13 @@ LINES: list[tuple[Event, str]] = [
         '"saved_node_s": 0.0}',
     ),
     (Closed(reason="budget: 1 trial"), '"closed", "reason": "budget: 1 trial"}'),
+    (Closed(reason="stopped", code=3), '"closed", "reason": "stopped", "code": 3}'),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("event", "line"), LINES)
 def test_an_events_line_has_these_keys_in_this_order(event: Event, line: str) -> None:
-    assert json.dumps(to_record(event, 1.5)) == '{"v": 1, "t": 1.5, "event": ' + line
+    assert json.dumps(to_record(event, 1.5)) == '{"v": 2, "t": 1.5, "event": ' + line
 
 
 @pytest.mark.parametrize("event", [event for event, _ in LINES])
@@ -114,8 +116,34 @@ def test_what_other_versions_leave_out_or_add_does_not_matter(
 
 
 def test_a_line_without_what_every_version_writes_is_an_error_that_names_it() -> None:
-    with pytest.raises(KeyError, match="nodes"):
+    with pytest.raises(ValueError, match="event started: it has no nodes"):
         from_record({"event": "started", "trial": 1, "attempt": 1, "name": "r"})
+
+
+def test_version_1_has_no_other_events() -> None:
+    with pytest.raises(ValueError, match="there is no event 'enden'"):
+        from_record({"v": 1, "event": "enden", "trial": 1})
+
+
+WRONG = ["text", -1, 1.5, True, None, [], [1], {}, {"a": []}, 2**70, math.nan, math.inf]
+
+
+@pytest.mark.parametrize("event", [event for event, _ in LINES])
+def test_a_value_of_a_wrong_type_is_an_error_that_names_its_key(event: Event) -> None:
+    right = {**json.loads(json.dumps(to_record(event, 1.5))), "v": 1}
+    refused = set()
+    for key in right.keys() - {"v"}:
+        for wrong in WRONG:
+            record = {**right, key: wrong}
+            try:
+                time_of(record)
+                found = from_record(record)
+            except ValueError as error:
+                assert key in str(error) and len(str(error)) < 200
+                refused.add(key)
+            else:  # then it is a value that could have been written
+                assert isinstance(found, type(event))
+    assert refused == right.keys() - {"v"}
 
 
 def test_what_json_cannot_hold_of_a_result_becomes_null() -> None:

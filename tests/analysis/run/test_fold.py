@@ -8,8 +8,10 @@ import math
 import pytest
 
 from analysis import load
-from analysis.run.events import RunError, Started, to_record
+from analysis.run.events import Started, to_record
 from analysis.run.fold import read_run
+from analysis.run.lines import FIRST, Lines, RunError, sealed
+from support.run_book import as_version_1
 
 
 def test_a_torn_last_line_is_skipped(build):
@@ -39,17 +41,19 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(build, damage):
 
 def test_an_unknown_version_is_an_error_that_names_both_versions(build):
     path = build(2) / "journal.jsonl"
-    path.write_text(path.read_text().replace('"v": 1', '"v": 9', 1))
-    with pytest.raises(RunError, match=r":1: journal version 9, this meshtune reads 1"):
+    records = [{**record, "v": 9} for record in Lines(path)]
+    path.write_bytes(sealed(records[0], FIRST)[0])
+    with pytest.raises(RunError, match=r":1: journal version 9, this meshtune reads up to 2"):
         read_run(path.parent)
 
 
 def test_an_event_of_a_trial_that_was_never_proposed_is_an_error_with_its_line(journal):
     book = journal()
     started = Started(trial=3, attempt=1, name="t3", nodes=["n"])
+    as_version_1(book.directory / "journal.jsonl")
     with (book.directory / "journal.jsonl").open("a") as file:
-        file.write(json.dumps(to_record(started, book.t)) + "\n")
-    with pytest.raises(RunError, match=r"journal\.jsonl:2: event 'started' .*KeyError: 3"):
+        file.write(json.dumps({**to_record(started, book.t), "v": 1}) + "\n")
+    with pytest.raises(RunError, match=r"journal\.jsonl:2: trial 3 was never proposed"):
         read_run(book.directory)
 
 

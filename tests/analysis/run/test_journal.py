@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from analysis.run.events import Closed, Ended, Opened, Proposed, RunError, Started, read_records
+from analysis.run.events import Closed, Ended, Opened, Proposed, Started
 from analysis.run.fold import fold, read_run
-from analysis.run.journal import Journal, RunBusyError, driver_of
+from analysis.run.journal import Journal
+from analysis.run.lines import Lines, RunError
+from analysis.run.lock import RunBusyError, driver_of
 from workflows.search.budget import Budget, node_hours, wall_time_s
 
 
@@ -80,7 +82,7 @@ def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
     whole = file.read_bytes()
     torn = whole[: -min(cut, len(whole) - whole.index(b"\n") - 2)]
     file.write_bytes(torn)
-    assert len(list(read_records(file))) == 1
+    assert len(list(Lines(file))) == 1
     journal = Journal(path)
     journal.write(Proposed(trial=1, config={"tp": 4}, by="random", why=""))
     journal.close()
@@ -88,8 +90,10 @@ def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
 
 
 def test_a_damaged_line_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "journal.jsonl").write_text('{"v": 1, "t": 0, "event": "x"}\ngarbage\n')
-    with pytest.raises(RunError, match=r"journal\.jsonl:2: not a journal line"):
+    (tmp_path / "journal.jsonl").write_text(
+        '{"v": 1, "t": 0, "event": "closed", "reason": ""}\ngarbage\n'
+    )
+    with pytest.raises(RunError, match=r"journal\.jsonl:2: it is not JSON .*`meshtune repair"):
         read_run(tmp_path)
 
 

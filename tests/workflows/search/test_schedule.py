@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from analysis.run.events import Ended, Event, Started, read_records
+from analysis.run.events import Ended, Event, Started
 from analysis.run.fold import read_run
+from analysis.run.lines import Lines
 from search_spaces import SearchSpace
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
@@ -139,7 +140,7 @@ def test_what_still_runs_may_win_and_comes_first(make_driver: MakeDriver) -> Non
 
     driver = make_driver(launcher, listen=note)
     driver.run()
-    events = list(read_records(driver.folder.path / "journal.jsonl"))
+    events = list(Lines(driver.folder.path / "journal.jsonl"))
     kinds = [e["event"] + ("+" if e.get("repeat") else "") for e in events]
     assert kinds[: kinds.index("started+")].count("ended") == 4
     assert ends[3] == 1 and len(ends) > 4

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.events import read_records
 from analysis.run.fold import read_run
+from analysis.run.lines import Lines
 
 # A trainer of the user's: notes that it lives, takes a moment, prints its result.
 TRAINER = """
@@ -98,7 +98,7 @@ def finish(place: Path) -> None:
 
 def check_accounts(place: Path) -> None:
     """Every trial ended for good once, none is repeated, and no process is left."""
-    events = list(read_records(place / "run" / "journal.jsonl"))
+    events = list(Lines(place / "run" / "journal.jsonl"))
     final = Counter(e["trial"] for e in events if e["event"] == "ended" and e["final"])
     assert final == dict.fromkeys(range(1, 7), 1)
     run = read_run(place / "run")

@@ -1,0 +1,87 @@
+"""The order in which a journal's sound lines were written, wherever they stand now."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from analysis.run.lines import FIRST, UNSEALED_VERSION
+
+_Following = Mapping[str, Sequence["Line"]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A sound line: where it stands, what it says, and its checksum."""
+
+    number: int
+    record: Mapping[str, Any]
+    checksum: str
+
+    @property
+    def after(self) -> str:
+        """The checksum of the line that it was written after."""
+        return str(self.record.get("after"))
+
+
+def in_order(
+    lines: Iterable[Line], damaged: Collection[int]
+) -> tuple[list[Line], list[tuple[int, str]]]:
+    """Lines in the order in which they were written, and what is wrong with that of the file.
+
+    Each names the line before it, so they form chains. A chain begins where a line is lost. One
+    line that two others follow is where two drivers wrote: the longer story is kept, for the other
+    knew nothing of it.
+
+    Args:
+        lines: in the order of the file.
+        damaged: numbers of those that are left out already.
+
+    Returns:
+        The lines, and notes, each with the number of a line: what was left out, moved or lost.
+    """
+    ordered: list[Line] = []
+    notes: list[tuple[int, str]] = []
+    known: dict[str, Line] = {}
+    following: dict[str, list[Line]] = defaultdict(list)
+    last = FIRST
+    for line in lines:
+        if line.record["v"] == UNSEALED_VERSION:
+            ordered.append(line)
+            last = line.checksum
+        elif line.checksum in known:
+            notes.append((line.number, f"left out: it repeats line {known[line.checksum].number}"))
+        else:
+            known[line.checksum] = line
+            following[line.after].append(line)
+    ordered += _longest(following, last)
+    for begin in [after for after in following if after not in known and after != last]:
+        chain = _longest(following, begin)
+        if chain[0].number - 1 not in damaged:
+            notes.append((chain[0].number, "what was written before it is lost"))
+        ordered += chain
+    for before, line in pairwise(ordered):
+        if line.number < before.number:
+            notes.append((line.number, f"moved behind line {before.number}, which it follows"))
+    taken = {line.number: line for line in ordered}
+    for line in known.values():
+        if line is not taken.get(line.number):
+            notes.append((line.number, "left out: a second driver wrote it, beside the first"))
+    return ordered, notes
+
+
+def _longest(following: _Following, last: str) -> list[Line]:
+    """The lines after one, the longest way from each fork."""
+    chain: list[Line] = []
+    seen = {last}
+    while nexts := [line for line in following.get(last, ()) if line.checksum not in seen]:
+        if len(nexts) > 1:
+            branches = [[line, *_longest(following, line.checksum)] for line in nexts]
+            return chain + max(branches, key=len)
+        chain.append(nexts[0])
+        last = nexts[0].checksum
+        seen.add(last)
+    return chain

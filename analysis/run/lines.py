@@ -1,0 +1,214 @@
+"""A journal's lines as bytes: each proves itself, and names the line before it.
+
+A line is one JSON object, whose last two keys seal it::
+
+    {"v": 2, "t": 17.5, "event": "closed", "reason": "...", "after": "1c291ca3", "crc": "9fe2b1d4"}
+
+``crc`` is the CRC-32 of all bytes before it: a changed byte is found, and no other line is doubted
+for it. ``after`` is the ``crc`` of the line before: lines that were removed, repeated or moved are
+found, and those of two drivers can be told apart. Lines of version 1 have neither; they are taken
+as they are, and only before all others. Later versions keep both keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from slurm import FileError, MissingFileError, open_regular, shown
+
+VERSION = 2
+UNSEALED_VERSION = 1
+FIRST = "00000000"  # what the first line comes after
+MAX_LINE_BYTES = 16 << 20
+
+_BEGIN = re.compile(rb'\{"v": ')
+_SEAL = re.compile(rb', "crc": "([0-9a-f]{8})"\}')
+_SEAL_BYTES = 20
+_MAX_TRIES = 100  # beginnings in one stretch of damage that lead nowhere
+
+
+class RunError(Exception):
+    """A run folder that cannot be read; the message names the file, the line and the remedy."""
+
+
+class DamagedLineError(ValueError):
+    """A line is not as it was written; the message says what is wrong with it."""
+
+
+class LaterVersionError(ValueError):
+    """A line of a later version of meshtune."""
+
+
+def damaged(path: Path, number: int, why: object) -> RunError:
+    """The error of a reader that meets a line that is not as it was written."""
+    run = shlex.quote(shown(path.parent))
+    return RunError(
+        f"{shown(path)}:{number}: {why}; `meshtune repair {run}` keeps what is sound and says what "
+        "it leaves out"
+    )
+
+
+def sealed(record: Mapping[str, Any], after: str) -> tuple[bytes, str]:
+    """The line of a record, with its newline, and the line's checksum.
+
+    Args:
+        record: without its seal.
+        after: the checksum of the line before.
+
+    Raises:
+        ValueError: if a value is none of JSON's, such as NaN, or all of them are too large.
+    """
+    # allow_nan=False: NaN is not JSON, and no other reader would take the line.
+    body = json.dumps({**record, "after": after}, allow_nan=False)[:-1].encode()
+    crc = checksum(body)
+    line = body + f', "crc": "{crc}"}}\n'.encode()
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"{len(line):,} bytes, of which a line holds {MAX_LINE_BYTES:,}")
+    return line, crc
+
+
+def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
+    """The record of a line without its newline, and the line's checksum.
+
+    Raises:
+        DamagedLineError: if it is not what was written.
+        LaterVersionError: if it is what a later version wrote.
+    """
+    seal = _SEAL.fullmatch(line[-_SEAL_BYTES:])
+    crc = checksum(line[:-_SEAL_BYTES] if seal else line)
+    if seal and crc != seal[1].decode():
+        raise DamagedLineError("its checksum does not fit: bytes of it have changed")
+    try:
+        record = _DECODER.decode(line.decode())
+    except json.JSONDecodeError as error:
+        raise DamagedLineError(f"it is not JSON ({error.msg}, column {error.colno})") from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedLineError(f"it is not JSON ({error})") from None
+    version = record.get("v") if isinstance(record, dict) else None
+    if seal and type(version) is int and version > VERSION:
+        raise LaterVersionError(
+            f"journal version {version}, this meshtune reads up to {VERSION}: update meshtune"
+        )
+    if type(version) is not int or version < UNSEALED_VERSION:
+        raise DamagedLineError("it is not a line of a journal")
+    if not seal and version != UNSEALED_VERSION:
+        raise DamagedLineError(f"it is of journal version {version}, and has no checksum")
+    return record, crc
+
+
+def checksum(data: bytes) -> str:
+    """CRC-32, as eight hexadecimal digits."""
+    return f"{zlib.crc32(data):08x}"
+
+
+def sound_within(data: bytes) -> Iterator[bytes]:
+    """Whole sealed lines, without newlines, in a stretch of bytes that is not one line.
+
+    The lines beside a newline that was lost are sound, and so is one behind a write that a kill cut
+    short.
+    """
+    end, tries = 0, 0
+    for begin in _BEGIN.finditer(data):
+        if begin.start() < end or tries == _MAX_TRIES:
+            continue
+        whole = _sealed_end(data, begin.start())
+        if whole:
+            yield data[begin.start() : whole]
+        end, tries = whole or end, tries + (not whole)
+
+
+def check_torn(line: bytes) -> None:
+    """Raise DamagedLineError for a last line that is not merely the beginning of one."""
+    if len(line) >= MAX_LINE_BYTES:
+        raise DamagedLineError(f"it is longer than {MAX_LINE_BYTES:,} bytes")
+    end = _sealed_end(line, 0)
+    if end and end < len(line):
+        raise DamagedLineError("it does not end where it was ended")
+
+
+class Lines:
+    """The records of a journal, in order.
+
+    Iterate over it once; then ``end`` and ``last`` say where the next line belongs.
+
+    Args:
+        path: of the journal.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = 0  # of the latest line
+        self.end = 0  # of the latest whole line, in bytes
+        self.last = FIRST  # its checksum
+        self._sealed = False  # whether it has one of its own
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the record of each line.
+
+        A last line without its newline is what a killed driver leaves of a write: it is skipped.
+
+        Raises:
+            RunError: at any other line that is not as it was written.
+        """
+        try:
+            with open_regular(self.path) as file:
+                for line in raw_lines(file):
+                    self.number += 1
+                    if not line.endswith(b"\n"):
+                        check_torn(line)
+                        return
+                    yield self._record(line)
+        except DamagedLineError as error:
+            raise damaged(self.path, self.number, error) from None
+        except LaterVersionError as error:
+            raise RunError(f"{shown(self.path)}:{self.number}: {error}") from None
+        except MissingFileError as error:
+            raise RunError(f"{error}; a run folder holds a journal.jsonl") from None
+        except FileError as error:
+            raise RunError(str(error)) from None
+        except OSError as error:
+            raise RunError(f"{shown(self.path)}: cannot be read: {error.strerror}") from None
+
+    def _record(self, line: bytes) -> dict[str, Any]:
+        record, crc = unsealed(line[:-1])
+        if record["v"] == UNSEALED_VERSION:
+            if self._sealed:
+                raise DamagedLineError("it has no checksum, unlike lines before it")
+        elif record.get("after") != self.last:
+            raise DamagedLineError(
+                "it does not follow the line before it: lines were removed, repeated or moved, or "
+                "two drivers wrote here"
+            )
+        self._sealed = record["v"] != UNSEALED_VERSION
+        self.last = crc
+        self.end += len(line)
+        return record
+
+
+def raw_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines with their newlines, which the last one may lack; longer ones in pieces."""
+    return iter(lambda: file.readline(MAX_LINE_BYTES), b"")
+
+
+def _sealed_end(data: bytes, begin: int) -> int | None:
+    """Where the sealed line ends that begins there; None if there is none."""
+    crc, done = 0, begin
+    for seal in _SEAL.finditer(data, begin):
+        crc = zlib.crc32(data[done : seal.start()], crc)
+        done = seal.start()
+        if f"{crc:08x}" == seal[1].decode():
+            return seal.end()
+    return None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,103 @@
+"""The lock of a run: a driver holds it as long as it lives, so two never share a run.
+
+It dies with its process. It is a file of its own: closing any other handle of a locked file may
+drop the lock (POSIX locks, and so flock over NFS), and the journal is opened by every reader.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from pathlib import Path
+from shlex import quote
+from typing import IO
+
+from analysis.run.lines import RunError
+from slurm import FileError, MissingFileError, open_regular, shown
+
+LOCK_NAME = "driver.lock"
+LOCK_ATTEMPTS = 10  # within half a second
+MAX_HOLDER_BYTES = 300
+
+# A file system without locks (some Lustre mounts) must not forbid the search.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
+
+
+class RunBusyError(Exception):
+    """Another driver is running this run; the message says where."""
+
+
+def lock(directory: Path) -> IO[bytes]:
+    """Hold a folder for this process alone, until the file is closed or the process ends.
+
+    Raises:
+        RunBusyError: if another process holds it.
+        RunError: if there can be no such file.
+    """
+    path = directory / LOCK_NAME
+    try:
+        if path.exists():
+            open_regular(path).close()  # a pipe, say, would take the lock and hold nothing
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b")
+    except FileError as error:
+        raise RunError(f"{error}; remove it") from None
+    except OSError as error:
+        raise RunError(
+            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
+            "mend this one"
+        ) from None
+    try:
+        _try_lock(file)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            holder = _holder(file)
+            file.close()
+            raise RunBusyError(
+                f"{shown(directory)} is being searched by another meshtune ({holder}); "
+                f"`meshtune status {quote(shown(directory))}` shows it"
+            ) from error
+    file.truncate(0)
+    file.write(f"{socket.gethostname()} pid {os.getpid()}".encode())
+    file.flush()
+    return file
+
+
+def driver_of(directory: Path) -> str | None:
+    """``HOST pid PID`` of the driver that holds this run now, or None.
+
+    Raises:
+        RunError: if nobody can tell.
+    """
+    try:
+        with open_regular(directory / LOCK_NAME) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError as error:
+                return None if error.errno in _NO_LOCKS else _holder(file)
+    except MissingFileError:
+        pass
+    except FileError as error:
+        raise RunError(f"{error}: nobody can tell whether a search is running") from None
+    return None
+
+
+def _holder(file: IO[bytes]) -> str:
+    file.seek(0)
+    said = file.read(MAX_HOLDER_BYTES).decode(errors="replace").strip()
+    return shown(said) or "it does not say where"
+
+
+def _try_lock(file: IO[bytes]) -> None:
+    """Lock exclusively; ``meshtune status`` may hold the lock for a moment to see who does."""
+    for attempt in range(LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if attempt == LOCK_ATTEMPTS - 1:
+                raise
+            time.sleep(0.05)

@@ -1,0 +1,178 @@
+"""``meshtune repair``: a damaged journal becomes one of the lines that are sound.
+
+Every line proves itself (:mod:`analysis.run.lines`), so damage to one costs no other. What a line
+says must also fit what precedes it: what is missing there is told anew, as far as it is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from analysis.run.atomic import write_atomically
+from analysis.run.chain import Line, in_order
+from analysis.run.events import Event, from_record, time_of, to_record
+from analysis.run.fold import Run, apply
+from analysis.run.folder import RunFolder
+from analysis.run.lines import (
+    FIRST,
+    UNSEALED_VERSION,
+    DamagedLineError,
+    LaterVersionError,
+    RunError,
+    check_torn,
+    raw_lines,
+    sealed,
+    sound_within,
+    unsealed,
+)
+from analysis.run.lock import lock
+from analysis.run.lost import LostEvents
+from analysis.run.results import write_results
+from analysis.units import counted
+from slurm import FileError, open_regular, shown
+
+EXCERPT = 100  # characters of a line that is left out
+
+
+@dataclass
+class Repair:
+    """What became of a journal.
+
+    Attributes:
+        run: what the journal says now.
+        notes: what was done, each with the number of the line that it was done about.
+        lines: of the journal as it is now.
+        backup: the original; None where nothing had to be done.
+    """
+
+    run: Run
+    notes: list[tuple[int, str]] = field(default_factory=list)
+    lines: int = 0
+    backup: Path | None = None
+
+
+def repair_run(directory: Path | str) -> Repair:
+    """Write a run's journal anew from what is sound in it; the original is kept beside it.
+
+    Raises:
+        RunBusyError: if a driver is running it.
+        RunError: if there is no journal, nothing of it is sound, or a later version wrote it.
+        OSError: if there is no room for the copy; the journal is as it was.
+    """
+    folder = RunFolder(Path(directory))
+    path = folder.journal_file
+    if not folder.started:
+        raise RunError(f"{shown(path)}: there is no such file; a run folder holds a journal.jsonl")
+    with lock(folder.path):
+        repair = Repair(Run(folder.path))
+        try:
+            with open_regular(path) as file:
+                found = list(_sound_lines(raw_lines(file), repair))
+        except FileError as error:
+            raise RunError(str(error)) from None
+        lines, notes = in_order(found, {number for number, _ in repair.notes})
+        repair.notes += notes
+        records = list(_fitting(lines, LostEvents(folder, lines), repair))
+        repair.notes.sort(key=lambda note: note[0])
+        repair.lines = len(records)
+        if repair.notes:
+            if not records:
+                raise RunError(
+                    f"{shown(path)}: nothing in it is sound; move it away, and the search starts "
+                    "anew"
+                )
+            repair.backup = _back_up(path)
+            write_atomically(path, _text(records), private=True, sync=True)
+            with suppress(OSError):  # the next search writes it, too
+                write_results(folder, repair.run)
+    return repair
+
+
+def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
+    """The lines that are as they were written; the others are noted."""
+    number, ended, has_seals = 0, True, False
+    for raw in raws:
+        number += ended
+        ended = raw.endswith(b"\n")
+        sound = [raw[:-1]]
+        try:
+            if not ended:
+                check_torn(raw)
+                raise DamagedLineError("it was not written to its end")
+            record, _ = unsealed(raw[:-1])
+            if has_seals and record["v"] == UNSEALED_VERSION:
+                raise DamagedLineError("it has no checksum, unlike lines before it")
+        except DamagedLineError as error:
+            sound = list(sound_within(raw))
+            text = f", but for {counted(len(sound), 'line')} within it" if sound else ""
+            repair.notes.append((number, f"left out{text}: {error}: {_excerpt(raw)}"))
+        except LaterVersionError as error:
+            raise RunError(f"line {number} of the journal: {error}") from None
+        for each in sound:
+            record, checksum = unsealed(each)
+            has_seals = record["v"] != UNSEALED_VERSION
+            yield Line(number, record, checksum)
+
+
+def _fitting(lines: Iterable[Line], lost: LostEvents, repair: Repair) -> Iterator[dict[str, Any]]:
+    """The records that fit what precedes them, with what had to be told anew before them."""
+    for line in lines:
+        try:
+            t, event = time_of(line.record), from_record(line.record)
+            if event:
+                for missing_t, missing, what in lost.before(repair.run, t, event):
+                    apply(repair.run, missing_t, missing)
+                    yield to_record(missing, missing_t)
+                    repair.notes.append((line.number, f"told anew before it: {what}"))
+            apply(repair.run, t, event)
+        except ValueError as error:
+            text = f"left out: {error}: {_excerpt(str(line.record).encode())}"
+            repair.notes.append((line.number, text))
+        else:
+            yield _renewed(line.record, t, event)
+
+
+def _renewed(record: Mapping[str, Any], t: float, event: Event | None) -> dict[str, Any]:
+    """A record without its seal, and of this version."""
+    if record["v"] == UNSEALED_VERSION and event:
+        return to_record(event, t)
+    return {key: value for key, value in record.items() if key not in ("after", "crc")}
+
+
+def _text(records: Iterable[dict[str, Any]]) -> bytes:
+    text, last = b"", FIRST
+    for record in records:
+        line, last = sealed(record, last)
+        text += line
+    return text
+
+
+def _back_up(path: Path) -> Path:
+    """A copy of the journal, beside it and under a name that was free."""
+    for number in count(1):
+        copy = path.with_name(f"{path.name}.damaged-{number}")
+        try:
+            with path.open("rb") as original, copy.open("xb") as file:
+                shutil.copymode(path, copy)
+                shutil.copyfileobj(original, file)
+                file.flush()
+                os.fsync(file)
+            return copy
+        except FileExistsError:
+            continue
+        except OSError:
+            copy.unlink(missing_ok=True)
+            raise
+    raise AssertionError("count() is endless")
+
+
+def _excerpt(raw: bytes) -> str:
+    text = shown(raw[: 2 * EXCERPT].decode(errors="replace").strip("\0\n"), 2 * EXCERPT)
+    return text[:EXCERPT] + ("..." if len(text) > EXCERPT else "")
