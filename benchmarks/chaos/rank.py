@@ -80,21 +80,21 @@ class Rank:
     def hold_node(self) -> None:
         """Hold the node until this process and all that it starts have ended.
 
-        The locks of each attempt on a node are files of their own. Every rank takes its attempt's
-        before it looks at the others': of two attempts at least one sees the other.
+        Each rank has a lock of its own and takes it before it looks at those of other attempts: of
+        two attempts at least one sees the other. Looking, it shares a lock, so that two who look
+        at the same time do not take each other for its owner.
         """
         run = hashlib.sha256(str(Path.cwd().parents[1]).encode()).hexdigest()[:8]
-        node = f"{run}-{self.node}"
-        mine = self.evidence / f"{node}@{self.trial}"
-        fd = os.open(mine, os.O_RDWR | os.O_CREAT, 0o644)
+        attempt = f"{run}-{self.node}@{self.trial}"
+        fd = os.open(self.evidence / f"{attempt}@{self.rank}", os.O_RDWR | os.O_CREAT, 0o644)
         os.set_inheritable(fd, True)
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        for other in self.evidence.glob(f"{node}@*"):
-            if other == mine:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        for other in self.evidence.glob(f"{run}-{self.node}@*"):
+            if other.name.startswith(f"{attempt}@"):
                 continue
             with other.open() as file:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     self.note("met", f"{self.trial} met {other.name.split('@')[1]} on {self.node}")
 
@@ -110,16 +110,28 @@ class Rank:
             time.sleep(0.1)
 
     def result(self, text: str | None = None) -> None:
-        """Rank 0 writes ``result.json`` atomically; a full disk it waits for."""
-        if not self.first:
-            return
-        text = json.dumps({"status": "ok", "speed": self.speed}) if text is None else text
-        while True:
-            try:
-                Path("result.tmp").write_text(text)
-                Path("result.tmp").rename("result.json")
+        """Rank 0 writes ``result.json`` atomically, and the others wait until it has.
+
+        A full disk is waited for. Without the wait of the others one that fails by intention
+        would have its peers ended before there is a result.
+        """
+        while not self.first:
+            if Path("result.json").exists():
                 return
-            except OSError as error:
-                if error.errno != errno.ENOSPC:
-                    raise
-                time.sleep(0.1)
+            time.sleep(0.02)
+        text = json.dumps({"status": "ok", "speed": self.speed}) if text is None else text
+        patiently(lambda: Path("result.tmp").write_text(text))
+        Path("result.tmp").rename("result.json")
+
+
+def patiently(act: Callable[[], object]) -> None:
+    """Do it again while the disk is full."""
+    while True:
+        try:
+            act()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            time.sleep(0.1)
+        else:
+            return

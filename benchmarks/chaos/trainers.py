@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.chaos.rank import CASES, Rank, case
+from benchmarks.chaos.rank import CASES, Rank, case, patiently
 
 __all__ = ["CASES"]
 
@@ -213,13 +213,13 @@ def result_is_a_folder(rank: Rank) -> None:
 @case("crash")
 def result_is_a_pipe(rank: Rank) -> None:
     if rank.first:
-        os.mkfifo("result.json")
+        patiently(lambda: os.mkfifo("result.json"))
 
 
 @case("crash")
 def result_is_a_device(rank: Rank) -> None:
     if rank.first:
-        Path("result.json").symlink_to("/dev/zero")
+        patiently(lambda: Path("result.json").symlink_to("/dev/zero"))
 
 
 @case("crash")
@@ -257,7 +257,7 @@ def _replace_logs(rank: Rank, make: Callable[[Path], object]) -> None:
         for name in ("stdout.log", "stderr.log"):
             with contextlib.suppress(OSError):
                 Path(name).unlink()
-            make(Path(name))
+            patiently(lambda path=Path(name): make(path))
     rank.result()
 
 

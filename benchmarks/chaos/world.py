@@ -139,6 +139,8 @@ class World:
         processes.end_all(lambda: marked(self.marker, others=True))
         if self.driver:
             self.driver.wait()
+        if self.violations and self.journal.exists():
+            shutil.copy(self.journal, self.root)  # a disk of its own goes with its mount
         if os.path.ismount(self.root / "disk"):
             subprocess.run(["umount", "-l", str(self.root / "disk")], check=True)
 
