@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.chaos.rank import CASES, Rank, case, patiently
@@ -257,7 +258,7 @@ def _replace_logs(rank: Rank, make: Callable[[Path], object]) -> None:
         for name in ("stdout.log", "stderr.log"):
             with contextlib.suppress(OSError):
                 Path(name).unlink()
-            patiently(lambda path=Path(name): make(path))
+            patiently(partial(make, Path(name)))
     rank.result()
 
 

@@ -85,7 +85,7 @@ class World:
     def __post_init__(self) -> None:
         self._codes: set[int] = set()
         self._lasting: list[tuple[int, ...]] = []
-        self._lines, self._offset = 0, 0
+        self._lines, self._offset, self._lines_before = 0, 0, 0
 
     @property
     def run_dir(self) -> Path:
@@ -187,6 +187,7 @@ class World:
         self.between.clear()
         self.machine.renew()
         self.sessions += 1
+        self._lines_before = self._lines
         self.abrupt = False
         self._codes = {0}.union(*self._lasting)
         with self.log.open("ab") as log:
@@ -260,6 +261,11 @@ class World:
     def lines(self) -> int:
         """That were ever added to the journal."""
         return self._lines
+
+    @property
+    def opened(self) -> bool:
+        """Whether the present driver has written something."""
+        return self._lines > self._lines_before
 
     def excuse(self, name: str) -> None:
         """A fault has hit this attempt's own processes: nobody can tell it from its own doing."""
