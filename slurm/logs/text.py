@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm.files import FileError, MissingFileError, read_end
+from slurm.files import FileError, MissingFileError, read_end, shown
 
 READ_BYTES = 4 << 20  # of a log, from its end; what decides a trial is near it
 MAX_LINE = 8192  # characters
@@ -25,7 +25,7 @@ def read_log(path: Path) -> tuple[str, str]:
     except MissingFileError:
         return "", ""
     except FileError as error:
-        return "", str(error)
+        return "", str(error).replace(shown(path), path.name, 1)
     return unified(data).decode(errors="replace"), ""
 
 

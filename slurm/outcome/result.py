@@ -36,7 +36,7 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
     except MissingFileError:
         pass
     except FileError as error:
-        return None, str(error)
+        return None, str(error).replace(shown(directory / RESULT_NAME), RESULT_NAME, 1)
     last = None
     for last in objects_after("MESHTUNE_RESULT", stdout):  # noqa: B007 - the last one counts
         pass
