@@ -29,6 +29,14 @@ from slurm import Kind
 from trainer import DEEPSPEED_BUCKET_ELEMENTS, Format, ModelConfig, beside_dp, ordered
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
+# Every name that a job's columns are made of.
+_READ = (
+    *_NEEDED,
+    *PRICED_AXES,
+    *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
+    *("placement", "engine", "sequence_parallel", "recompute", "precision"),
+    *("quantize_weights", "quantize_gradients", "quantize_secondary"),
+)
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
@@ -267,6 +275,15 @@ def unpriced_axes(space: SearchSpace) -> list[str]:
     """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
     unknown = [name for name in space.adapter.axes if name not in PRICED_AXES]
     return [name for name in unknown if set(space.parameters[name].values) != {1}]
+
+
+def unpriced_parameters(space: SearchSpace) -> list[str]:
+    """Parameters of several values in which the cost model sees no difference.
+
+    Those of a condition or an axis count as seen, and so do all that a rule reads only.
+    """
+    seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in _READ))
+    return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]
 
 
 def price(space: SearchSpace) -> Pricing | None:

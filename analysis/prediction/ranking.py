@@ -11,7 +11,12 @@ import numpy as np
 
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
-from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_axes
+from analysis.prediction.pricing import (
+    NotPricedError,
+    Pricing,
+    unpriced_axes,
+    unpriced_parameters,
+)
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
 from analysis.units import GIB, config_text, counted, duration
@@ -125,6 +130,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
             "ranks configurations"
             for name in unpriced_axes(space)
         )
+    unused += _unpriced_note(space)
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         memory = _memory_warning(pricing, prediction)
@@ -148,12 +154,24 @@ def likely_to_fit(report: CheckReport) -> str:
     lines = [
         f"{about}{likely:,} of {report.valid:,} valid configurations are "
         f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
-        "(cost model, uncalibrated)"
+        "(cost model, uncalibrated)",
+        *_unpriced_note(report.space),
     ]
     with suppress(MissingFactError):  # such as the network: it can be counted, not timed
         prediction = model.predict(jobs)
         lines += _memory_warning(pricing, prediction) + _time_limit_warning(pricing, prediction)
     return "\n".join(lines)
+
+
+def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
+    """What the search has to find out by trials alone."""
+    unknown = [name for name in unpriced_parameters(space) if name not in space.unused()]
+    if not unknown:
+        return ()
+    return (
+        f"note: the cost model sees no difference between values of {', '.join(unknown)}: the "
+        "search learns their effect from trials",
+    )
 
 
 def _memory_warning(pricing: Pricing, prediction: Prediction) -> tuple[str, ...]:

@@ -161,3 +161,13 @@ def test_a_space_without_such_axes_is_what_it_was(load: Load) -> None:
     assert named.fingerprint != without.fingerprint
     assert "axes" not in without.frozen() and load(named.frozen()).trainer.axes == ["sp"]
     assert load_space("gpt_22b_frontier").trainer.axes == []
+
+
+def test_a_degree_that_splits_no_ranks_is_searched_beside_the_prices_and_said(load: Load) -> None:
+    content = yaml.safe_load(text(["cp"], ep=[1, 2, 4]))
+    content["trainer"]["command"].append("--ep={ep}")
+    space = load(yaml.safe_dump(content))
+    note = "the cost model sees no difference between values of ep"
+    assert note in likely_to_fit(check(space))
+    assert [note in line for line in search_warnings(space, price(space))] == [True]
+    assert note not in likely_to_fit(check(load(text())))
