@@ -67,8 +67,9 @@ def classify(evidence: Evidence) -> Outcome:
         or _out_of_memory(evidence)
         or _launch_failure(evidence)
         or _unwritten(evidence)
+        or _severed(evidence)
         or _timeout(evidence)
-        or _ended_by_others(evidence)
+        or _cancelled_by_others(evidence)
         or _crash(evidence)
     )
     lost = {*verdict.lost, *evidence.stuck_nodes, *evidence.down_nodes}
@@ -191,16 +192,20 @@ def _timeout(evidence: Evidence) -> _Verdict | None:
     return None
 
 
-def _ended_by_others(evidence: Evidence) -> _Verdict | None:
-    """Ended from outside before any of its tasks had ended: by a user, or with the job."""
+def _cancelled_by_others(evidence: Evidence) -> _Verdict | None:
+    """Cancelled before any of its tasks had ended: by a user, or with the job."""
     cancelled = evidence.texts.cancelled.search(evidence.stderr)
     ended = evidence.texts.task_end.search(evidence.stderr)
-    if evidence.severed:
-        why = evidence.severed
-    elif cancelled and (ended is None or cancelled.start() < ended.start()):
-        why = f"cancelled from outside: {_line_of(cancelled)}"
-    else:
-        return None
+    if cancelled and (ended is None or cancelled.start() < ended.start()):
+        return _from_outside(evidence, f"cancelled from outside: {_line_of(cancelled)}")
+    return None
+
+
+def _severed(evidence: Evidence) -> _Verdict | None:
+    return _from_outside(evidence, evidence.severed) if evidence.severed else None
+
+
+def _from_outside(evidence: Evidence, why: str) -> _Verdict:
     # As where the driver was killed: the trainer had said that it is done, and nobody knows how its
     # exit would have ended.
     if evidence.complete and _status(evidence) == "ok":

@@ -28,6 +28,7 @@ from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
@@ -39,28 +40,6 @@ _LOOSE_S = 5.0  # for an srun to see that its ranks are gone
 _REPEAT_KILL_S = 5.0
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
 _FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
-
-
-class LaunchPacing:
-    """Keeps launches apart, for the controller's sake; for several threads.
-
-    Args:
-        interval_s: least time between two.
-        monotonic: the clock, in seconds.
-    """
-
-    def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._interval_s, self._monotonic = interval_s, monotonic
-        self._turn = threading.Lock()
-        self._last = float("-inf")
-
-    def wait(self, stop: threading.Event) -> bool:
-        """Wait for one's turn; False if stopped meanwhile."""
-        with self._turn:
-            if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
-                return False
-            self._last = self._monotonic()
-        return True
 
 
 class SrunLauncher(Launcher):
@@ -149,7 +128,7 @@ class SrunLauncher(Launcher):
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
         severed = ended_by_others(child, watched, "srun")
-        stuck = self._end(spec, lease, child, grace_s, doubtful=bool(severed))
+        stuck, ghost = self._end(spec, lease, child, grace_s, doubtful=bool(severed))
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down: set[str] = set()
         with contextlib.suppress(SlurmError):
@@ -161,7 +140,7 @@ class SrunLauncher(Launcher):
             child.returncode,
             down_nodes=down,
             stuck_nodes=stuck,
-            severed=severed,
+            severed=severed or ghost,
             texts=SRUN_TEXTS,
         )
         return classify(evidence)
@@ -234,11 +213,15 @@ class SrunLauncher(Launcher):
         child: subprocess.Popen[bytes],
         grace_s: float,
         doubtful: bool = False,
-    ) -> tuple[str, ...]:
-        """Climb the kill ladder as far as needed; returns the nodes that are not proven free.
+    ) -> tuple[tuple[str, ...], str]:
+        """Climb the kill ladder as far as needed.
 
         SIGTERM to srun would kill its tasks without grace, SIGKILL to its process group would
         leave them running: the step is signalled through Slurm.
+
+        Returns:
+            The nodes that are not proven free; and if all are, but Slurm lists the step still, that
+            it does: its ranks may have waited for a step daemon that somebody had killed.
         """
 
         def own() -> list[JobStep]:
@@ -264,8 +247,11 @@ class SrunLauncher(Launcher):
             child.kill()  # it alone, not its group: its shepherd still ends what it can
         child.wait()
         if listed != [] or doubtful or _gave_up(spec) or self._proof.needed():
-            return self._proof.unproven(lease.nodes, {spec.name})
-        return ()
+            stuck = self._proof.unproven(lease.nodes, {spec.name})
+            if listed and not stuck:
+                return (), f"Slurm could not end its step {listed[0].id}"
+            return stuck, ""
+        return (), ""
 
     def _until_gone(
         self,

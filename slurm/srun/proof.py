@@ -8,7 +8,8 @@ srun of one that is told to end cancels the other.
 
 So where there is doubt, a further short step asks the nodes themselves: it ends what carries the
 trial's name in its environment, and says what is left. It is not run after every trial, for it
-costs one more step (0.2 s, and the controller's time).
+costs one more step: 1.3 s for two nodes and 2.1 s for eight, all of them one busy machine with two
+cores, and the controller's time.
 """
 
 from __future__ import annotations

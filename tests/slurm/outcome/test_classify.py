@@ -228,6 +228,7 @@ def evidence(
         (evidence(exit_code=-9, severed="srun was killed"), Kind.PREEMPTED, "srun was killed"),
         (evidence(exit_code=-9, severed="s", result=OK, complete=True), Kind.OK, ""),
         (evidence(CUDA_OOM, exit_code=-9, severed="s"), Kind.OOM, ""),
+        (evidence(termination=Termination.NO_PROGRESS, severed="s"), Kind.PREEMPTED, "s"),
         (evidence(exit_code=-9, severed="s", termination=Termination.STOPPED), Kind.CANCELLED, ""),
         # The launch.
         (

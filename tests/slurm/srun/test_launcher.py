@@ -16,7 +16,8 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.allocation import Allocation
-from slurm.srun.launcher import LaunchPacing, SrunLauncher
+from slurm.srun.launcher import SrunLauncher
+from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import load_site
 from slurm.trial import Lease
 from support.slurm_controller import FakeController

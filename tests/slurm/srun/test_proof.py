@@ -12,6 +12,7 @@ import pytest
 
 from slurm import processes
 from slurm.launcher import LauncherError
+from slurm.minicluster import daemons
 from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
@@ -22,7 +23,7 @@ from slurm.srun.site import load_site
 from slurm.trial import Lease
 from support.forgetful_slurm import forgetting
 from support.slurm_controller import FakeController
-from support.srun_trials import HANG, SLEEP, in_thread, pids, start_srun, step_names, trial
+from support.srun_trials import HANG, SLEEP, in_thread, pids, run_on, start_srun, step_names, trial
 from support.waiting import wait_for
 
 GENERIC = load_site("generic")
@@ -83,6 +84,24 @@ def test_a_step_of_an_earlier_job_that_slurm_lists_for_ever_keeps_no_other_job_f
         assert step_names(earlier) == {spec.name}
     finally:
         shell.run(["scancel", earlier.allocation.job])
+
+
+@pytest.mark.slurm
+def test_a_trial_whose_step_daemon_was_killed_is_ended_and_not_blamed(
+    launcher: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    """Nobody notices: its ranks go on, srun waits for them, and Slurm lists the step for ever."""
+    impatient = SrunLauncher(GENERIC, launcher.allocation, gone_deadline_s=2)
+    spec = trial(tmp_path, "headless", HANG + SLEEP, timeout_s=3)
+    thread, outcomes = in_thread(lambda: run_on(impatient, spec))
+    wait_for(lambda: len(pids(spec)) == 2, "both ranks run")
+    of_node = daemons.node_processes(minicluster.config, launcher.nodes()[0])
+    step_daemons = {pid for pid in of_node if processes.name(pid) == "slurmstepd"}
+    assert step_daemons
+    processes.send(step_daemons, signal.SIGKILL)
+    thread.join()
+    assert not any(map(processes.is_running, pids(spec)))
+    assert [(o.kind, o.lost_nodes) for o in outcomes] == [(Kind.PREEMPTED, ())], outcomes
 
 
 def prove(

@@ -1,0 +1,29 @@
+"""The distance between two launches, which a controller needs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class LaunchPacing:
+    """Keeps launches apart, for the controller's sake; for several threads.
+
+    Args:
+        interval_s: least time between two.
+        monotonic: the clock, in seconds.
+    """
+
+    def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s, self._monotonic = interval_s, monotonic
+        self._turn = threading.Lock()
+        self._last = float("-inf")
+
+    def wait(self, stop: threading.Event) -> bool:
+        """Wait for one's turn; False if stopped meanwhile."""
+        with self._turn:
+            if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
+                return False
+            self._last = self._monotonic()
+        return True
