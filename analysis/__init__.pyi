@@ -6,7 +6,7 @@ from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.step import TimeConstants
 from .finalists import next_repeat, noise_of
-from .metrics import MissingMetricError, is_number, metric, required_metric
+from .metrics import MissingMetricError, is_number, metric, possible, required_metric
 from .pareto import non_dominated
 from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price
@@ -48,7 +48,7 @@ from .run.lines import RunError
 from .run.lock import RunBusyError, driver_of, lock
 from .run.repair import Repair, repair_run
 from .run.results import ResultsFile, write_results
-from .run.trial import Attempt, Trial
+from .run.trial import TOLD, Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
@@ -67,6 +67,7 @@ __all__ = [
     "RECOMPUTE",
     "SECTIONS",
     "TABLE_FORMATS",
+    "TOLD",
     "TRIAL_DIR",
     "TRIAL_FILE",
     "Array",
@@ -140,6 +141,7 @@ __all__ = [
     "of_engines",
     "parameters_of",
     "png",
+    "possible",
     "preflight_summary",
     "preflight_warnings",
     "price",

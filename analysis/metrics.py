@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+LEAST, LARGEST = 1e-100, 1e100  # of what a machine can be measured to do, other than nothing
+
 
 class MissingMetricError(ValueError):
     """A result lacks a number; the message names it and what there is.
@@ -27,16 +29,22 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def possible(value: float) -> bool:
+    """Whether anything can be measured to be this: 0, or of a size that arithmetic survives."""
+    return value == 0 or LEAST <= abs(value) <= LARGEST
+
+
 def metric(result: Mapping[str, Any], key: str) -> float | None:
-    """The number at a dotted key, ``step_time_s.median`` say; None where there is none."""
-    value: Any = result
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value if is_number(value) else None
+    """The number at a dotted key, ``step_time_s.median`` say; None where there is none.
+
+    Nor is one that nothing can be measured to be, such as nan or 1e308.
+    """
+    value = _at(result, key)
+    return value if is_number(value) and possible(value) else None
 
 
 def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> float:
-    """The number at a dotted key.
+    """The number at a dotted key; it may be infinite, not a number or impossible.
 
     Args:
         result: of a trial.
@@ -46,8 +54,8 @@ def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> fl
     Raises:
         MissingMetricError: if there is none.
     """
-    value = metric(result, key)
-    if value is None:
+    value = _at(result, key)
+    if not is_number(value):
         raise MissingMetricError(key, result, wanted or key)
     try:
         return float(value)
@@ -56,11 +64,18 @@ def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> fl
 
 
 def metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Every number of a result by its dotted key."""
+    """Every number of a result by its dotted key, as :func:`metric` has it."""
     flat: dict[str, float] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
             flat.update(metrics(value, f"{prefix}{key}."))
-        elif is_number(value):
+        elif is_number(value) and possible(value):
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _at(result: Mapping[str, Any], key: str) -> Any:
+    value: Any = result
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value

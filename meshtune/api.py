@@ -25,6 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 Listener = Callable[[Event, Run], None]
+_PRICED = "a prediction needs the space's `model`, its cluster's facts and the degrees it searches"
 
 
 def load_space(reference: str | Path) -> SearchSpace:
@@ -39,10 +40,14 @@ def load_space(reference: str | Path) -> SearchSpace:
         reference: a file, or the name of a shipped space.
 
     Raises:
+        ArgumentError: if it is neither.
         SpaceError: that names the file, line, key, value and remedy.
     """
     from search_spaces import load_space as load
+    from workflows import refused
 
+    if not isinstance(reference, (str, Path)):
+        raise refused("reference", reference, "a space file, or a shipped space's name")
     return load(str(reference))
 
 
@@ -82,20 +87,36 @@ def search(
 
     Raises:
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
-        ValueError: for a number of trials below 1.
+        ArgumentError: for an argument that cannot be; nothing is made then.
     """
     from analysis import RunFolder
     from slurm import Launcher
-    from workflows import launcher_for, run_search
+    from workflows import (
+        checked_path,
+        checked_seed,
+        checked_text,
+        checked_whole,
+        launcher_for,
+        refused,
+        run_search,
+        space_of,
+    )
 
-    space = _space(space)
+    space = space_of(space)
+    if not isinstance(launcher, (Launcher, str, type(None))):
+        raise refused("launcher", launcher, "a launcher, or its name")
+    run_dir = None if run_dir is None else checked_path("run_dir", run_dir)
+    seed = None if seed is None else checked_seed(seed)
+    checked_text("policy", policy)
+    checked_text("simulate", simulate, "settings KEY=VALUE,...")
+    if listen is not None and not callable(listen):
+        raise refused("listen", listen, "a function of an event and a run")
     if trials is not None:
-        if not isinstance(trials, int) or trials < 1:  # the folder would keep it
-            raise ValueError(f"trials={trials!r}: accepted a whole number of 1 or more")
+        trials = checked_whole("trials", trials, 1)  # the folder would keep it
         space = replace(space, budget=space.budget.model_copy(update={"trials": trials}))
     simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
     default = Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
-    folder = RunFolder(Path(run_dir or default))
+    folder = RunFolder(run_dir or default)
 
     def tell(event: object, driver: Driver) -> None:
         if listen is not None and isinstance(event, Event):  # and no tick
@@ -124,13 +145,20 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
         ``memory_bytes`` of the fullest GPU and ``fits``, the probability that this is enough.
 
     Raises:
+        ArgumentError: for an argument that cannot be.
         NotPricedError, MissingFactError: if the cost model cannot price the space.
     """
     import pandas as pd
 
-    from analysis import Pricing, rank
+    from analysis import MissingFactError, NotPricedError, Pricing, rank
+    from workflows import checked_whole, space_of
 
-    ranking = rank(Pricing(_space(space)), top)
+    top = checked_whole("top", top, 1)
+    space = space_of(space)
+    try:
+        ranking = rank(Pricing(space), top)
+    except (NotPricedError, MissingFactError) as error:
+        raise type(error)(f"{space.file}: {error}; {_PRICED}") from None
     prediction = ranking.prediction
     low_s, high_s = prediction.interval_s()
     return pd.DataFrame(ranking.configs).assign(
@@ -214,16 +242,22 @@ def sensitivity(
 
     Raises:
         NotEnough: for too few rows, or where nothing varied.
-        KeyError: if there is no such column.
+        ArgumentError: for an argument that cannot be, such as a column that there is not.
     """
     import numpy as np
     import pandas as pd
 
     from analysis import objective_sensitivity
+    from workflows import checked_columns, checked_seed, refused
 
+    if not isinstance(frame, pd.DataFrame):
+        raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
+    seed = checked_seed(seed)
+    checked_columns("objective", [objective], frame)
     named = [str(name) for name in frame if str(name).startswith("p:")]
     if parameters is None:
-        parameters = named or [str(name) for name in frame if name != objective]
+        parameters = named or [*frame.columns.drop(objective)]
+    parameters = checked_columns("parameters", parameters, frame)
     values = pd.to_numeric(frame[objective], errors="coerce").astype(float)
     ended = np.where(np.isfinite(values), "ok", "failed")
     table = pd.DataFrame(
@@ -233,7 +267,7 @@ def sensitivity(
     if named:  # a run's; elsewhere "trial" and "kind" may be anything
         table = table.assign(**{key: frame[key] for key in ("trial", "kind") if key in frame})
     for name in parameters:
-        table[f"p:{name.removeprefix('p:')}"] = frame[name]
+        table[f"p:{str(name).removeprefix('p:')}"] = frame[name]
     return objective_sensitivity(table, seed)
 
 
@@ -246,16 +280,21 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
 
     Returns:
         A matplotlib figure.
+
+    Raises:
+        ArgumentError: for anything else.
     """
-    from analysis import sensitivity_figure
+    from analysis import Sensitivity, sensitivity_figure
+    from workflows import checked_text, refused
 
+    if not isinstance(found, Sensitivity):
+        raise refused("found", found, "what meshtune.sensitivity gives")
+    checked_text("effect", effect)
     return sensitivity_figure(found, effect)
-
-
-def _space(space: SearchSpace | str | Path) -> SearchSpace:
-    return load_space(space) if isinstance(space, (str, Path)) else space
 
 
 def _folder(run: Any) -> Path:
     """Of a run, a study, or where a run is."""
-    return Path(getattr(run, "directory", run))
+    from workflows import checked_path
+
+    return checked_path("run", getattr(run, "directory", run))

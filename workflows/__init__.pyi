@@ -9,11 +9,22 @@ from .optimizer.registry import (
 )
 from .search.driver import Driver
 from .search.session import run_search
-from .search.study import Study
+from .search.study import ClosedError, Study, space_of
 from .simulation.options import SimulationError
+from .values import (
+    ArgumentError,
+    checked_columns,
+    checked_path,
+    checked_seed,
+    checked_text,
+    checked_whole,
+    refused,
+)
 
 __all__ = [
     "DEFAULT",
+    "ArgumentError",
+    "ClosedError",
     "Driver",
     "LaunchError",
     "Policy",
@@ -22,9 +33,16 @@ __all__ = [
     "Proposal",
     "SimulationError",
     "Study",
+    "checked_columns",
+    "checked_path",
+    "checked_seed",
+    "checked_text",
+    "checked_whole",
     "launcher_for",
     "main",
     "make_policy",
     "policy_names",
+    "refused",
     "run_search",
+    "space_of",
 ]

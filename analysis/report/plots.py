@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from analysis.report.sensitivity import Sensitivity
 from analysis.report.trajectory import failure_window
-from analysis.run.trial import TOLD
-from slurm import Kind
+from analysis.run.trial import TOLD, meaning
 
 DPI = 150
 MAX_PARAMETERS = 15
@@ -92,7 +91,7 @@ def _draw_objective(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, object
 def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: list[str]) -> None:
     for row, kind in enumerate(kinds):
         times = x[frame["kind"] == kind]
-        color = COLOURS[Kind(kind).row.colour]
+        color = COLOURS[meaning(kind)[1]]
         axes.scatter(times, np.full(len(times), row), s=26, marker="v", color=color, linewidth=0)
     counts = frame["kind"].value_counts()
     axes.set_yticks(range(len(kinds)), [f"{kind} ({counts[kind]})" for kind in kinds], fontsize=9)

@@ -10,8 +10,7 @@ from analysis import units
 from analysis.metrics import metric
 from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from slurm import Kind
+from analysis.run.trial import Trial, meaning
 
 LISTED = 1_000  # trials in a table of all of them; results.csv has every one
 TAIL_LINES = 20
@@ -67,7 +66,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "measurements": [
             units.scaled(key, x) for x in trial.measurements if len(trial.measurements) > 1
         ],
-        "colour": Kind(trial.kind).row.colour if trial.kind else "gray",
+        "colour": meaning(trial.kind)[1] if trial.kind else "gray",
         "objective": units.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD, Trial
+from analysis.run.trial import TOLD, Trial, meaning
 from slurm import Kind
 
 
@@ -97,8 +97,8 @@ def failures(run: Run) -> pd.DataFrame:
             "share": len(trials) / len(ended),
             "node_hours": sum(t.node_seconds for t in trials) / 3600,
             "told": kind in TOLD,
-            "words": Kind(kind).row.words,
-            "colour": Kind(kind).row.colour,
+            "words": meaning(kind)[0],
+            "colour": meaning(kind)[1],
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))

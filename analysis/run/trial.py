@@ -12,6 +12,14 @@ TOLD = frozenset(kind.value for kind in Kind if kind.told)
 """Kinds of end that say something about the configuration, ``ok`` among them."""
 
 
+def meaning(kind: str) -> tuple[str, str]:
+    """What a kind of end means and its colour in the report, also of one that is not known here."""
+    if kind not in set(Kind):
+        return "not known to this version of meshtune", "gray"
+    row = Kind(kind).row
+    return row.words, row.colour
+
+
 @dataclass
 class Attempt:
     """One start of a trial's processes."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sysconfig
 from array import array
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,11 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
             f"tokenizer {tokenizer!r} is not known: `bytes` is; for any other, build the files "
             "with Megatron-LM's tools/preprocess_data.py, whose output is read as it is"
         )
+    if out.is_dir() or out.name in ("", ".."):
+        raise ConfigError(f"{out}: a folder; name the two files' prefix, such as {out / 'text'}")
+    for path in files:
+        if not path.is_dir():
+            _check_regular(path)
     sequences = array("i")
     documents = array("q", [0])
     with _replacing(Path(f"{out}.bin")) as data:
@@ -92,9 +98,20 @@ def _walk(files: Sequence[Path]) -> Iterator[Path]:
         if path.is_dir():
             for folder, folders, names in os.walk(path):
                 folders[:] = sorted(name for name in folders if not name.startswith("."))
-                yield from (Path(folder, n) for n in sorted(names) if not n.startswith("."))
+                paths = (Path(folder, n) for n in sorted(names) if not n.startswith("."))
+                yield from (path for path in paths if path.is_file())  # and no pipe or device
         else:
             yield path
+
+
+def _check_regular(path: Path) -> None:
+    """Raise ConfigError for what has no end, such as a device, or is not there."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path}: a device or a pipe; name readable files or folders")
 
 
 def _append(path: Path, data: BinaryIO) -> list[int]:

@@ -7,8 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slurm import shown
+
 Commands = Any  # argparse's subparsers, whose class has no public name
 Handler = Callable[[Namespace], int]
+GENERIC = "generic"  # the site's profile where none is named
+MOST = 10**9  # of anything that is counted
+DIGITS = 18  # of a seed
+LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
 
 
 def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
@@ -26,7 +32,7 @@ def add_space(parser: ArgumentParser) -> None:
 
 def add_run_dir(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="default: runs/NAME, NAME being the space's"
+        "--run-dir", type=folder, metavar="DIR", help="default: runs/NAME, NAME being the space's"
     )
 
 
@@ -38,7 +44,7 @@ def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") ->
         help=f"{known}, or an installed one; default: srun inside a Slurm allocation, else local",
     )
     parser.add_argument(
-        "--hostfile", type=Path, metavar="FILE", help="hosts, for a launcher that needs a list"
+        "--hostfile", type=path, metavar="FILE", help="hosts, for a launcher that needs a list"
     )
     add_site(parser)
 
@@ -46,10 +52,18 @@ def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") ->
 def add_site(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--site",
-        default="generic",
+        default=GENERIC,
         metavar="NAME",
         help="site profile: generic (default), frontier, perlmutter, or a file",
     )
+
+
+def check_site(arguments: Namespace) -> None:
+    """Raise SiteError for a bad ``--site`` now, also where its launcher would not read it."""
+    from slurm import load_site  # pydantic
+
+    if arguments.site != GENERIC:
+        load_site(arguments.site)
 
 
 def add_policy(parser: ArgumentParser) -> None:
@@ -63,9 +77,25 @@ def add_policy(parser: ArgumentParser) -> None:
     )
 
 
+def path(text: str) -> Path:
+    """Of a file or folder, there or not."""
+    longest_name = max((len(part.encode()) for part in text.split("/")), default=0)
+    if not text or "\0" in text or longest_name > LONGEST_NAME or len(text) > LONGEST_PATH:
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a path")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """Of a folder, there or not."""
+    where = path(text)
+    if where.exists() and not where.is_dir():
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a folder")
+    return where
+
+
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a positive whole number")
+    if not text.isdecimal() or len(text) > DIGITS or not 1 <= int(text) <= MOST:
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a positive whole number up to {MOST}")
     return int(text)
 
 
@@ -79,11 +109,12 @@ def tokens(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 1 <= value < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is not a number of tokens")
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a number of tokens")
     return value
 
 
 def seed(text: str) -> int:
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    if not text.isdecimal() or len(text) > DIGITS:
+        words = f"0 or more, with at most {DIGITS} digits"
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a whole number of {words}")
     return int(text)

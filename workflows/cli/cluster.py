@@ -7,7 +7,15 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 
-from workflows.cli.arguments import Commands, add_launcher, command, positive
+from workflows.cli.arguments import (
+    Commands,
+    add_launcher,
+    check_site,
+    command,
+    folder,
+    path,
+    positive,
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -19,7 +27,7 @@ def add_commands(commands: Commands) -> None:
         "Measure this machine or allocation, and write its cluster file for a space.",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.yaml", help="default: named after the cluster"
+        "--out", type=path, metavar="FILE.yaml", help="default: named after the cluster"
     )
     parser.add_argument("--nodes", type=positive, metavar="N", help="default: all there are")
     parser.add_argument(
@@ -32,8 +40,8 @@ def add_commands(commands: Commands) -> None:
     parser = command(
         commands, "prepare-data", prepare_data, "Tokenize text into PREFIX.bin and PREFIX.idx."
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX")
+    parser.add_argument("files", nargs="+", type=path, metavar="FILE")
+    parser.add_argument("--out", type=path, required=True, metavar="PREFIX")
 
     parser = command(
         commands, "minicluster", minicluster, "Run a real Slurm on this machine, to try things out."
@@ -42,7 +50,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("--nodes", type=positive, default=8, metavar="N", help="default: 8")
     parser.add_argument("--gpus-per-node", type=positive, default=2, metavar="N", help="default: 2")
     parser.add_argument("--mem-per-node", default="2G", metavar="SIZE", help="default: 2G")
-    parser.add_argument("--dir", type=Path, metavar="DIR", help="for its files and logs")
+    parser.add_argument("--dir", type=folder, metavar="DIR", help="for its files and logs")
 
 
 def preflight(arguments: Namespace) -> int:
@@ -52,6 +60,7 @@ def preflight(arguments: Namespace) -> int:
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name
 
+    check_site(arguments)
     name = measuring.cluster_name(os.environ)
     out: Path = arguments.out or Path(f"{name}.yaml")
     if out.suffix not in (".yaml", ".yml"):

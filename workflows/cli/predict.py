@@ -7,7 +7,16 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workflows.cli.arguments import Commands, add_space, command, counts, positive, tokens
+from workflows.cli.arguments import (
+    Commands,
+    add_space,
+    command,
+    counts,
+    folder,
+    path,
+    positive,
+    tokens,
+)
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -40,7 +49,10 @@ def add_commands(commands: Commands) -> None:
         "--explain", action="store_true", help="where memory and time of the first one go"
     )
     parser.add_argument(
-        "--calibrate", type=Path, metavar="RUN", help="fit the model's constants to a run's trials"
+        "--calibrate",
+        type=folder,
+        metavar="RUN",
+        help="fit the model's constants to a run's trials",
     )
     parser.add_argument(
         "--scaling",
@@ -54,7 +66,7 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="plot the scaling")
+    parser.add_argument("--picture", type=path, metavar="FILE.png", help="plot the scaling")
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
 
@@ -127,7 +139,10 @@ def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
             pricing.learn(run, other)
             print(calibration_note(other, run))
     except (NotPricedError, MissingFactError) as error:
-        raise UsageError(f"{where}: {error}: there is nothing to predict from") from error
+        raise UsageError(
+            f"{where}: {error}: there is nothing to predict from; a prediction needs the space's "
+            "`model`, its cluster's facts and the degrees it searches"
+        ) from error
     return pricing
 
 

@@ -6,7 +6,13 @@ import json
 from argparse import Namespace
 from pathlib import Path
 
-from workflows.cli.arguments import Commands, add_policy, command, positive
+from workflows.cli.arguments import (
+    Commands,
+    add_policy,
+    command,
+    path,
+    positive,
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -14,7 +20,7 @@ def add_commands(commands: Commands) -> None:
     parser = command(
         commands, "replay", replay, "Replay a search against a recorded sweep, or a run's trials."
     )
-    parser.add_argument("table", type=Path, metavar="TABLE.csv", help="a sweep, or RUN/results.csv")
+    parser.add_argument("table", type=path, metavar="TABLE.csv", help="a sweep, or RUN/results.csv")
     add_policy(parser)
     parser.add_argument(
         "--parallel", type=positive, default=1, metavar="N", help="concurrent trials; default: 1"
@@ -25,7 +31,7 @@ def add_commands(commands: Commands) -> None:
         metavar="COLUMN,...",
         help="rows with equal values in these are one search problem; default: model and machine",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--json", type=path, metavar="FILE", help="write the figures there, too")
 
 
 def replay(arguments: Namespace) -> int:

@@ -8,7 +8,16 @@ from contextlib import closing
 from pathlib import Path
 from shlex import quote
 
-from workflows.cli.arguments import Commands, add_launcher, add_space, command, positive
+from workflows.cli.arguments import (
+    Commands,
+    add_launcher,
+    add_space,
+    check_site,
+    command,
+    folder,
+    path,
+    positive,
+)
 
 
 def add_commands(commands: Commands) -> None:
@@ -28,28 +37,30 @@ def add_commands(commands: Commands) -> None:
         help="parameters; default: what the cost model expects to be the best",
     )
     add_launcher(parser)
-    parser.add_argument("--out", type=Path, default=Path("try"), metavar="DIR", help="default: try")
+    parser.add_argument(
+        "--out", type=folder, default=Path("try"), metavar="DIR", help="default: try"
+    )
 
     parser = command(commands, "status", status, "Show a run's progress.")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=folder, metavar="RUN")
 
     parser = command(commands, "report", report, "Write RUN/report/index.html.")
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=folder, metavar="RUN")
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    parser.add_argument("best", type=Path, metavar="BEST.yaml", help="of the run's report")
+    parser.add_argument("best", type=path, metavar="BEST.yaml", help="of the run's report")
     add_launcher(parser)
     parser.add_argument(
         "--steps", type=positive, metavar="N", help="measured steps; default: the trials' own"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("train"), metavar="DIR", help="default: train"
+        "--out", type=folder, default=Path("train"), metavar="DIR", help="default: train"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
 
     text = "Leave out of a run's journal what is damaged."
     parser = command(commands, "repair", repair, text)
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=folder, metavar="RUN")
 
 
 def try_out(arguments: Namespace) -> int:
@@ -114,11 +125,19 @@ def report(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from analysis import load_best
-    from slurm import LauncherOptions, make_launcher
+    from analysis import RunFolder, load_best
+    from slurm import LauncherOptions, make_launcher, shown
+    from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import dry_run, train_best
 
+    if arguments.best.is_dir():
+        file = shown(RunFolder(arguments.best).report / "best.yaml")
+        raise UsageError(
+            f"{shown(arguments.best)} is a folder: of a run's, {file} is what to train with; "
+            "`meshtune report RUN` writes it"
+        )
+    check_site(arguments)
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)

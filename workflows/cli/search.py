@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from contextlib import closing
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,9 @@ from workflows.cli.arguments import (
     add_run_dir,
     add_site,
     add_space,
+    check_site,
     command,
+    folder,
     positive,
     seed,
 )
@@ -67,7 +68,7 @@ def _add_course(parser: ArgumentParser) -> None:
     add_policy(parser)
     parser.add_argument(
         "--warm-start",
-        type=Path,
+        type=folder,
         nargs="+",
         default=[],
         metavar="RUN",
@@ -89,6 +90,7 @@ def search(arguments: Namespace) -> int:
     from workflows.search.budget import Budget
     from workflows.search.session import dry_run, run_session
 
+    check_site(arguments)
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
     POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import Array, Run, Trial, counted
+from analysis import TOLD, Array, Run, Trial, counted
 from search_spaces import SearchSpace
-from slurm import Kind
 from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
@@ -75,7 +74,7 @@ class DeepHyperOptimizer:
 
     @staticmethod
     def _told(trial: Trial) -> bool:
-        return trial.kind is not None and Kind(trial.kind).told
+        return trial.kind in TOLD
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
         """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.

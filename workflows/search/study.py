@@ -23,13 +23,39 @@ from analysis import (
     write_results,
 )
 from search_spaces import SearchSpace, load_space
-from slurm import Kind, Outcome
-from workflows.optimizer.registry import DEFAULT, make_policy
+from slurm import Kind, Outcome, shown
+from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.objectives import figures
 from workflows.search.trials import ended
+from workflows.values import (
+    ArgumentError,
+    checked_path,
+    checked_seed,
+    checked_text,
+    checked_whole,
+    refused,
+)
 
 LAUNCHER = "ask-tell"  # what the journal says of who runs the trials
 _ANY_WIDTH = 2**31
+
+
+class ClosedError(ValueError):
+    """A study that was closed; the message says how to open it again."""
+
+
+def space_of(space: SearchSpace | str | Path) -> SearchSpace:
+    """A space, or the one of a file or a shipped name.
+
+    Raises:
+        ArgumentError: if it is neither.
+        SpaceError: if it cannot be read.
+    """
+    if isinstance(space, SearchSpace):
+        return space
+    if not isinstance(space, (str, Path)):
+        raise refused("space", space, "a space, a space file, or a shipped space's name")
+    return load_space(str(space))
 
 
 class Study:
@@ -57,6 +83,7 @@ class Study:
         seed: default: 0, or the run's own.
 
     Raises:
+        ArgumentError: for an argument that cannot be; nothing is made.
         SpaceError: if the space cannot be read.
         FingerprintError: if the folder holds a run of another space.
         ValueError: if the folder holds a search that ran its own trials.
@@ -71,9 +98,12 @@ class Study:
         policy: str = DEFAULT,
         seed: int | None = None,
     ) -> None:
-        self.space = load_space(str(space)) if isinstance(space, (str, Path)) else space
-        self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="meshtune-")
-        self._folder = RunFolder(Path(folder or self._temporary.name))  # type: ignore[union-attr]
+        where = None if folder is None else checked_path("folder", folder)
+        seed = None if seed is None else checked_seed(seed)
+        self.space = space_of(space)
+        POLICIES.get(checked_text("policy", policy))  # an error now, while nothing is made
+        self._temporary = None if where else tempfile.TemporaryDirectory(prefix="meshtune-")
+        self._folder = RunFolder(where or Path(self._temporary.name))  # type: ignore[union-attr]
         self._folder.prepare(self.space)
         self._journal = Journal(self._folder.path, sync=folder is not None)
         try:
@@ -89,6 +119,7 @@ class Study:
         except BaseException:
             self._journal.close()
             raise
+        self._closed = False
         self._results = ResultsFile(self._folder)
         self._left = deque(n for n, trial in sorted(self.run.trials.items()) if not trial.ended)
         self._journal.write(
@@ -129,7 +160,13 @@ class Study:
 
         Returns:
             None if every configuration of the space that is narrow enough has been asked for.
+
+        Raises:
+            ArgumentError: for a width below 1.
+            ClosedError: after ``close``.
         """
+        max_nodes = checked_whole("max_nodes", max_nodes, 1)
+        self._check_open()
         number = self._from_before(max_nodes)
         if number is None:
             proposal = self._policy.propose(self.run, max_nodes)
@@ -168,14 +205,17 @@ class Study:
         Raises:
             MissingMetricError: if the result has no number for the objective; it names what there
                 is.
-            ValueError: for an unknown failure, a trial that does not run, or a value that is not
-                JSON.
+            ArgumentError: for an unknown failure, a trial that does not run, or a value that is
+                not JSON.
+            ClosedError: after ``close``.
         """
-        number = trial.number if isinstance(trial, Trial) else trial
+        number = trial.number if isinstance(trial, Trial) else checked_whole("trial", trial, 0)
+        checked_text("message", message)
+        self._check_open()
         known = self.run.trials.get(number)
         running = known.running if known else None
         if known is None or running is None:
-            raise ValueError(f"trial {number} does not run: tell what `ask` gave, and only once")
+            raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
             result = _plain(result)
             figures(self.space, known.config, result)  # an error now, and not a crash of the trial
@@ -193,7 +233,10 @@ class Study:
         self._results.catch_up(self.run)
 
     def close(self) -> None:
-        """Write what is left to write, and let others have the run."""
+        """Write what is left to write, and let others have the run; a second time, do nothing."""
+        if self._closed:
+            return
+        self._closed = True
         write_results(self._folder, self.run)
         self._journal.close()
 
@@ -207,6 +250,13 @@ class Study:
         at: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            again = f"meshtune.Study(space, {str(self.directory)!r}) opens it again"
+            raise ClosedError(
+                f"this study is closed: {'its trials were not kept' if self._temporary else again}"
+            )
 
     def _from_before(self, max_nodes: int) -> int | None:
         """A trial that was asked for before, and has to run again."""
@@ -229,16 +279,14 @@ def _plain(result: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in result.items():
         try:
             plain[str(key)] = json.loads(json.dumps(value, default=lambda each: each.tolist()))
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"the result's {key!r} is {value!r}: accepted numbers, texts, and lists and dicts "
-                "of them"
-            ) from error
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            accepted = "numbers, texts, and lists and dicts of them"
+            raise refused(f"the result's {shown(repr(key), 60)}", value, accepted) from error
     return plain
 
 
 def _failure(kind: str | Kind) -> Kind:
     accepted = [each.value for each in Kind if each is not Kind.OK]
-    if kind not in accepted:
-        raise ValueError(f"failure {kind!r}: accepted {', '.join(accepted)}, or a dict of metrics")
+    if not isinstance(kind, str) or kind not in accepted:
+        raise refused("result", kind, f"{', '.join(accepted)}, or a dict of metrics")
     return Kind(kind)

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis import TRIAL_FILE, Ended, MissingMetricError, RunFolder, Trial
+from analysis import TRIAL_FILE, Ended, MissingMetricError, RunFolder, Trial, possible
 from search_spaces import SearchSpace
 from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt, kept_result
 from trainer import ConfigError
@@ -89,7 +89,7 @@ def judge(
     """The kind, objectives by key and message of an ended attempt, in the space's own terms.
 
     An ``ok`` whose figure is missing is a crash (the trainer broke its contract), one whose
-    figure is not finite has diverged: neither may pass for a fast result.
+    figure is not finite, or beyond what can be, has diverged: neither may pass for a fast result.
     """
     if outcome.kind is not Kind.OK:
         return outcome.kind, {}, outcome.message
@@ -100,6 +100,8 @@ def judge(
     for key, figure in reached.items():
         if not math.isfinite(figure):
             return Kind.DIVERGED, {}, f"{key} is not finite"
+        if not possible(figure):
+            return Kind.DIVERGED, {}, f"{key} is {figure:g}, which nothing can be measured to be"
     return Kind.OK, reached, outcome.message
 
 

@@ -53,7 +53,7 @@ def test_preparing_nothing_is_an_input_error_and_leaves_no_file(
     (tmp_path / "empty").touch()
     with pytest.raises(ConfigError):
         prepare_data([tmp_path / name for name in files], tmp_path / "out" / "x")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_a_failed_preparation_keeps_the_earlier_data(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_no_trial_is_wider_than_what_is_free(space: SearchSpace) -> None:
     ("result", "complaint"),
     [
         ({"velocity": 3.0}, "no number 'speed'"),
-        ("slow", "failure 'slow': accepted oom"),
+        ("slow", "result='slow': accepted oom"),
     ],
 )
 def test_a_wrong_result_is_an_error_and_not_a_result(
@@ -167,7 +167,7 @@ def test_a_result_that_is_not_json_is_an_error_that_names_its_key_and_the_trial_
     with Study(space) as study:
         trial = study.ask()
         assert trial is not None
-        with pytest.raises(ValueError, match=r"the result's 'where' is .*: accepted numbers"):
+        with pytest.raises(ValueError, match=r"the result's 'where'=.*: accepted numbers"):
             study.tell(trial, {"speed": 1.0, "where": Path("x")})
         study.tell(trial, {"speed": 1.0})
         assert trial.kind == "ok"
@@ -177,5 +177,5 @@ def test_a_trial_can_be_told_by_the_number_that_a_table_has(space: SearchSpace) 
     with Study(space) as study:
         study.ask()
         study.tell(np.int64(1), {"speed": 1.0})
-        with pytest.raises(ValueError, match="trial None does not run"):
+        with pytest.raises(ValueError, match="trial=None: accepted"):
             study.tell(None, "oom")  # type: ignore[arg-type]
