@@ -101,6 +101,11 @@ def predict(arguments: Namespace) -> int:
     of_run = RunFolder.holding(Path(arguments.space)).space_file
     space = load_space(of_run if config is not None else arguments.space)
     pricing = _pricing(space, arguments.calibrate)
+    if config is not None:
+        try:
+            config = space.canonical(config)
+        except ValueError as error:  # a parameter that is missing, or has no such value there
+            raise UsageError(f"{arguments.space}: key 'parameters': {error}") from None
     try:
         ranking = rank_one(pricing, config) if config else rank(pricing, arguments.top)
         if arguments.scaling and ranking.configs:
