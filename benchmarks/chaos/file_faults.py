@@ -6,11 +6,12 @@ import contextlib
 import os
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.chaos.faults import CONTINUE, Course, fault
-from benchmarks.chaos.invariants import finished
+from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
+from benchmarks.chaos.invariants import finished, finished_in
 from benchmarks.chaos.machines import marked, until
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def cut_journal(world: World, planned: Planned) -> Course:
         size = world.journal.stat().st_size if world.journal.exists() else 0
         # Steps of Slurm outlive their driver: that they were started must not be forgotten.
         last = world.journal.read_bytes().rstrip(b"\n").rfind(b"\n") + 1 if size else 0
-        low = 0 if world.machine.launcher == "local" else min(last + 1, size)
+        low = 0 if world.is_local else min(last + 1, size)
         cut_at(world, low + int(planned.pick * (size - low)))
 
     with world.may_exit(-signal.SIGKILL):
@@ -64,10 +65,41 @@ def cut_at(world: World, position: int) -> None:
     """Cut the journal; what has finished by then is what may not be lost from here on."""
     if not position and not world.journal.exists():
         return
-    if world.machine.launcher == "local":
+    if world.is_local:
         until(lambda: not marked(world.marker), 20)
     os.truncate(world.journal, position)
     world.finished = finished(world.journal)
+
+
+@fault(cost_s=5)
+def damage_journal(world: World, planned: Planned) -> Course:
+    """kill -9, and a bit of the journal flips: one line is refused, and left out by a repair."""
+    world.disturbed = world.abrupt = True
+    with world.may_exit(-signal.SIGKILL):
+        world.between.append(lambda: damage_and_repair(world, planned))
+        world.signal(signal.SIGKILL)
+        yield 0.0
+
+
+def damage_and_repair(world: World, planned: Planned) -> None:
+    """Flip a bit of a line, see it refused, and repair it."""
+    lines = world.journal.read_bytes().split(b"\n") if world.journal.exists() else []
+    # Steps of Slurm outlive their driver: that they were started must not be forgotten.
+    hits = [i for i, line in enumerate(lines[:-1]) if world.is_local or b'"ended"' in line]
+    if not hits or (world.is_local and not until(lambda: not marked(world.marker), 20)):
+        return
+    hit = chosen(hits, planned)
+    at = int(planned.pick * 997) % len(lines[hit])
+    damaged = bytearray(lines[hit])
+    damaged[at] ^= 1 << (at % 3)  # no character becomes an end of line
+    world.finished = finished_in(lines[:hit] + lines[hit + 1 : -1])
+    world.journal.write_bytes(b"\n".join([*lines[:hit], bytes(damaged), *lines[hit + 1 :]]))
+    code, said = world.ask(*world.command())
+    if code != 2 or f":{hit + 1}:" not in said or "meshtune repair" not in said:
+        world.violate(f"line {hit + 1} is damaged; the driver ended with {code}: {said[-1000:]}")
+    code, said = world.ask(sys.executable, "-m", "meshtune", "repair", str(world.run_dir))
+    if code:
+        world.violate(f"meshtune repair ended with {code}: {said[-1000:]}")
 
 
 @fault(hold_s=(1.0, 3.0), interrupts=0)

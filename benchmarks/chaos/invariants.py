@@ -32,8 +32,13 @@ Check = Callable[["World", Run, list[dict[str, Any]]], Iterator[str]]
 
 def finished(journal: Path) -> dict[int, tuple[str, float | None]]:
     """Kind and figure of each trial that has ended for good, as whole lines of a journal say."""
+    return finished_in(_whole_lines(journal))
+
+
+def finished_in(lines: list[bytes]) -> dict[int, tuple[str, float | None]]:
+    """The same of lines."""
     found = {}
-    for event in events_of(journal):
+    for event in map(json.loads, lines):
         if event.get("event") == "ended" and event.get("final"):
             found[int(event["trial"])] = (str(event["kind"]), event.get("objective"))
     return found
@@ -41,10 +46,11 @@ def finished(journal: Path) -> dict[int, tuple[str, float | None]]:
 
 def events_of(journal: Path) -> list[dict[str, Any]]:
     """The events of a journal's whole lines; empty before there is one."""
-    if not journal.exists():
-        return []
-    *lines, _ = journal.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in _whole_lines(journal)]
+
+
+def _whole_lines(journal: Path) -> list[bytes]:
+    return journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
 
 
 # ---- after each session ----
@@ -64,7 +70,7 @@ def exit_code(world: World, code: int) -> Iterator[str]:
 
 def nothing_runs(world: World) -> Iterator[str]:
     """No process is left of a driver that has exited, however it was ended."""
-    if world.machine.launcher == "local" or not world.abrupt:
+    if world.is_local or not world.abrupt:
         deadline_s = KILLED_S if world.abrupt else LEFT_S
         if not until(lambda: not marked(world.marker), deadline_s):
             left = [f"{pid} {command_line(pid)[:100]}" for pid in marked(world.marker)]

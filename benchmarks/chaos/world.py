@@ -20,6 +20,7 @@ from slurm import processes
 
 ROOT = Path(__file__).parents[2]
 STOP_S = 60.0  # from a request to stop to the driver's exit: grace for trials, and the report
+COMMAND_S = 120.0
 DISK_BYTES = 192 << 20
 LIMIT_BYTES = 4 << 30  # of a driver's data: it fails before the machine does
 SPACE = """
@@ -152,6 +153,19 @@ class World:
         disk = str(self.root / "disk")
         size = f"size={DISK_BYTES}"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", disk], check=True)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether trials are processes of this machine, which do not outlive their driver."""
+        return self.machine.launcher == "local"
+
+    def ask(self, *command: str) -> tuple[int, str]:
+        """Run a command to its end: its exit code, and what it says."""
+        done = subprocess.run(
+            command, env=self.environment(), cwd=self.root, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_S,
+        )  # fmt: skip
+        return done.returncode, done.stdout
 
     # ---- the driver ----
 
