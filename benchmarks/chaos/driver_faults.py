@@ -85,8 +85,11 @@ def suspend(world: World, planned: Planned) -> Course:
 
 
 def _early(world: World, number: int) -> tuple[int, ...]:
-    """Before the search has begun a signal does what it does to any program; after it, too."""
-    return (-number, INTERRUPTED)
+    """Codes of a driver that is not searching yet, or no more: a signal ends it as any program.
+
+    A Ctrl-C before Python has started is its own traceback, and 1.
+    """
+    return (-number, INTERRUPTED) if world.opened else (-number, INTERRUPTED, 1)
 
 
 def _exits(world: World, what: str, within_s: float = 60.0) -> Course:

@@ -76,7 +76,8 @@ def nothing_runs(world: World) -> Iterator[str]:
             left = [f"{pid} {command_line(pid)[:100]}" for pid in marked(world.marker)]
             yield f"left running after session {world.sessions}: {left}"
     names = {event["name"] for event in events_of(world.journal) if event.get("event") == "started"}
-    if not world.abrupt and (steps := world.machine.steps_left(names)):
+    listed = not (world.abrupt or world.lists_for_ever)
+    if listed and (steps := world.machine.steps_left(names)):
         yield f"steps left after session {world.sessions}: {steps}"
 
 

@@ -52,8 +52,8 @@ def kill_srun(world: World, planned: Planned) -> Course:
 
 @fault(launchers=SRUN)
 def kill_step_daemon(world: World, planned: Planned) -> Course:
-    """A node's slurmstepd, which answers for the ranks there."""
-    world.disturbed = True
+    """A node's slurmstepd, which answers for the ranks there; Slurm may list its step for ever."""
+    world.disturbed = world.lists_for_ever = True
     cluster = _slurm(world)
     steps = [step for step in cluster.steps() if "." in step]
     found = sorted(

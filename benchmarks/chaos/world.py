@@ -75,6 +75,7 @@ class World:
     violations: list[str] = field(default_factory=list)
     excused: set[int] = field(default_factory=set)
     disturbed: bool = False
+    lists_for_ever: bool = False  # Slurm may list steps of which nothing is left
     abrupt: bool = False  # the present session's driver was killed: its trials may outlive it
     between: list[Callable[[], None]] = field(default_factory=list)  # before the next driver
     driver: subprocess.Popen[bytes] | None = None
