@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from analysis.run.atomic import write_atomically
+from analysis.run.lines import Lines, RunError
 from search_spaces import SearchSpace, load_space
+from slurm import FileError, read_text, shown
 
 TRIAL_FILE = "trial.json"  # in a trial's folder: what was started
 _NONE: Mapping[str, str] = {}
+
+
+MAX_SPACE_BYTES = 10_000_000
+_SEAL = "# Frozen with its run; edit a copy. SHA-256 of what follows: "
+_NO_FOLDER = {
+    *(errno.EEXIST, errno.ENOTDIR, errno.EACCES, errno.EPERM),
+    *(errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG),
+}
 
 
 class FingerprintError(Exception):
@@ -59,14 +72,40 @@ class RunFolder:
         """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
+    def frozen_space(self) -> SearchSpace:
+        """The run's space.
+
+        Raises:
+            FingerprintError: if it is not as it was frozen.
+        """
+        try:
+            text = read_text(self.space_file, MAX_SPACE_BYTES)
+            space = load_space(self.space_file)
+        except FileError as error:
+            raise FingerprintError(f"{error}; {self._freeze_anew()}") from None
+        seal, _, rest = text.partition("\n")
+        if seal.startswith(_SEAL) and seal != _seal_of(rest):
+            raise FingerprintError(
+                f"{shown(self.space_file)}: edited or damaged since it was frozen with its run; "
+                f"{self._freeze_anew()}"
+            )
+        return space
+
     def prepare(self, space: SearchSpace) -> None:
         """Make the folder, or check that the space frozen in it is the same.
 
         Raises:
             FingerprintError: if the folder belongs to a run of a different space.
+            RunError: if it can be none, or its journal cannot be read.
         """
         if self.space_file.exists():
-            frozen = load_space(self.space_file)
+            try:
+                frozen = self.frozen_space()
+            except FingerprintError:
+                # What is given takes its place, if the run so far was of that.
+                if self.started and self._fingerprint() != space.fingerprint:
+                    raise
+                frozen = space
             if frozen.fingerprint != space.fingerprint:
                 raise FingerprintError(
                     f"{self.path} holds a run of another space ({frozen.name} "
@@ -74,8 +113,16 @@ class RunFolder:
                     "results of different spaces are not comparable. Continue it with its own, "
                     f"{self.space_file}, or choose another --run-dir"
                 )
-        for folder in (self.path, self.path / "trials"):  # in which trainer.env is written
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            for folder in (self.path, self.path / "trials"):  # in which trainer.env is written
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
+            raise RunError(
+                f"{shown(self.path)}: cannot be a run folder: {error.strerror}; choose another "
+                "--run-dir"
+            ) from None
 
     def create(self, space: SearchSpace) -> None:
         """Make the folder and freeze the space in it; the same one with another budget, anew.
@@ -84,7 +131,19 @@ class RunFolder:
             FingerprintError: if the folder belongs to a run of a different space.
         """
         self.prepare(space)
-        write_atomically(self.space_file, space.frozen(), private=True)
+        text = space.frozen()
+        write_atomically(self.space_file, f"{_seal_of(text)}\n{text}", private=True, sync=True)
+
+    def _fingerprint(self) -> str:
+        """Of the space, as the journal says; empty if it does not."""
+        opened = (r for r in Lines(self.journal_file) if r.get("event") == "opened")
+        return str(next(opened, {}).get("fingerprint", ""))
+
+    def _freeze_anew(self) -> str:
+        return (
+            "give the space file that the run was made with, and it is frozen anew: "
+            f"`meshtune search SPACE --run-dir {quote(shown(self.path))}`"
+        )
 
     def write_trial(
         self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] = _NONE
@@ -105,3 +164,7 @@ class RunFolder:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / name, text, private=True)
         return directory
+
+
+def _seal_of(text: str) -> str:
+    return f"{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}"

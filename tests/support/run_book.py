@@ -32,6 +32,10 @@ class RunBook:
     def write(self, event: Event) -> None:
         self._journal.write(event)
 
+    def close(self) -> None:
+        """As a driver that was killed leaves its run."""
+        self._journal.close()
+
     def read(self) -> Run:
         return read_run(self.directory)
 

@@ -7,6 +7,7 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from workflows.cli.arguments import (
     Commands,
@@ -18,6 +19,9 @@ from workflows.cli.arguments import (
     path,
     positive,
 )
+
+if TYPE_CHECKING:
+    from analysis import Run
 
 
 def add_commands(commands: Commands) -> None:
@@ -94,7 +98,6 @@ def try_out(arguments: Namespace) -> int:
 def status(arguments: Namespace) -> int:
     """Print a run's progress; works while it runs, and after."""
     from analysis import RunFolder, driver_of, read_run
-    from search_spaces import load_space
     from slurm import SCRIPT_NAME, printable
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
@@ -103,15 +106,42 @@ def status(arguments: Namespace) -> int:
         print("submitted, not started yet; squeue shows the job, and its log will be here")
         return 0
     run = read_run(arguments.run)
-    space = load_space(RunFolder(arguments.run).space_file)
+    space = RunFolder(arguments.run).frozen_space()
     driver = driver_of(arguments.run)
-    killed = f"killed; `meshtune search {quote(str(space.file))}` resumes it"
-    state = f"running ({driver})" if driver else run.closed or killed
+    state = f"running ({driver})" if driver else _state(run)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
-    for label, text in [("run", run.space), ("state", state), *summary(run, Budget.of(space), now)]:
+    rows = summary(run, Budget.of(space), now, alive=bool(driver))
+    for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
     return 0
+
+
+def _state(run: Run) -> str:
+    """What has become of a run that no driver is running."""
+    from workflows.search.stopping import CONTINUE, FAILED, INTERRUPTED
+
+    if not run.opened_t:
+        return "no search has begun here yet"
+    if run.closed is None:
+        return f"killed; {_resumption(run)}"
+    if run.closed_code in (CONTINUE, INTERRUPTED):
+        return f"{run.closed}; {_resumption(run)}"
+    return f"failed: {run.closed}" if run.closed_code == FAILED else run.closed
+
+
+def _resumption(run: Run) -> str:
+    """How a run goes on."""
+    from slurm import SCRIPT_NAME
+    from workflows.search.study import LAUNCHER
+
+    if run.launcher == LAUNCHER:
+        return "the program that asked for its trials resumes it"
+    launcher = "" if run.launcher in ("", "local", "srun") else f" --launcher {run.launcher}"
+    by_hand = f"`meshtune search {quote(str(run.folder.space_file))}{launcher}` resumes it"
+    if (run.directory / SCRIPT_NAME).exists():
+        return f"its job goes on if squeue still shows it, else {by_hand}"
+    return by_hand
 
 
 def report(arguments: Namespace) -> int:
@@ -151,7 +181,7 @@ def train(arguments: Namespace) -> int:
 
 def repair(arguments: Namespace) -> int:
     """Repair a run's journal, and say what was left out."""
-    from analysis import RunFolder, counted, repair_run
+    from analysis import counted, repair_run
 
     done = repair_run(arguments.run)
     for number, text in done.notes:
@@ -164,6 +194,5 @@ def repair(arguments: Namespace) -> int:
     ended = sum(trial.ended for trial in trials)
     print(f"the journal now has {lines}: {ended} of {counted(len(trials), 'trial')} have ended")
     print(f"as it was: {done.backup}")
-    space = quote(str(RunFolder(arguments.run).space_file))
-    print(f"`meshtune search {space}` resumes the run")
+    print(_resumption(done.run))
     return 0

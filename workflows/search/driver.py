@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -138,17 +139,19 @@ class Driver:
         Raises:
             LauncherError: if the launcher cannot work at all.
         """
-        self._open()
         try:
+            self._open()
             no_more = self._fill()
             while self.running or self._waiting or not (no_more or self._ending):
                 self._wait()
                 no_more = self._fill()
-        except BaseException:
+        except BaseException as error:
             self._attempts.abandon()
+            with suppress(Exception):  # it may be what cannot be written
+                self.journal.write(Closed(reason=_words(error), code=FAILED))
             raise
         ending = self._final_ending(no_more)
-        closed = Closed(reason=ending.reason)
+        closed = Closed(reason=ending.reason, code=ending.code)
         self._write(closed)
         self._catch_up(now=True)
         self.listen(closed, self)
@@ -259,7 +262,7 @@ class Driver:
 
     def _start(self, number: int, lease: Lease) -> None:
         trial = self.state.trials[number]
-        attempt = len(trial.attempts) + 1
+        attempt = trial.next_attempt
         spec = self._storage.insist(lambda: self.factory.write(number, attempt, trial.config))
         repeat = trial.ended
         started = Started(
@@ -345,3 +348,9 @@ class Driver:
             self._waiting.discard(number)
             if not self.state.trials[number].ended:
                 self._schedule.too_wide.add(number)
+
+
+def _words(error: BaseException) -> str:
+    """An error as the reason for which a search ended, on one line."""
+    text = " ".join(str(error).split())
+    return f"error: {text or type(error).__name__}"

@@ -43,15 +43,23 @@ SHOWN_NODES = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
-def summary(run: Run, budget: Budget, now: float) -> list[tuple[str, str]]:
-    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share."""
+def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tuple[str, str]]:
+    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share.
+
+    Args:
+        run: as it is.
+        budget: of it.
+        now: seconds since the epoch.
+        alive: whether a driver is running it.
+    """
     ended = [t for t in run.trials.values() if t.ended]
     failed = Counter(t.kind for t in ended if not t.ok)
     kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
     running = sum(t.running is not None for t in run.trials.values())
     of = f" of {budget.trials}" if budget.trials else ""
+    what = "running" if alive or not running else "interrupted"
     rows = [
-        ("trials", f"{len(ended)}{of} done, {running} running"),
+        ("trials", f"{len(ended)}{of} done, {running} {what}"),
         ("failed", f"{sum(failed.values())}" + (f" ({kinds})" if kinds else "")),
     ]
     best = run.best

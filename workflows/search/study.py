@@ -183,7 +183,7 @@ class Study:
                 )
             )
         trial = self.run.trials[number]
-        attempt = len(trial.attempts) + 1
+        attempt = trial.next_attempt
         self._journal.write(
             Started(trial=number, attempt=attempt, name=f"{LAUNCHER}-{number}-{attempt}", nodes=())
         )

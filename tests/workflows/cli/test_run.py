@@ -1,0 +1,136 @@
+"""``meshtune status`` and ``repair`` on run folders in every state."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from analysis.run.events import Closed, Opened
+from analysis.run.folder import FingerprintError, RunFolder
+from analysis.run.journal import Journal
+from analysis.run.lock import lock
+from search_spaces import load_space
+from support.run_book import RunBook
+from workflows.cli.main import main
+from workflows.search.stopping import CONTINUE, DONE, FAILED
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> RunBook:
+    """A run with one success and one trial that a killed driver left behind."""
+    book = RunBook(tmp_path / "run")
+    space = load_space("tiny_cpu")
+    RunFolder(book.directory).create(space)
+    book.run_one(1, {"tp": 1}, "ok", 2.5)
+    book.propose(2, {"tp": 2})
+    book.start(2)
+    book.close()
+    return book
+
+
+def status(book: RunBook, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["status", str(book.directory)]) == 0
+    return capsys.readouterr().out
+
+
+def test_status_says_what_became_of_a_run(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = status(book, capsys)
+    resumes = f"`meshtune search {book.directory}/space.yaml --launcher simulate` resumes it"
+    assert f"killed; {resumes}" in said and " done, 1 interrupted" in said
+    for closed, state in [
+        (Closed(reason="budget: 2 trials", code=DONE), "state       budget: 2 trials\n"),
+        (Closed(reason="error: no host", code=FAILED), "state       failed: error: no host\n"),
+        (Closed(reason="the allocation ends", code=CONTINUE), f"the allocation ends; {resumes}"),
+        (Closed(reason="of an earlier version"), "state       of an earlier version\n"),
+    ]:
+        journal = Journal(book.directory)
+        assert "state       running (" in status(book, capsys)
+        journal.write(closed)
+        journal.close()
+        assert state in status(book, capsys)
+    (book.directory / "journal.jsonl").write_bytes(b"")
+    assert "no search has begun here yet" in status(book, capsys)
+
+
+def test_a_submitted_run_waits_for_its_job(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (book.directory / "search.sbatch").write_text("")
+    assert "killed; its job goes on if squeue still shows it, else `mesh" in status(book, capsys)
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])
+@pytest.mark.parametrize("what", ["pipe", "directory", "loop", "device"])
+def test_what_is_no_file_is_refused_at_once(
+    book: RunBook, capsys: pytest.CaptureFixture[str], name: str, what: str
+) -> None:
+    path = book.directory / name
+    path.unlink()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(path if what == "loop" else "/dev/zero")
+    assert main(["status", str(book.directory)]) == 2
+    if name != "space.yaml":  # a space that is given takes its place
+        simulated = ["--launcher", "simulate", "--trials", "1"]
+        assert main(["search", "tiny_cpu", "--run-dir", str(book.directory), *simulated]) == 2
+        assert main(["repair", str(book.directory)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert all(name in line for line in said), said
+    assert len(said) == (1 if name == "space.yaml" else 3)
+
+
+def test_a_frozen_space_that_was_edited_is_told_and_frozen_anew(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(book.directory)
+    frozen, space = folder.space_file.read_text(), load_space("tiny_cpu")
+    for damaged in (frozen.replace("tp: [1", "tp: [3"), frozen[: len(frozen) // 2], "\0" * 100):
+        assert damaged != frozen
+        folder.space_file.write_text(damaged)
+        assert main(["status", str(book.directory)]) == 2
+        error = capsys.readouterr().err
+        assert "space.yaml" in error and "`meshtune search SPACE --run-dir" in error
+        assert len(error.splitlines()) <= 10
+    with pytest.raises(FingerprintError, match="give the space file"):
+        folder.create(space)  # the run is not of this space
+    folder.journal_file.unlink()
+    journal = Journal(book.directory)
+    journal.write(
+        Opened(
+            space=space.name, fingerprint=space.fingerprint, seed=0, launcher="local",
+            **space.goals,
+        )
+    )  # fmt: skip
+    journal.close()
+    folder.create(space)
+    assert folder.space_file.read_text() == frozen
+
+
+def test_repair_tells_each_line_that_it_leaves_out(
+    book: RunBook, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = book.directory / "journal.jsonl"
+    sound = journal.read_bytes()
+    assert main(["repair", str(book.directory)]) == 0
+    assert capsys.readouterr().out == "the journal is sound: 6 lines\n"
+    journal.write_bytes(sound.replace(b'"objective": 2.5', b'"objective": 9.5'))
+    assert main(["status", str(book.directory)]) == 2
+    assert "journal.jsonl:4: its checksum does not fit" in capsys.readouterr().err
+    with lock(book.directory):
+        assert main(["repair", str(book.directory)]) == 2
+        assert "is being searched by another meshtune" in capsys.readouterr().err
+    assert main(["repair", str(book.directory)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("line 4: left out: its checksum does not fit")
+    assert said[1] == "the journal now has 5 lines: 0 of 2 trials have ended"
+    assert said[2] == f"as it was: {journal}.damaged-1"
+    journal.write_bytes(journal.read_bytes()[:-1])
+    assert main(["repair", str(book.directory)]) == 0
+    assert f"as it was: {journal}.damaged-2" in capsys.readouterr().out
