@@ -82,7 +82,8 @@ def slurm_conf(config: MiniclusterConfig, on_loopback: bool) -> str:
 def cgroup_conf(config: MiniclusterConfig) -> str:
     """Text of ``cgroup.conf``: memory is limited, swap no way around it, cores stay free."""
     if config.cgroup is None:
-        return "CgroupAutomount=no\n"
+        # Slurm loads a plugin even so, and else looks at /sys/fs/cgroup for which it is to be.
+        return "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
     # IgnoreSystemd: a machine for experiments (a container, say) has no systemd to ask.
     extra = "IgnoreSystemd=yes\n" if config.cgroup == "v2" else "CgroupAutomount=yes\n"
     return (

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,28 @@ def test_where_cgroups_and_another_name_are_forbidden_it_comes_up_and_says_what_
     assert limits.startswith("memory is not limited")
     assert network.startswith("the daemons listen on every network of this machine")
     assert cluster.run("srun", "-N2", "hostname").count("\n") == 2
+
+
+UP_AND_DOWN = """
+import sys
+from pathlib import Path
+from slurm import minicluster
+cluster = minicluster.up(Path(sys.argv[1]), num_nodes=1)
+print(cluster.notice, cluster.run("srun", "-N1", "echo", "it runs"))
+minicluster.down(Path(sys.argv[1]))
+"""
+
+
+@needs_slurm
+@pytest.mark.usefixtures("minicluster")
+def test_it_comes_up_where_no_cgroups_are_mounted_at_all(directory: Path) -> None:
+    hidden = ["unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup; exec "$@"', "sh"]
+    if subprocess.run([*hidden, "true"], capture_output=True).returncode:
+        pytest.skip("this container forbids to hide its cgroups")
+    command = [*hidden, sys.executable, "-c", UP_AND_DOWN, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("memory is not limited: no cgroups"), done.stderr
+    assert "it runs" in done.stdout
 
 
 @needs_slurm

@@ -119,7 +119,8 @@ def test_a_batch_script_can_be_read_before_it_is_submitted(
     assert main([*arguments, "--account", "ABC"]) == 0
     script = capsys.readouterr().out
     assert "#SBATCH --account=ABC" in script
-    assert f"search {tmp_path}/runs/tiny_cpu/space.yaml --run-dir" in script
+    space = shlex.quote(f"{tmp_path}/runs/tiny_cpu/space.yaml")
+    assert f"search {space} --run-dir" in script
     assert main([*arguments, "--policy", "deephyper", "--seed", "3", "--trials", "9"]) == 0
     assert "--site generic --seed 3 --policy deephyper &" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
