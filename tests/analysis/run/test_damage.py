@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from analysis.run.folder import RunFolder
 from analysis.run.lines import RunError
 from analysis.run.repair import repair_run
 from search_spaces import load_space
+from support.run_book import as_version_1
 from workflows.search.session import run_search
 from workflows.simulation.workload import simulated_launcher
 
@@ -120,6 +122,28 @@ def check_refusal(original: Original, damaged: bytes, message: str) -> None:
     assert again.notes == [] and again.backup is None
 
 
+def test_damage_before_there_were_checksums_never_tells_a_trial_twice(original: Original) -> None:
+    """What can be known of such a journal is that its lines fit each other."""
+    original.journal.write_bytes(original.data)
+    as_version_1(original.journal)
+    old = original.journal.read_bytes()
+    assert read_run(original.folder) == original.run
+    outcomes: Counter[str] = Counter()
+    for damaged in islice(changed_lines(old), 0, None, 5):
+        original.journal.write_bytes(damaged)
+        try:
+            read_run(original.folder)
+            outcomes["read"] += 1
+        except RunError as error:
+            assert "journal.jsonl:" in str(error)
+            outcomes["refused"] += 1
+            done = repair_run(original.folder)
+            assert done.backup is not None
+            done.backup.unlink()
+            assert read_run(original.folder) == done.run
+    assert outcomes["refused"] > outcomes["read"]
+
+
 def test_a_journal_without_damage_is_read_as_it_is(original: Original) -> None:
     assert check(original, original.data) == "read"
     assert repair_run(original.folder).notes == []
@@ -167,11 +191,10 @@ def test_damage_is_found_at_its_line_and_repaired(original: Original, kind: str)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_all_damage_is_found_at_its_line_and_repaired(original: Original, kind: str) -> None:
-    campaign(original, DAMAGES[kind](original.data), share=1)
+    campaign(original, DAMAGES[kind](original.data), share=0.2 if kind == "flipped" else 1)
 
 
 def campaign(original: Original, journals: Iterator[bytes], share: float) -> None:
     chance = random.Random(2)
     outcomes = Counter(check(original, d) for d in journals if chance.random() < share)
-    print(dict(outcomes))
     assert outcomes["read"] == 0 and outcomes.total() > 10
