@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import framework_named
 from search_spaces.language.schema import Flags, ModelFile, ObjectiveSpec, SpaceFile
-from search_spaces.parameters import Parameter
+from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
 from search_spaces.space import (
     ENERGY_FIGURES,
@@ -275,7 +276,14 @@ class _Builder:
                 )
 
     def _parameters(self) -> dict[str, Parameter]:
-        return {name: self._parameter(name) for name in self.file.parameters}
+        found = {name: self._parameter(name) for name in self.file.parameters}
+        if math.prod(len(parameter.values) for parameter in found.values()) > MAX_CONFIGS:
+            raise self.document.error(
+                ("parameters",),
+                "found more than 2^62 combinations of values, accepted fewer: leave out values, or "
+                "parameters",
+            )
+        return found
 
     def _parameter(self, name: str) -> Parameter:
         path = ("parameters", name)

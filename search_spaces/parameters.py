@@ -16,6 +16,7 @@ from slurm import Document, as_written, wrong_value
 from trainer import MAX_NUMBER, TrainConfig, ValueType
 
 MAX_VALUES = 10_000
+MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 
 # What a trial's settings say, not what is searched.
 _FIXED = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from search_spaces.errors import SpaceError
-from search_spaces.points.enumeration import MAX_EDGES, ValidConfigs
+from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable
 from search_spaces.space import SearchSpace
 
 SAMPLE = 1_000_000
@@ -105,15 +105,17 @@ def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
 def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
     """Exactly; None where that takes too much."""
     counts = []
-    left, before = space.raw_size, []
+    left, before, work = space.raw_size, [], 2 * MAX_WORK
     for rule in space.rules:
-        alone = ValidConfigs(space, [rule], max_edges)
+        alone = ValidConfigs(space, [rule], max_edges, work)
+        work -= alone.work
         removed = space.raw_size - alone.count
         if removed:
             before.append(rule)
-        kept = ValidConfigs(space, before, max_edges) if removed else None
+        kept = ValidConfigs(space, before, max_edges, work) if removed else None
         if not alone.exact or (kept and not kept.exact):
             return None
+        work -= kept.work if kept else 0.0
         after = kept.count if kept else left
         counts.append(RuleCount(rule.name, rule.text, removed, left - after))
         left = after
@@ -123,12 +125,13 @@ def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None
 def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
     """From a random sample."""
     generator = np.random.default_rng(0)
-    raw = {name: generator.choice(p.array, SAMPLE) for name, p in space.parameters.items()}
-    facts, left = space.columns(raw), np.ones(SAMPLE, dtype=bool)
-    scale = space.raw_size / SAMPLE
+    sample = min(SAMPLE, affordable(sum(1 + len(rule.text) / 10 for rule in space.rules)))
+    raw = {name: generator.choice(p.array, sample) for name, p in space.parameters.items()}
+    facts, left = space.columns(raw), np.ones(sample, dtype=bool)
+    scale = space.raw_size / sample
     counts = []
     for rule in space.rules:
-        kept = np.broadcast_to(rule.holds(facts), (SAMPLE,))
+        kept = np.broadcast_to(rule.holds(facts), (sample,))
         alone, in_order = np.count_nonzero(~kept), np.count_nonzero(left & ~kept)
         left &= kept
         counts.append(

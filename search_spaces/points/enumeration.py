@@ -15,7 +15,9 @@ from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 
-MAX_EDGES = 1 << 24  # tried for one parameter; beyond it, what is left is drawn by chance
+MAX_EDGES = 1 << 21  # tried for one parameter; beyond it, what is left is drawn by chance
+MAX_WORK = 3e7  # in terms of rules, over all configurations that they are asked about; about 1 s
+_SORTING = 5.0  # of an edge, in terms of rules
 CHUNK = 1 << 19  # of them at once
 MAX_DRAWS = 32  # chunks drawn by chance, before what they found is all that is given
 ESTIMATED = 4  # chunks that an estimate is from
@@ -61,6 +63,10 @@ class ValidConfigs:
         space: whose.
         rules: default: all of them.
         max_edges: values of a parameter, over all states before it, that are tried at most.
+        max_work: of all parameters that are bound, in terms of rules.
+
+    Attributes:
+        work: that it took.
     """
 
     def __init__(
@@ -68,7 +74,9 @@ class ValidConfigs:
         space: SearchSpace,
         rules: Sequence[Rule] | None = None,
         max_edges: int = MAX_EDGES,
+        max_work: float = MAX_WORK,
     ) -> None:
+        self.work = 0.0
         self._space = space
         self._parameters = space.parameters
         waiting = [
@@ -80,7 +88,9 @@ class ValidConfigs:
         strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
         self._strides = dict(zip(self._parameters, strides, strict=True))
         self._levels: list[_Level] = []
-        self._bind(waiting, max_edges)
+        terms = sum(_terms(rule) for rule, _ in waiting)
+        self._chunk = min(CHUNK, affordable(terms * ESTIMATED))
+        self._bind(waiting, max_edges, max_work)
 
     @property
     def exact(self) -> bool:
@@ -97,8 +107,8 @@ class ValidConfigs:
         """The count where it is exact, else from what random configurations come to."""
         if self.exact or not self.count:
             return self.count
-        found = sum(len(self._drawn(CHUNK, rng)) for _ in range(ESTIMATED))
-        return self.count * found / (ESTIMATED * CHUNK)
+        found = sum(len(self._drawn(self._chunk, rng)) for _ in range(ESTIMATED))
+        return self.count * found / (ESTIMATED * self._chunk)
 
     def all(self) -> Indices:
         """Every valid index, in order.
@@ -126,7 +136,7 @@ class ValidConfigs:
         for _ in range(MAX_DRAWS):
             if len(found) >= most:
                 break
-            found = np.union1d(found, self._drawn(most if self.exact else CHUNK, rng))
+            found = np.union1d(found, self._drawn(most if self.exact else self._chunk, rng))
         some: Indices = np.sort(rng.permutation(found)[:size])
         return some
 
@@ -158,14 +168,18 @@ class ValidConfigs:
                 ways = within + self._levels[number - 1].starts[level.before[edges]]
         return indices
 
-    def _bind(self, waiting: Sequence[_Scoped], max_edges: int) -> None:
+    def _bind(self, waiting: Sequence[_Scoped], max_edges: int, max_work: float) -> None:
         ways: Indices = np.ones(1, dtype=np.int64)[self._fulfilled(waiting, {}, 1)]
         waiting = _later(waiting, {})
         states: Digits = {}
         for name in self._order:
             size = len(self._parameters[name].values)
-            if len(ways) * size > max_edges:
+            bound = {name, *states}
+            ready = sum(_terms(rule) for rule, scope in waiting if scope <= bound)
+            work = len(ways) * size * (_SORTING + ready)
+            if len(ways) * size > max_edges or self.work + work > max_work:
                 break
+            self.work += work
             step = max(1, CHUNK // size)
             parts = [
                 self._edges(name, states, np.arange(at, min(at + step, len(ways))), waiting)
@@ -228,6 +242,16 @@ class ValidConfigs:
             for rule, _ in ready:
                 kept &= rule.holds(facts)
         return kept
+
+
+def _terms(rule: Rule) -> float:
+    """What asking a rule costs, by the length of its text."""
+    return 1 + len(rule.text) / 10
+
+
+def affordable(terms: float) -> int:
+    """Configurations about which rules of so many terms may be asked."""
+    return max(4096, int(MAX_WORK / max(terms, 1)))
 
 
 def _later(waiting: Sequence[_Scoped], bound: Iterable[str]) -> list[_Scoped]:

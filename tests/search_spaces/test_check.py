@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from search_spaces import SearchSpace, SpaceError, check, load_space, shipped_spaces
-from search_spaces.points.enumeration import ValidConfigs
+from search_spaces.points.enumeration import MAX_WORK, ValidConfigs
 
 Load = Callable[[str], SearchSpace]
 
@@ -179,3 +180,34 @@ def test_the_report_notes_what_the_trainer_lacks(load: Load, good: str) -> None:
 def test_every_shipped_space_has_valid_configurations(name: str) -> None:
     report = check(load_space(name))
     assert report.valid > 0 and report.exact
+
+
+@pytest.mark.parametrize(
+    ("parameters", "rules"),
+    [
+        ("a: {range: [1, 4000]}, b: {range: [1, 4000]}", [f"a * b > {i}" for i in range(99)]),
+        (
+            ", ".join(f"p{i}: [1, 2, 3, 4]" for i in range(12)),
+            [" + ".join(f"p{i}" for i in range(12)) + " == 17"],
+        ),
+    ],
+)
+def test_the_work_of_counting_is_bounded_whatever_the_space(
+    load: Load, parameters: str, rules: list[str]
+) -> None:
+    space = load(
+        "version: 1\ncluster: dgx_h100\ntrainer: {command: [x]}\nobjective: {maximize: speed}\n"
+        f"parameters: {{{parameters}}}\nconstraints: {json.dumps(rules)}\n"
+    )
+    assert ValidConfigs(space).work <= MAX_WORK
+    report = check(space)
+    assert not report.exact and 0 < report.valid <= report.raw
+
+
+def test_more_configurations_than_can_be_numbered_are_refused(load: Load) -> None:
+    parameters = ", ".join(f"p{i}: {{range: [1, 10000]}}" for i in range(6))
+    with pytest.raises(SpaceError, match=r"key 'parameters': found more than 2\^62"):
+        load(
+            "version: 1\ncluster: dgx_h100\ntrainer: {command: [x]}\nobjective: {maximize: s}\n"
+            f"parameters: {{{parameters}}}\n"
+        )
