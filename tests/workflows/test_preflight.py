@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import closing
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_a_dry_run_prints_the_command_and_leaves_nothing(
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "big.machine")
     assert main(["preflight", "--dry-run", "--quick"]) == 0
-    command = capsys.readouterr().out.split()
+    command = shlex.split(capsys.readouterr().out)
     result = f"{tmp_path}/big_machine-preflight/result.json"
     assert command == [*module_argv("trainer.preflight", result, "--quick")]
     assert not list(tmp_path.iterdir())
