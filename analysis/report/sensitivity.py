@@ -6,7 +6,7 @@ a regression over successes alone says nothing of what it takes to succeed.
 
 Exact SHAP values take trees x leaves x trials; leaves grow with the trials, and so would the cost
 with their square. Every trial teaches the forest, but its trees have at most MAX_LEAVES leaves, and
-EXPLAINED of the trials are explained, drawn evenly over the target.
+EXPLAINED of the trials are explained, drawn evenly over what the forest predicts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise
 MIN_PER_CLASS = 3
 NUM_TREES = 100
 MAX_LEAVES = 256  # of a tree; more of them explain noise
-EXPLAINED = 250  # trials whose SHAP values are computed
+EXPLAINED = 400  # trials whose SHAP values are computed
 NUM_REFITS = 20
 REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
 FEW_PER_PARAMETER = 5
@@ -46,7 +46,7 @@ class Sensitivity:
     Attributes:
         total: trials that the forest has learned from.
         encoded: the parameters of the n trials that are explained: all, or a sample of EXPLAINED
-            that is spread evenly over the target.
+            that is spread evenly over the predictions.
         trial: their numbers, shape (n,).
         shap: SHAP values, shape (n, parameters), in the target's unit; the probability of
             failing for the classifier. ``base + shap.sum(1) == prediction``.
@@ -184,16 +184,17 @@ def _fitted(forest: Any, encoded: Encoded, target: NDArray[Any], seed: int) -> S
     """The account of a forest of this kind; its ``trial`` has rows in place of numbers."""
     x = encoded.values.to_numpy()
     forest.set_params(random_state=seed % 2**32).fit(x, target)
-    rows = _spread_rows(target, EXPLAINED, seed)
-    shap, base = _explain(forest, x[rows])
     classes = target.dtype == bool
+    predicted = forest.predict_proba(x)[:, 1] if classes else forest.predict(x)
+    rows = _spread_rows(predicted, EXPLAINED, seed)
+    shap, base = _explain(forest, x[rows])
     return Sensitivity(
         total=len(x),
         encoded=encoded.rows(rows),
         trial=rows,
         shap=shap,
         base=base,
-        prediction=forest.predict_proba(x[rows])[:, 1] if classes else forest.predict(x[rows]),
+        prediction=predicted[rows],
         oob_score=float(forest.oob_score_),
         base_rate=None,
         interval=_interval(forest, encoded.values, target, np.abs(shap).mean(axis=0), seed),
@@ -203,7 +204,7 @@ def _fitted(forest: Any, encoded: Encoded, target: NDArray[Any], seed: int) -> S
 
 
 def _spread_rows(target: NDArray[Any], count: int, seed: int) -> NDArray[np.int_]:
-    """At most ``count`` rows, one at random from each of as many equal slices of the target."""
+    """At most ``count`` rows, one at random from each of as many equal slices by ``target``."""
     if len(target) <= count:
         return np.arange(len(target))
     rng = np.random.default_rng(seed)
