@@ -193,17 +193,17 @@ print('MESHTUNE_RESULT {"speed": 1}')
     (place / "space.yaml").write_text(space.replace("trials: 6", "trials: 1"))
     original = subprocess.Popen(search(place), stdout=subprocess.PIPE, text=True)
     try:
-        until(lambda: living(place), "a rank runs")
+        until(lambda: living(place), "a rank runs", 180)
         running = living(place)
         shutil.copytree(place / "run", place / "copy")
         (place / "copy" / "go").touch()
         resume = [str(place / "copy") if a == str(place / "run") else a for a in search(place)]
-        resumed = subprocess.run(resume, capture_output=True, text=True, timeout=120)
+        resumed = subprocess.run(resume, capture_output=True, text=True, timeout=180)
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         assert set(running) <= set(living(place))
     finally:
         (place / "run" / "go").touch()
-        said, _ = original.communicate(timeout=60)
+        said, _ = original.communicate(timeout=180)
     assert original.returncode == 0, said
     (trial,) = read_run(place / "run").trials.values()
     assert [a.kind for a in trial.attempts] == ["ok"]
@@ -219,7 +219,7 @@ def test_a_search_that_nobody_reads_goes_on(place: Path, sink: str) -> None:
         ["bash", "-c", command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=180,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, "head" in sink), done.stderr
@@ -248,7 +248,7 @@ def test_a_clock_that_is_set_spends_no_budget(place: Path) -> None:
     text = (place / "space.yaml").read_text()
     (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 6, wall_time: 1h"))
     program = (str(place / "setter.py"),)
-    subprocess.run(search(place, program=program), check=True, capture_output=True, timeout=120)
+    subprocess.run(search(place, program=program), check=True, capture_output=True, timeout=180)
     check_accounts(place)
     run = read_run(place / "run")
     assert run.past_sessions_s + run.last_t - run.opened_t[-1] < 3600
