@@ -72,8 +72,8 @@ def kill_step_daemon(world: World, planned: Planned) -> Course:
 
 @fault(launchers=SRUN, weight=2, hold_s=(0.5, 8.0), interrupts=2, cost_s=10)
 def kill_controller(world: World, planned: Planned) -> Course:
-    """slurmctld dies and comes back, with what it had saved."""
-    world.disturbed = True
+    """slurmctld dies and comes back with what it had saved: of steps, too much or too little."""
+    world.disturbed = world.lists_for_ever = True
     with world.may_exit(CONTINUE):  # it may have forgotten the job itself
         try:
             _slurm(world).kill_controller()
