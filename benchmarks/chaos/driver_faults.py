@@ -121,6 +121,8 @@ def second_driver(world: World, planned: Planned) -> Course:
     if not world.journal.exists():
         return
     with _other(world, world.run_dir) as other:
+        # Where the first is killed just then, the second has the run, and the next would be refused.
+        world.between.append(lambda: _end(other))
         while other.poll() is None:
             yield 0.1
     done = events_of(world.journal)[-1]["event"] == "closed"  # and the first writes its report
@@ -177,9 +179,14 @@ def _run(world: World, command: list[str]) -> Iterator[Process]:
         try:
             yield other
         finally:
-            if other.poll() is None:
-                other.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    other.wait(60)
-            other.kill()
-            other.wait()
+            _end(other)
+
+
+def _end(other: Process) -> None:
+    """Politely, and for sure."""
+    if other.poll() is None:
+        other.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            other.wait(60)
+    other.kill()
+    other.wait()
