@@ -121,7 +121,7 @@ def second_driver(world: World, planned: Planned) -> Course:
     if not world.journal.exists():
         return
     with _other(world, world.run_dir) as other:
-        # Where the first is killed just then, the second has the run, and the next would be refused.
+        # If the first is killed just then, the second has the run, and the next is refused.
         world.between.append(lambda: _end(other))
         while other.poll() is None:
             yield 0.1
