@@ -151,7 +151,7 @@ def apply(run: Run, t: float, event: Event | None) -> None:
             run.objective = dict(event.objective)
             run.objectives = [dict(objective) for objective in event.objectives]
             run.launcher, run.closed = event.launcher, None
-            run.identity = identity
+            run.identity = identity or run.identity  # a session by hand has none of its own
             run.opened_t.append(t)
         case Proposed():
             if event.trial in run.trials:
