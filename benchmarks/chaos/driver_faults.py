@@ -87,8 +87,13 @@ def suspend(world: World, planned: Planned) -> Course:
 def _early(world: World, number: int) -> tuple[int, ...]:
     """Codes of a driver that is not searching yet, or no more: a signal ends it as any program.
 
-    A Ctrl-C before Python has started is its own traceback, and 1.
+    A Ctrl-C before Python has started is its own traceback, and 1. Of a driver that is stopping a
+    second signal is obeyed at once, and its trials may outlive it.
     """
+    if world.asked_to_stop:
+        world.disturbed = world.abrupt = True
+        return (-number, 128 + number)
+    world.asked_to_stop = True
     return (-number, INTERRUPTED) if world.opened else (-number, INTERRUPTED, 1)
 
 

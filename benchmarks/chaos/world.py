@@ -76,6 +76,7 @@ class World:
     excused: set[int] = field(default_factory=set)
     disturbed: bool = False
     lists_for_ever: bool = False  # Slurm may list steps of which nothing is left
+    asked_to_stop: bool = False  # the present session's driver was, by a signal
     abrupt: bool = False  # the present session's driver was killed: its trials may outlive it
     between: list[Callable[[], None]] = field(default_factory=list)  # before the next driver
     driver: subprocess.Popen[bytes] | None = None
@@ -203,7 +204,7 @@ class World:
         self.machine.renew()
         self.sessions += 1
         self._lines_before = self._lines
-        self.abrupt = False
+        self.abrupt = self.asked_to_stop = False
         self._codes = {0}.union(*self._lasting)
         with self.log.open("ab") as log:
             log.write(f"---- session {self.sessions}\n".encode())
