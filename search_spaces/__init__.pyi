@@ -12,7 +12,9 @@ from .cluster import (
 )
 from .errors import SpaceError
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
-from .language.schema import ResultPatterns, Scalar, VariableName, json_schema, seconds
+from .language.fields import Scalar, VariableName, seconds
+from .language.schema import json_schema
+from .language.trainer_schema import ResultPatterns
 from .load import load_space, shipped_spaces
 from .parameters import Parameter
 from .points.candidates import Candidates

@@ -18,7 +18,7 @@ from search_spaces import parameters
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import framework_named
-from search_spaces.language.schema import Flags, ModelFile, ObjectiveSpec, SpaceFile
+from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
 from search_spaces.space import (
@@ -26,17 +26,15 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
-from search_spaces.trainers import config_files, templates
+from search_spaces.trainers.checks import check_trainer, standing_alone, with_known_axes
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
 from slurm import (
     Document,
-    QuantityError,
     RegistryError,
     Where,
     as_written,
-    check_unit,
     read_document,
     validate,
 )
@@ -123,16 +121,6 @@ def _named(
         ) from None
 
 
-def _with_known_axes(file: SpaceFile) -> SpaceFile:
-    """The file with every parameter that is known to split the world among its command's axes."""
-    spec = file.trainer
-    if spec.command is None:
-        return file
-    more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
-    trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})
-    return file.model_copy(update={"trainer": trainer}) if more else file
-
-
 class _Builder:
     """Checks what no key shows by itself."""
 
@@ -143,7 +131,7 @@ class _Builder:
         self.model_name = model.name if model else ""
         self.model = model.config() if model else None
         self.own_trainer = file.trainer.builtin is None
-        self.file = file = self._with_bases(_with_known_axes(file))
+        self.file = file = standing_alone(document, with_known_axes(file))
         self.adapter = self._adapter()
         self.static = facts.static_facts(self.model, cluster)
         self.defaults = facts.defaults(file.trainer)
@@ -160,9 +148,7 @@ class _Builder:
             self._parse(text, ("constraints", index), types)
             for index, text in enumerate(self.file.constraints)
         )
-        self._command(types)
-        self._config_files(types)
-        self._patterns()
+        check_trainer(self.document, self.file.trainer, types)
         self._timeouts()
         objectives = self._objectives(own)
         file = self.file
@@ -349,99 +335,6 @@ class _Builder:
             return parse(text, types)
         except ExpressionError as error:
             raise self.document.error(path, str(error), at_value=True) from None
-
-    def _command(self, types: Mapping[str, ValueType]) -> None:
-        known: dict[str, ValueType] = {**types, **TRIAL_PLACEHOLDERS}
-        for index, entry in enumerate(self.file.trainer.command or []):
-            path: tuple[str | int, ...] = ("trainer", "command", index)
-            if isinstance(entry, Flags):
-                self._parse(entry.when, (*path, "when"), known)
-                for place, text in enumerate(entry.args):
-                    self._template(text, (*path, "args", place), known)
-            else:
-                self._template(entry, path, known)
-
-    def _with_bases(self, file: SpaceFile) -> SpaceFile:
-        """The file with what the bases of its trainer's files hold, so that it stands alone."""
-        whole = {}
-        for name, each in file.trainer.files.items():
-            if each.base is not None:
-                path = ("trainer", "files", name, "base")
-                try:
-                    content = config_files.read_base(Path(self.document.name).parent / each.base)
-                except SpaceError as error:
-                    raise self.document.error(path, f"\n{error}", at_value=True) from None
-                each = each.model_copy(update={"base": None, "content": content})
-            whole[name] = each
-        if not whole:
-            return file
-        return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
-
-    def _config_files(self, types: Mapping[str, ValueType]) -> None:
-        known: dict[str, ValueType] = {**types, **TRIAL_PLACEHOLDERS}
-        for name, file in self.file.trainer.files.items():
-            path = ("trainer", "files", name)
-            if problem := config_files.wrong_file_name(name):
-                raise self.document.error(path, f"found {as_written(name)}, {problem}")
-            try:
-                config_files.check_paths(name, file)
-            except SpaceError as error:
-                raise self.document.error((*path, "set"), str(error)) from None
-            for key, value in file.set.items():
-                for text in config_files.texts(value):
-                    self._template(text, (*path, "set", key), known)
-
-    def _template(
-        self, text: str, path: tuple[str | int, ...], known: Mapping[str, ValueType]
-    ) -> None:
-        """Check what stands between braces."""
-        for expression in templates.expressions(text):
-            name = expression.strip()
-            if name.isidentifier() and name not in known:
-                raise self.document.error(
-                    path,
-                    f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
-                    f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
-                    f"{{{{{name}}}}}{nearest(name, known)}",
-                    at_value=True,
-                )
-            try:
-                parse(expression, known, any_type=True)
-            except ExpressionError as error:
-                raise self.document.error(path, str(error), at_value=True) from None
-
-    def _patterns(self) -> None:
-        result = self.file.trainer.result
-        if result is None:
-            return
-        for key, patterns in result.log_format().patterns.items():
-            path = ("trainer", "result", "patterns", key)
-            for pattern in patterns:
-                if self._groups(pattern.regex, path) == 0:
-                    raise self.document.error(
-                        path,
-                        f"found {as_written(pattern.regex)}, accepted a regular expression with "
-                        "the number in a group: (...)",
-                        at_value=True,
-                    )
-                try:
-                    if pattern.unit:
-                        check_unit(pattern.unit, key)
-                except QuantityError as error:
-                    raise self.document.error(path, str(error), at_value=True) from None
-        if result.pauses is not None:
-            self._groups(result.pauses, ("trainer", "result", "pauses"))
-
-    def _groups(self, regex: str, path: Where) -> int:
-        """Of a regular expression; raises if it is none."""
-        try:
-            return re.compile(regex).groups
-        except (re.error, RecursionError, OverflowError) as error:
-            raise self.document.error(
-                path,
-                f"found {as_written(regex)}, accepted a regular expression ({error})",
-                at_value=True,
-            ) from None
 
     def _objectives(self, own: Mapping[str, Parameter]) -> tuple[Objective, ...]:
         given = self.file.objective

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from search_spaces.language.schema import Log2, Number, Range, Scalar
+from search_spaces.language.fields import Number, Scalar
+from search_spaces.language.schema import Log2, Range
 from slurm import Document, as_written, wrong_value
 from trainer import MAX_NUMBER, TrainConfig, ValueType
 

@@ -14,14 +14,14 @@ import numpy as np
 import yaml
 
 from search_spaces.cluster import Cluster
+from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
     BudgetSection,
     FinalistsSection,
     ObjectiveSpec,
-    Scalar,
-    TrainerSpec,
     TrialSection,
 )
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule

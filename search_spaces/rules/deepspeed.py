@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import groupby
 
-from search_spaces.language.schema import BuiltinTrainer
+from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.rules.rule import Rule, expressed
 from trainer import ValueType, deepspeed_requirements, parse
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.language.schema import Scalar, TrainerSpec
+from search_spaces.language.fields import Scalar
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts

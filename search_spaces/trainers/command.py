@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
-from search_spaces.language.schema import Flags, Scalar, TrainerSpec
+from search_spaces.language.fields import Scalar
+from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
 from slurm import LogFormat

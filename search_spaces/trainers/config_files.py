@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from search_spaces.errors import SpaceError
-from search_spaces.language.schema import ConfigFile, Scalar
+from search_spaces.language.fields import Scalar
+from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.trainers import templates
 from slurm import FileError, parse_json, read_document, read_text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from search_spaces.language.schema import TrainerSpec
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.trainer import Trainer
 from slurm import Registry, RegistryError
 

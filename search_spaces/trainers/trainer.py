@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_spaces.language.schema import TrainerSpec
+from search_spaces.language.trainer_schema import TrainerSpec
 from slurm import LogFormat
 from trainer import ModelConfig
 

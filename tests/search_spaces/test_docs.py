@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from search_spaces import SearchSpace, check
-from search_spaces.language.schema import TrainerSpec
+from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
 from trainer.deepspeed import rules as deepspeed
 from trainer.rules.requirements import REQUIREMENTS

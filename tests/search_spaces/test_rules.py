@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from search_spaces import SearchSpace, load_space
-from search_spaces.language.schema import BuiltinTrainer
+from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
 from trainer.config import ConfigError, TrainConfig
 

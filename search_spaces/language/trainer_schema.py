@@ -1,0 +1,210 @@
+"""The ``trainer`` section of a space file: what a trial runs, and how its metrics are found."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.language.fields import Identifier, Record, VariableName
+from search_spaces.log_formats import LOG_FORMATS
+from slurm import REDUCTIONS, LogFormat, Pattern
+from trainer import OptimizerConfig, Precision
+
+FRAMEWORK_NAMES = tuple(FRAMEWORKS)
+REDUCTION_NAMES = tuple(REDUCTIONS)
+
+
+class BuiltinTrainer(Record):
+    """Settings of the built-in trainer that every trial shares (see ``trainer.config``)."""
+
+    data: str = Field(
+        min_length=1,
+        description="prefix of an indexed token file, or python-source: the text of Python's own "
+        "standard library, prepared when the search starts",
+    )
+    precision: Precision | None = None
+    optimizer: OptimizerConfig | None = None
+    seed: int | None = Field(default=None, ge=0)
+    device: Literal["auto", "cpu", "cuda"] | None = None
+    device_memory_bytes: int | None = Field(
+        default=None, ge=1, description="memory limit per rank; default the device's own"
+    )
+    collective_timeout_s: float | None = Field(default=None, gt=0)
+    time_communication: bool | None = Field(
+        default=None, description="wait for every collective and report its time; slows training"
+    )
+    save: str | None = Field(
+        default=None, description="folder for checkpoints, in the trial's own unless absolute"
+    )
+    save_interval: int | None = Field(
+        default=None, ge=1, description="steps between checkpoints; default only at the end"
+    )
+    load: str | None = Field(
+        default=None,
+        description="folder with checkpoints of this model. An absolute path: every trial goes on "
+        "from the latest; the same as save: a trial that is repeated goes on from its own",
+    )
+
+
+class PatternSpec(Record):
+    """Finds one figure in the lines of a log."""
+
+    regex: str = Field(
+        description="the number is its group 'value', or else its first one; 'step' is the step's"
+    )
+    unit: str | None = Field(
+        default=None,
+        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
+        "or else the key's own; '' is always the key's own",
+    )
+    scale: float = Field(default=1.0, description="by which the number is multiplied")
+    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
+        default="median", description="how the steps' numbers become one"
+    )
+    skip: int | None = Field(
+        default=None, ge=0, description="first matches that do not count; default warmup_steps"
+    )
+
+    def pattern(self) -> Pattern:
+        return Pattern(**self.model_dump())
+
+
+def _pattern(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "<several>"
+    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
+
+
+_OnePattern = Annotated[
+    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
+    Discriminator(_pattern),
+]
+PatternsSpec = Annotated[
+    Annotated[str, Tag("<regex>")]
+    | Annotated[PatternSpec, Tag("<record>")]
+    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
+    Discriminator(_pattern),
+]
+
+
+class ResultPatterns(Record):
+    """How figures are found in the logs of a trainer that writes no result."""
+
+    format: str | None = Field(
+        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
+    )
+    patterns: dict[str, PatternsSpec] = Field(
+        default={},
+        description="result key: regular expression with the number in a group, a record, or a "
+        "list of them of which the first that is found counts; of the steps after the warm-up "
+        "the median is taken",
+    )
+    pauses: str | None = Field(
+        default=None,
+        description="regular expression of lines after which a step's time does not count, as "
+        "after a checkpoint",
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> ResultPatterns:
+        if self.format is None and not self.patterns:
+            raise ValueError("needs format or patterns")
+        if self.format is not None and self.format not in LOG_FORMATS:
+            known = ", ".join(sorted(LOG_FORMATS))
+            raise ValueError(f"format: found {self.format}, accepted one of {known}")
+        return self
+
+    def log_format(self) -> LogFormat:
+        """The same for whoever reads logs."""
+        known = LOG_FORMATS[self.format] if self.format else LogFormat()
+        own = {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()}
+        pauses = known.pauses if self.pauses is None else self.pauses
+        return LogFormat({**known.patterns, **own}, pauses)
+
+
+def _each(spec: Any) -> list[str | PatternSpec]:
+    return list(spec) if isinstance(spec, (list, tuple)) else [spec]
+
+
+def _as_pattern(spec: str | PatternSpec) -> Pattern:
+    return Pattern(spec) if isinstance(spec, str) else spec.pattern()
+
+
+class Flags(Record):
+    """Arguments that a command has in some configurations only."""
+
+    when: str = Field(description="an expression, such as sequence_parallel or recompute == 'full'")
+    args: list[str] = Field(min_length=1)
+
+
+def _entry(value: Any) -> str:
+    return "<flags>" if isinstance(value, (dict, BaseModel)) else "<argument>"
+
+
+CommandEntry = Annotated[
+    Annotated[str, Tag("<argument>")] | Annotated[Flags, Tag("<flags>")], Discriminator(_entry)
+]
+
+
+class ConfigFile(Record):
+    """A file that is written into a trial's folder before it starts."""
+
+    base: str | None = Field(
+        default=None, description="a file with everything else, beside the space or absolute"
+    )
+    content: dict[str, Any] | None = Field(default=None, description="the same, written out here")
+    set: dict[str, Any] = Field(
+        default={}, description="dotted path: value, in which {tp} and the like are replaced"
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> ConfigFile:
+        if self.base is not None and self.content is not None:
+            raise ValueError("accepted one of: base, content")
+        return self
+
+
+class TrainerSpec(Record):
+    """What a trial runs: the built-in trainer, the user's own command, or an installed trainer."""
+
+    builtin: BuiltinTrainer | None = None
+    command: list[CommandEntry] | None = Field(
+        default=None,
+        min_length=1,
+        description="argv of every rank, no shell reads it: {tp} and {dp // cp} are replaced, and "
+        "{when: EXPRESSION, args: [...]} is there where the expression is true",
+    )
+    use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
+    options: dict[str, Any] = Field(default={}, description="of the installed trainer")
+    result: ResultPatterns | None = None
+    files: dict[str, ConfigFile] = Field(
+        default={}, description="JSON, YAML or TOML files of a command, by their name in the folder"
+    )
+    env: dict[VariableName, str] = Field(default={}, description="environment of every rank")
+    framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
+        default=None,
+        description="whose habits the cost model assumes for a command; default megatron-lm",
+    )
+    axes: list[Identifier] = Field(
+        default=[],
+        description="parameters that are further parallel axes of a command, innermost first, "
+        "between tp and dp: the ranks are the product of all axes",
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> TrainerSpec:
+        if [self.builtin, self.command, self.use].count(None) != 2:
+            raise ValueError("accepted exactly one of: builtin, command, use")
+        if self.options and self.use is None:
+            raise ValueError("'options' goes with 'use'")
+        if self.framework is not None and self.command is None:
+            raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
+        if self.axes and self.command is None:
+            raise ValueError("'axes' goes with 'command'; the built-in trainer has tp, dp and pp")
+        if self.files and self.command is None:
+            raise ValueError("'files' goes with 'command'")
+        if self.result is not None and self.command is None:
+            raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
+        return self

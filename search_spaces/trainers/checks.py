@@ -1,0 +1,147 @@
+"""What no key of a space's ``trainer`` shows by itself: names, paths, regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from search_spaces import parameters
+from search_spaces.errors import SpaceError
+from search_spaces.language.schema import SpaceFile
+from search_spaces.language.trainer_schema import Flags, TrainerSpec
+from search_spaces.trainers import config_files, templates
+from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
+from slurm import Document, QuantityError, Where, as_written, check_unit
+from trainer import ExpressionError, ValueType, nearest, parse
+
+
+def with_known_axes(file: SpaceFile) -> SpaceFile:
+    """The file with every parameter that is known to split the world among its command's axes."""
+    spec = file.trainer
+    if spec.command is None:
+        return file
+    more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
+    trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})
+    return file.model_copy(update={"trainer": trainer}) if more else file
+
+
+def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
+    """The file with what the bases of its trainer's files hold, so that it stands alone."""
+    whole = {}
+    for name, each in file.trainer.files.items():
+        if each.base is not None:
+            path = ("trainer", "files", name, "base")
+            try:
+                content = config_files.read_base(Path(document.name).parent / each.base)
+            except SpaceError as error:
+                raise document.error(path, f"\n{error}", at_value=True) from None
+            each = each.model_copy(update={"base": None, "content": content})
+        whole[name] = each
+    if not whole:
+        return file
+    return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
+
+
+def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:
+    """Check a command, its files and its patterns.
+
+    Args:
+        document: where mistakes are shown.
+        spec: the trainer.
+        types: of the names that expressions can use, those of a trial apart.
+
+    Raises:
+        SpaceError: for the first mistake.
+    """
+    checks = _Checks(document, spec, types)
+    checks.command()
+    checks.config_files()
+    checks.patterns()
+
+
+class _Checks:
+    def __init__(
+        self, document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]
+    ) -> None:
+        self.document, self.spec = document, spec
+        self.known: dict[str, ValueType] = {**types, **TRIAL_PLACEHOLDERS}
+
+    def command(self) -> None:
+        for index, entry in enumerate(self.spec.command or []):
+            path: tuple[str | int, ...] = ("trainer", "command", index)
+            if isinstance(entry, Flags):
+                self._expression(entry.when, (*path, "when"))
+                for place, text in enumerate(entry.args):
+                    self._template(text, (*path, "args", place))
+            else:
+                self._template(entry, path)
+
+    def config_files(self) -> None:
+        for name, file in self.spec.files.items():
+            path = ("trainer", "files", name)
+            if problem := config_files.wrong_file_name(name):
+                raise self.document.error(path, f"found {as_written(name)}, {problem}")
+            try:
+                config_files.check_paths(name, file)
+            except SpaceError as error:
+                raise self.document.error((*path, "set"), str(error)) from None
+            for key, value in file.set.items():
+                for text in config_files.texts(value):
+                    self._template(text, (*path, "set", key))
+
+    def _template(self, text: str, path: tuple[str | int, ...]) -> None:
+        """Check what stands between braces."""
+        for expression in templates.expressions(text):
+            name = expression.strip()
+            if name.isidentifier() and name not in self.known:
+                raise self.document.error(
+                    path,
+                    f"unknown placeholder {{{name}}}, accepted: parameters, facts and "
+                    f"{', '.join(TRIAL_PLACEHOLDERS)}; braces themselves are written "
+                    f"{{{{{name}}}}}{nearest(name, self.known)}",
+                    at_value=True,
+                )
+            try:
+                parse(expression, self.known, any_type=True)
+            except ExpressionError as error:
+                raise self.document.error(path, str(error), at_value=True) from None
+
+    def patterns(self) -> None:
+        result = self.spec.result
+        if result is None:
+            return
+        for key, patterns in result.log_format().patterns.items():
+            path = ("trainer", "result", "patterns", key)
+            for pattern in patterns:
+                if self._groups(pattern.regex, path) == 0:
+                    raise self.document.error(
+                        path,
+                        f"found {as_written(pattern.regex)}, accepted a regular expression with "
+                        "the number in a group: (...)",
+                        at_value=True,
+                    )
+                try:
+                    if pattern.unit:
+                        check_unit(pattern.unit, key)
+                except QuantityError as error:
+                    raise self.document.error(path, str(error), at_value=True) from None
+        if result.pauses is not None:
+            self._groups(result.pauses, ("trainer", "result", "pauses"))
+
+    def _groups(self, regex: str, path: Where) -> int:
+        """Of a regular expression; raises if it is none."""
+        try:
+            return re.compile(regex).groups
+        except (re.error, RecursionError, OverflowError) as error:
+            raise self.document.error(
+                path,
+                f"found {as_written(regex)}, accepted a regular expression ({error})",
+                at_value=True,
+            ) from None
+
+    def _expression(self, text: str, path: tuple[str | int, ...]) -> None:
+        try:
+            parse(text, self.known)
+        except ExpressionError as error:
+            raise self.document.error(path, str(error), at_value=True) from None
