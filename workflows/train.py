@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shlex import join
@@ -24,10 +25,22 @@ from analysis import (
     write_atomically,
 )
 from search_spaces import load_space
-from slurm import Kind, Launcher, Lease, ResultSource, TrialSpec, module_argv, printable
+from slurm import (
+    FileError,
+    Kind,
+    Launcher,
+    Lease,
+    ResultSource,
+    TrialSpec,
+    module_argv,
+    parse_json,
+    printable,
+    read_text,
+)
 from trainer import ConfigError
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
+ATTEMPT_NAME = "attempt.json"  # in the folder: what is, or was last, started there
 NO_LIMIT_S = 10 * 365 * 86400.0
 
 
@@ -86,6 +99,7 @@ def _of_steps(best: Best, steps: int) -> Best:
 def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     best = best if steps is None else _of_steps(best, steps)
     spec, lease = _spec(best, out), _lease(best, launcher)
+    _settle_earlier(launcher, out, spec.name)
     if best.train is not None:
         write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
     for name, text in best.files.items():
@@ -104,6 +118,21 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
         if is_number(value):
             print(printable(f"{key:28s}{value:.6g}"))
     return 0
+
+
+def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:
+    """End what a killed command left running in this folder, and note the name of what comes now.
+
+    Not what runs in another folder, of which this one is a copy.
+    """
+    file, inode = out / ATTEMPT_NAME, out.stat().st_ino
+    names = []
+    with suppress(FileError, KeyError, TypeError):
+        earlier = parse_json(read_text(file, 10_000), str(file))
+        if earlier["inode"] == inode:
+            names.append(str(earlier["name"]))
+    launcher.settle(names)
+    write_atomically(file, json.dumps({"name": name, "inode": inode}) + "\n")
 
 
 def _spec(best: Best, out: Path) -> TrialSpec:

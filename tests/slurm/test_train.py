@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm import processes
 from slurm.minicluster.cluster import Minicluster
 from support.waiting import wait_for
 
@@ -18,14 +19,15 @@ pytestmark = pytest.mark.slurm
 
 TRAINER = """
 import os, sys, time
-open("up", "w").close()
+open("starting", "w").write(str(os.getpid()))
+os.rename("starting", "up")
 while not os.path.exists("go"):
     time.sleep(0.02)
 print('MESHTUNE_RESULT {"speed": 7}')
 """
 
 
-def test_two_trainings_in_one_allocation_do_not_end_each_other(
+def test_trainings_in_one_allocation_do_not_end_each_other_and_end_what_was_left_of_their_own(
     minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
 ) -> None:
     best = tmp_path / "best.yaml"
@@ -48,9 +50,17 @@ def test_two_trainings_in_one_allocation_do_not_end_each_other(
         assert refused.returncode == 2
         (folders[0] / "go").touch()
         assert first.wait(60) == 0
+        second.kill()  # as kill -9 does; its step goes on
+        second.wait()
+        left = int((folders[1] / "up").read_text())
+        assert processes.is_running(left)
+        (folders[1] / "up").unlink()
+        third = train(folders[1])
+        wait_for((folders[1] / "up").exists, "it trains again")
+        assert not processes.is_running(left)
         (folders[1] / "go").touch()
-        assert "speed" in second.communicate(timeout=60)[0]
-        assert second.returncode == 0
+        assert "speed" in third.communicate(timeout=60)[0]
+        assert third.returncode == 0
     finally:
         for training in (first, second):
             training.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from argparse import ArgumentParser, Namespace
 from contextlib import closing
 from shlex import quote
@@ -91,6 +92,8 @@ def search(arguments: Namespace) -> int:
     from workflows.search.session import dry_run, run_session
 
     check_site(arguments)
+    # Slurm's warning may come while there is no driver yet that could heed it.
+    signal.signal(signal.SIGUSR1, lambda *_: None)
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
     POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own

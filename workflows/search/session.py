@@ -66,7 +66,7 @@ def run_session(
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
-    # Slurm's warning may come while there is no driver yet, or none any more.
+    # Slurm's warning may come while there is no driver any more.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
     with open_driver(space, folder, launcher, seed, budget, progress, policy, pricing) as driver:
