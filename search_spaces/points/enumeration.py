@@ -16,7 +16,7 @@ from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 
 MAX_EDGES = 1 << 21  # tried for one parameter; beyond it, what is left is drawn by chance
-MAX_WORK = 3e7  # in terms of rules, over all configurations that they are asked about; about 1 s
+MAX_WORK = 1e7  # in terms of rules, over all configurations that they are asked about; about 0.3 s
 _SORTING = 5.0  # of an edge, in terms of rules
 CHUNK = 1 << 19  # of them at once
 MAX_DRAWS = 32  # chunks drawn by chance, before what they found is all that is given

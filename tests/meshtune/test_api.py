@@ -104,7 +104,7 @@ def test_a_sensitivity_leaves_out_what_failed_and_takes_the_columns_it_is_told()
     table.loc[0, "y"] = float("nan")
     found = meshtune.sensitivity(table, "y", ["a", "b"])
     assert set(found.mean_abs.index) == {"a", "b"} and found.n == 11
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="objective='z': accepted columns of the table"):
         meshtune.sensitivity(table, "z")
 
 
