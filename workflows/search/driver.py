@@ -7,7 +7,7 @@ moment can be started again: :meth:`Driver.run` first settles what its predecess
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -188,7 +188,7 @@ class Driver:
             **self.space.goals,
         )
         self._write(opened)
-        self._settle(own)
+        self.launcher.settle(own)
         for trial, attempt in left_running:
             if attempt:
                 self._end(
@@ -199,13 +199,6 @@ class Driver:
                 self._schedule.requeue(trial.number)
         self._early_stopping.update(self.state)
         self.listen(opened, self)
-
-    def _settle(self, names: Sequence[str]) -> None:
-        try:
-            self.launcher.settle(names)
-        except LauncherError as error:
-            self._write(Closed(reason=f"nothing could be started: {error}"))
-            raise
 
     def _is_own(self, name: str) -> bool:
         """Whether this folder's trial, not that of the folder of which this one is a copy."""
@@ -352,5 +345,9 @@ class Driver:
 
 def _words(error: BaseException) -> str:
     """An error as the reason for which a search ended, on one line."""
-    text = " ".join(str(error).split())
-    return f"error: {text or type(error).__name__}"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"nothing could be started: {text}"
+        if isinstance(error, LauncherError)
+        else f"error: {text}"
+    )
