@@ -54,9 +54,9 @@ def test_an_axis_of_ones_own_lies_between_tp_and_dp_and_counts_in_a_replica() ->
 
 
 ROWS = {
-    "trainer/axes.py": ('    "dp": "the batch', '    "cp": "the sequence",\n'),
-    "trainer/config.py": ("    pp: int = Field", "    cp: int = Field(default=1, ge=1)\n"),
-    "analysis/cost/jobs.py": ("    pp: Array\n", "    cp: Array\n"),
+    "trainer/axes.py": ('    "dp": "the batch', '    "ep": "the sequence",\n'),
+    "trainer/config.py": ("    pp: Ranks", "    ep: Ranks = 1\n"),
+    "analysis/cost/jobs.py": ("    pp: Array\n", "    ep: Array\n"),
 }
 """By file: the line before which an axis of the built-in trainer has its row."""
 
@@ -88,7 +88,7 @@ name: context
 model: tiny
 cluster: {name: toy, gpus_per_node: 8, memory_gib: 1, peak_fp32_tflops: 0.1}
 trainer: {builtin: {data: python-source, precision: fp32, device: cpu}}
-parameters: {tp: [1, 2], cp: [1, 2, 3], pp: [1, 2], mbs: 1, gas: 2}
+parameters: {tp: [1, 2], ep: [1, 2, 3], pp: [1, 2], mbs: 1, gas: 2}
 objective: {maximize: tokens_per_second}
 """
 PROGRAM = """
@@ -101,22 +101,22 @@ from trainer.config import ConfigError, TrainConfig
 
 # The trainer numbers its ranks by it, and refuses what leaves no whole replicas.
 space = load_space(Path("space.yaml"))
-config = TrainConfig.model_construct(tp=2, cp=2, pp=1)
-assert config.axes(8).sizes == {"tp": 2, "cp": 2, "dp": 2, "pp": 1}
-assert config.axes(8).groups("cp")[0] == [0, 2]
+config = TrainConfig.model_construct(tp=2, ep=2, pp=1)
+assert config.axes(8).sizes == {"tp": 2, "ep": 2, "dp": 2, "pp": 1}
+assert config.axes(8).groups("ep")[0] == [0, 2]
 try:
     config.axes(6)
     raise SystemExit("6 ranks")
 except ConfigError as error:
-    assert "tp 2 * cp 2 * pp 1" in str(error)
+    assert "tp 2 * ep 2 * pp 1" in str(error)
 
 # A space searches it, with the same rule.
-assert space.facts({"tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": 2})["dp"] == 2
-broken = space.first_violation({"tp": 2, "cp": 3, "pp": 1, "mbs": 1, "gas": 2})
-assert broken and "tp * cp * pp" in broken
+assert space.facts({"tp": 2, "ep": 2, "pp": 1, "mbs": 1, "gas": 2})["dp"] == 2
+broken = space.first_violation({"tp": 2, "ep": 3, "pp": 1, "mbs": 1, "gas": 2})
+assert broken and "tp * ep * pp" in broken
 
 # The cost model lays its groups over the same ranks.
 shape = {"mbs": 1, "gas": 2, "optimizer_shard": 1, "gradient_shard": 1, "weight_shard": 1}
-job = jobs({"tp": 2, "cp": 2, "pp": 1, "world_size": 8, **shape}, space.model)
+job = jobs({"tp": 2, "ep": 2, "pp": 1, "world_size": 8, **shape}, space.model)
 assert along(job.axes, "dp").stride.tolist() == [4] and job.dp.tolist() == [2]
 """
