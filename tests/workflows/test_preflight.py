@@ -146,6 +146,8 @@ def test_ranks_are_one_per_gpu_that_slurm_shows(
     answers = {
         "squeue -h -j 7 -o %N|%C|%D|%L": "n[1-2]|16|2|UNLIMITED",
         "scontrol show hostnames n[1-2]": "n1\nn2",
+        "scontrol show config": "BOOT_TIME               = 2026-01-01T00:00:00",
+        "squeue -h -j 7 -o %S": "2026-01-02T00:00:00",
         "scontrol show node n1 -o": f"NodeName=n1 Arch=x86_64 Gres={gres} CfgTRES=cpu=8",
     }
     allocation = Allocation("7", lambda argv: answers[" ".join(argv)])
