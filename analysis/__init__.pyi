@@ -6,7 +6,7 @@ from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.step import TimeConstants
 from .finalists import next_repeat, noise_of
-from .metrics import MissingMetricError, is_number, metric, possible, required_metric
+from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
 from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price
@@ -124,7 +124,6 @@ __all__ = [
     "failures",
     "front_lines",
     "in_time",
-    "is_number",
     "likely_to_fit",
     "load",
     "load_best",

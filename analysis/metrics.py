@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
+
+from slurm import is_number
 
 LEAST, LARGEST = 1e-100, 1e100  # of what a machine can be measured to do, other than nothing
 
@@ -22,11 +24,6 @@ class MissingMetricError(ValueError):
         found = f" (found {repr(result[key])[:60]})" if key in result else ""
         super().__init__(f"the result has no number {key!r}{of}{found}; it has {there}")
         self.key = key
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of a result is a metric; true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def possible(value: float) -> bool:

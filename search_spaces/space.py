@@ -280,6 +280,21 @@ class SearchSpace:
             and any((folder / entry).is_file() for folder in here)
         ]
 
+    def notes(self) -> list[str]:
+        """What is allowed, but hardly meant."""
+        return [
+            *(
+                f"the trainer's command does not depend on {name}: trials that differ only in it "
+                f"are the same; pass {{{name}}} on, or give it one value"
+                for name in self.unused()
+            ),
+            *(
+                f"trials start in folders of their own and will not find {argument}: write its "
+                "whole path"
+                for argument in self.misplaced()
+            ),
+        ]
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that defines the search; left out is what says when it ends (the

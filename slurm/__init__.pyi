@@ -40,7 +40,7 @@ from .outcome.kinds import (
     SaidOf,
 )
 from .outcome.result import kept_result
-from .outcome.step_log import EarlyStop, StepReport, StopRule, result_of_steps
+from .outcome.step_log import EarlyStop, StepReport, StopRule, is_number, result_of_steps
 from .outcome.texts import LauncherTexts
 from .outcome.watch import watch
 from .pool import NodePool
@@ -119,6 +119,7 @@ __all__ = [
     "cut_lines",
     "gather",
     "is_disk_full",
+    "is_number",
     "job_of",
     "kept_result",
     "launcher_names",

@@ -20,7 +20,6 @@ from analysis import (
     RunFolder,
     counted,
     driver_of,
-    is_number,
     lock,
     write_atomically,
 )
@@ -32,6 +31,7 @@ from slurm import (
     Lease,
     ResultSource,
     TrialSpec,
+    is_number,
     module_argv,
     parse_json,
     printable,
@@ -65,8 +65,9 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
         return _train(best, launcher, out, steps)
 
 
-def dry_run(best: Best, launcher: Launcher, out: Path) -> str:
+def dry_run(best: Best, launcher: Launcher, out: Path, steps: int | None) -> str:
     """The exact command; starts and writes nothing."""
+    best = best if steps is None else _of_steps(best, steps)
     return join(launcher.command(_spec(best, out.absolute()), _lease(best, launcher)))
 
 

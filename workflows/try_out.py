@@ -166,8 +166,8 @@ def _after(
             what = f"{found.metric} = {number(found.value)} {unit(found.metric)}".rstrip()
             yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
             yield _line("", f"the last one: {found.last.strip()[:120]}")
-    for unused in space.unused():
-        yield _line("not used", f"the command does not depend on {unused}")
+    for note in space.notes():
+        yield _line("note", note)
 
 
 def _prices(space: SearchSpace, config: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:

@@ -119,23 +119,19 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
     indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
     if not len(indices):
         check(space)
-    unused = tuple(
-        f"note: the trainer's command does not depend on {name}: trials that differ only in it "
-        "are the same"
-        for name in space.unused()
-    )
+    notes = tuple(f"note: {note}" for note in space.notes())
     if pricing is None:
-        return unused + tuple(
+        return notes + tuple(
             f"note: the cost model cannot price the parallel axis {name}: it neither filters nor "
             "ranks configurations"
             for name in unpriced_axes(space)
         )
-    unused += _unpriced_note(space)
+    notes += _unpriced_note(space)
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         memory = _memory_warning(pricing, prediction)
-        return unused + memory + _time_limit_warning(pricing, prediction)
-    return unused
+        return notes + memory + _time_limit_warning(pricing, prediction)
+    return notes
 
 
 def likely_to_fit(report: CheckReport) -> str:

@@ -41,16 +41,7 @@ class CheckReport:
                 f"the built-in trainer does not have {', '.join(missing)} yet: "
                 "this space can be checked, not searched"
             )
-        notes += [
-            f"{name} has {len(self.space.parameters[name].values)} values, and the trainer's "
-            "command depends on none: trials that differ only in it are the same"
-            for name in self.space.unused()
-        ]
-        notes += [
-            f"trials start in folders of their own and will not find {argument}: write its whole "
-            "path"
-            for argument in self.space.misplaced()
-        ]
+        notes += self.space.notes()
         if not self.exact:
             notes.append("counts are estimates from random configurations")
         return notes

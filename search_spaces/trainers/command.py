@@ -18,6 +18,8 @@ TRIAL_PLACEHOLDERS: dict[str, ValueType] = {
     "measured_steps": "number",
 }
 
+_EXCLUDE = "exclude such configurations by a constraint"
+
 
 class CommandTrainer(Trainer):
     """An argv in which ``{tp}`` and the like stand for a trial's values."""
@@ -37,7 +39,9 @@ class CommandTrainer(Trainer):
                 elif templates.holds(entry.when, values):
                     argv += templates.arguments(entry.args, values)
         except ZeroDivisionError as error:
-            raise SpaceError(f"trainer.command: {error}, in {dict(trial.config)}") from None
+            raise SpaceError(
+                f"trainer.command: {error}, in {dict(trial.config)}; {_EXCLUDE}"
+            ) from None
         return tuple(argv)
 
     def files(self, trial: TrialFacts) -> dict[str, str]:
@@ -48,7 +52,9 @@ class CommandTrainer(Trainer):
                 for name, file in self.spec.files.items()
             }
         except ZeroDivisionError as error:
-            raise SpaceError(f"trainer.files: {error}, in {dict(trial.config)}") from None
+            raise SpaceError(
+                f"trainer.files: {error}, in {dict(trial.config)}; {_EXCLUDE}"
+            ) from None
 
     @property
     def reads(self) -> frozenset[str] | None:

@@ -228,7 +228,9 @@ def metrics_of(
     if diverged:
         return {"status": "diverged", "message": "the last loss in its log is not finite"}
     if not result:
-        raise FoundNothingError(f"no pattern matched ({', '.join(log.patterns)})")
+        raise FoundNothingError(
+            f"no pattern matched ({', '.join(log.patterns)}); `meshtune try` shows what is read"
+        )
     return result
 
 

@@ -155,7 +155,7 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         if seen is not None and stated is not None and not math.isclose(seen.factor, stated):
             raise QuantityError(
                 f"{metric!r}: the log says {seen.text!r} beside {number!r}, the pattern's unit is "
-                f"{unit!r}"
+                f"{unit!r}: correct it, or leave it out"
             )
         factor = stated if stated is not None else 1.0
     else:
@@ -168,7 +168,10 @@ def _plain(text: str, metric: str) -> float:
         return float(text.replace(",", ""))
     if _NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text):
         return float(text)
-    raise QuantityError(f"the pattern of {metric!r} matched {text[:60]!r}, which is not a number")
+    raise QuantityError(
+        f"the pattern of {metric!r} matched {text[:60]!r}, which is not a number: let its group "
+        "hold the number alone"
+    )
 
 
 def _of_key(metric: str) -> _Unit | None:
@@ -209,7 +212,8 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
             )
             if other:
                 raise QuantityError(
-                    f"{metric!r} is of {dimension}; the log says {text.strip()!r} beside its number"
+                    f"{metric!r} is of {dimension}; the log says {text.strip()!r} beside its "
+                    "number: match another number, or name the metric after what it is"
                 )
     return None
 

@@ -96,7 +96,7 @@ def result_of_steps(steps: Sequence[StepReport]) -> dict[str, Any]:
     """
     result: dict[str, Any] = {"status": "ok"}
     for key in (key for key in steps[0] if key != "step"):
-        values: list[float] = [v for step in steps if _is_number(v := step.get(key))]
+        values: list[float] = [v for step in steps if is_number(v := step.get(key))]
         if len(values) < len(steps):
             continue
         if key.endswith("_bytes"):
@@ -121,5 +121,6 @@ def _parsed(said: str) -> dict[str, Any] | None:
     return step if isinstance(number, int) and not isinstance(number, bool) else None
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of a result is a metric; true and false are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -121,7 +121,7 @@ def test_the_best_of_patterns_and_files_trains_with_them_and_for_so_many_steps(
     )
     content = yaml.safe_load(SPACE.format(python=sys.executable, code="x"))
     content["trainer"] = {
-        "command": [sys.executable, "-c", code, "{mbs}"],
+        "command": [sys.executable, "-c", code, "{mbs}", "{measured_steps}"],
         "files": {"conf/run.json": {"set": {"steps": "{measured_steps}"}}},
         "result": {"patterns": {"speed": r"speed so far (\d+)"}},
     }
@@ -132,6 +132,9 @@ def test_the_best_of_patterns_and_files_trains_with_them_and_for_so_many_steps(
     capsys.readouterr()
     assert main(["train", best, "--out", str(tmp_path / "out"), "--steps", "9"]) == 0
     assert re.search(r"^speed +4$", capsys.readouterr().out, re.MULTILINE)
+    again = ["train", best, "--out", str(tmp_path / "out"), "--steps", "9", "--dry-run"]
+    assert main(again) == 0
+    assert capsys.readouterr().out.split()[-1] == "9"
     (run / "space.yaml").rename(run / "elsewhere.yaml")
     assert main(["train", best, "--out", str(tmp_path / "out"), "--steps", "9"]) == 2
     assert "--steps needs the space" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_it_shows_what_was_done_and_what_was_read_from_where(
         "read          step_time_s = 0.105 s, of 5 of 7 lines in stdout.log;",
         "elapsed time per iteration (ms): 107.0",
         "objective     step_time_s.median = 0.105 s",
-        "the command does not depend on flag",
+        "does not depend on flag",
         "cost model",
     ):
         assert words in shown, shown

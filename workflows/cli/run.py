@@ -174,7 +174,7 @@ def train(arguments: Namespace) -> int:
     options = LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
     with closing(make_launcher(chosen, options)) as launcher:
         if arguments.dry_run:
-            print(dry_run(best, launcher, arguments.out))
+            print(dry_run(best, launcher, arguments.out, arguments.steps))
             return 0
         return train_best(best, launcher, arguments.out, arguments.steps)
 

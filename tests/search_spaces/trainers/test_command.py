@@ -82,7 +82,7 @@ def test_parameters_that_the_command_does_not_depend_on_are_told(load: Load) -> 
     space = load(SPACE.format(command='[train, "{tp}", "{dp}", {when: flag, args: [--sp]}]'))
     # pp is in dp.
     assert space.unused() == ["mbs", "extra"]
-    assert [note for note in check(space).notes if "mbs has 2 values" in note]
+    assert [note for note in check(space).notes if "does not depend on mbs" in note]
 
 
 @pytest.mark.parametrize("command", ["[train, config.json]", '[train, --dir, "{trial_dir}"]'])
