@@ -132,7 +132,7 @@ class _Builder:
         self.model = model.config() if model else None
         self.own_trainer = file.trainer.builtin is None
         self.file = file = standing_alone(document, with_known_axes(file))
-        self.adapter = self._adapter()
+        self.program = self._program()
         self.static = facts.static_facts(self.model, cluster)
         self.defaults = facts.defaults(file.trainer)
 
@@ -187,7 +187,7 @@ class _Builder:
         builtin = rules.builtin(
             types,
             own_trainer=self.own_trainer,
-            own_axes=self.adapter.axes,
+            own_axes=self.program.axes,
             allow=self._allowed(),
         )
         if self.own_trainer and {"num_layers", "pp", "vpp"} <= types.keys():
@@ -206,7 +206,7 @@ class _Builder:
         ]
         needed = [
             rules.expressed(f"trainer_{number}", self._parse(text, ("trainer", "use"), types))
-            for number, text in enumerate(self.adapter.constraints, start=1)
+            for number, text in enumerate(self.program.constraints, start=1)
         ]
         return (*once, *builtin, *given, *needed)
 
@@ -219,11 +219,11 @@ class _Builder:
                 "found uneven_layers, accepted with a command; the built-in trainer's stages have "
                 "as many layers each",
             )
-        if self.own_trainer and framework_named(self.adapter.framework).uneven_stages:
+        if self.own_trainer and framework_named(self.program.framework).uneven_stages:
             allowed.add("uneven_layers")
         return allowed
 
-    def _adapter(self) -> Trainer:
+    def _program(self) -> Trainer:
         try:
             return make_trainer(self.file.trainer)
         except RegistryError as error:
@@ -239,7 +239,7 @@ class _Builder:
 
     def _axes(self) -> None:
         """Further parallel axes are parameters of whole numbers."""
-        axes = self.adapter.axes
+        axes = self.program.axes
         for index, name in enumerate(axes):
             path = ("trainer", "axes", index)
             if name in ordered() or name in facts.DERIVED:
@@ -301,7 +301,7 @@ class _Builder:
             spec,
             self.document,
             own_trainer=self.own_trainer,
-            is_axis=name in self.adapter.axes,
+            is_axis=name in self.program.axes,
         )
 
     def _conditions(

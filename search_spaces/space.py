@@ -111,7 +111,7 @@ class SearchSpace:
     def reads(self) -> dict[str, frozenset[str]]:
         """The parameters that each name in rules comes from; none for facts of the model."""
         return _facts.reads(
-            self.parameters, self.conditions, self._static, self._defaults, self.adapter.axes
+            self.parameters, self.conditions, self._static, self._defaults, self.program.axes
         )
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -132,7 +132,7 @@ class SearchSpace:
             self.conditions,
             self._static,
             self._defaults,
-            self.adapter.axes,
+            self.program.axes,
             raw,
         )
 
@@ -215,7 +215,7 @@ class SearchSpace:
         return int(self.facts(config)["world_size"])
 
     @cached_property
-    def adapter(self) -> Trainer:
+    def program(self) -> Trainer:
         """What is known of the trainer."""
         return make_trainer(self.trainer)
 
@@ -226,15 +226,15 @@ class SearchSpace:
         Raises:
             ValueError: if the built-in trainer gets no data.
         """
-        return self.adapter.config_file(self._trial(config, Path(), data))
+        return self.program.config_file(self._trial(config, Path(), data))
 
     def command(self, config: Mapping[str, Any], trial_dir: Path | str) -> tuple[str, ...]:
         """The argv of every rank of a trial in that folder."""
-        return self.adapter.command(self._trial(config, Path(trial_dir)))
+        return self.program.command(self._trial(config, Path(trial_dir)))
 
     def files(self, config: Mapping[str, Any], trial_dir: Path | str) -> Mapping[str, str]:
         """The text of further files in that folder, by name."""
-        return self.adapter.files(self._trial(config, Path(trial_dir)))
+        return self.program.files(self._trial(config, Path(trial_dir)))
 
     def _trial(
         self, config: Mapping[str, Any], directory: Path, data: str | None = None
@@ -260,7 +260,7 @@ class SearchSpace:
 
     def unused(self) -> list[str]:
         """Parameters of several values that the trainer's command depends on in no way."""
-        reads = self.adapter.reads
+        reads = self.program.reads
         if reads is None:
             return []
         used = frozenset[str]().union(*(self.reads.get(name, frozenset()) for name in reads))

@@ -82,7 +82,7 @@ def _of_steps(best: Best, steps: int) -> Best:
             "run's report folder, or change the number of steps in its command"
         )
     space = load_space(file)
-    reads = space.adapter.reads
+    reads = space.program.reads
     if reads is not None and "measured_steps" not in reads:
         raise ConfigError(
             f"{best.path}: --steps has no effect, for the command does not have "

@@ -108,7 +108,7 @@ class Pricing:
             if name in known:
                 columns[name] = known[name]
         columns["zero_stage"] = known.get("zero_stage", 0)
-        columns["cp"] = known["cp"] if "cp" in self.space.adapter.axes else 1
+        columns["cp"] = known["cp"] if "cp" in self.space.program.axes else 1
         if len(self._engines) > 1:
             engines = enumerate(self._engines)
             columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
@@ -246,7 +246,7 @@ class Pricing:
 
 def _engines(space: SearchSpace) -> dict[str, Framework]:
     """The engines that a space searches, and whose habits each has; the first one's job is 0."""
-    own = framework_named(space.adapter.framework)
+    own = framework_named(space.program.framework)
     if space.trainer.builtin is None or "engine" not in space.parameters:
         return {"meshtune": own}
     known = {"meshtune": own, "deepspeed": MEGATRON_DEEPSPEED}
@@ -273,7 +273,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
     """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
-    unknown = [name for name in space.adapter.axes if name not in PRICED_AXES]
+    unknown = [name for name in space.program.axes if name not in PRICED_AXES]
     return [name for name in unknown if set(space.parameters[name].values) != {1}]
 
 

@@ -76,19 +76,19 @@ class TrainerContract:
             assert json.loads(json.dumps(content, allow_nan=False)) == content
 
     def test_its_framework_is_one_that_the_cost_model_knows(self, space: SearchSpace) -> None:
-        assert framework_named(space.adapter.framework).name
+        assert framework_named(space.program.framework).name
 
     def test_its_patterns_have_the_number_in_a_group(self, space: SearchSpace) -> None:
-        for metric, patterns in space.adapter.log.patterns.items():
+        for metric, patterns in space.program.log.patterns.items():
             assert metric
             assert all(re.compile(pattern.regex).groups >= 1 for pattern in patterns)
 
     def test_its_axes_are_parameters_of_the_space(self, space: SearchSpace) -> None:
-        assert set(space.adapter.axes) <= set(space.parameters)
+        assert set(space.program.axes) <= set(space.parameters)
 
     def test_a_frozen_space_has_the_same_trainer(self, space: SearchSpace, tmp_path: Path) -> None:
         file = tmp_path / "frozen.yaml"
         file.write_text(space.frozen())
         again = load_space(file)
         assert again.fingerprint == space.fingerprint
-        assert type(again.adapter) is type(space.adapter)
+        assert type(again.program) is type(space.program)

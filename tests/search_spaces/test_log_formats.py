@@ -179,7 +179,7 @@ def test_a_space_names_a_format_and_adds_patterns(
         "trainer:\n",
         "trainer:\n  result: {format: torchtitan, patterns: {loss: 'l=(.)', x: 'x=(.)'}}\n",
     )
-    log = load(given).adapter.log
+    log = load(given).program.log
     assert {"tokens_per_second_per_gpu", "x"} <= set(log.patterns)
     assert [p.regex for p in log.patterns["loss"]] == ["l=(.)"]
     with pytest.raises(SpaceError, match=r"found torchtitn.*torchtitan"):

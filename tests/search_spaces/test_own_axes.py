@@ -83,7 +83,7 @@ def test_a_degree_that_the_cost_model_does_not_know_is_never_priced(load: Load) 
 
 def test_context_parallelism_is_an_axis_even_if_nobody_says_so(load: Load) -> None:
     space = load(text([]))
-    assert space.adapter.axes == ["cp"]
+    assert space.program.axes == ["cp"]
     config = {"num_nodes": 1, "tp": 2, "cp": 4, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
     assert space.facts(config)["dp"] == 1
     assert load(space.frozen()).fingerprint == load(text(["cp"])).fingerprint

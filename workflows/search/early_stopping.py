@@ -111,7 +111,7 @@ class EarlyStopping:
 
     def _step_time_s(self, steps: Sequence[StepReport]) -> float:
         """Of what is left; 0 where nobody knows how many steps that is, or how long."""
-        reads = self._space.adapter.reads
+        reads = self._space.program.reads
         if reads is not None and "measured_steps" not in reads:
             return 0.0
         times = [t for step in steps if is_number(t := step.get("step_time_s"))]

@@ -78,7 +78,7 @@ class TrialFactory:
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=dict(self.space.trainer.env),
-            result=ResultSource(self.space.adapter.log, trial.warmup_steps),
+            result=ResultSource(self.space.program.log, trial.warmup_steps),
             config=dict(config),
         )
 
