@@ -10,9 +10,6 @@ from contextlib import suppress
 from functools import partial
 from graphlib import CycleError
 from pathlib import Path
-from typing import TypeVar
-
-from pydantic import BaseModel
 
 from search_spaces import parameters
 from search_spaces.cluster import Cluster
@@ -21,6 +18,7 @@ from search_spaces.frameworks import framework_named
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
+from search_spaces.shipped import SHIPPED, named
 from search_spaces.space import (
     ENERGY_FIGURES,
     Objective,
@@ -49,9 +47,6 @@ from trainer import (
     parse,
 )
 
-SHIPPED = Path(__file__).parent
-Record = TypeVar("Record", bound=BaseModel)
-
 
 def shipped_spaces() -> list[str]:
     """Names that ``load_space`` knows without a path."""
@@ -66,9 +61,11 @@ def load_space(reference: str | Path) -> SearchSpace:
     """
     document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
-    model = _named(ModelFile, "model", file.model, document)
-    cluster = _named(Cluster, "cluster", file.cluster, document)
-    assert cluster is not None  # the schema requires it
+    model, cluster = file.model, file.cluster
+    if isinstance(model, str):
+        model = named(ModelFile, ("model",), model, document)
+    if isinstance(cluster, str):
+        cluster = named(Cluster, ("cluster",), cluster, document)
     builder = _Builder(document, file, model, cluster)
     return builder.build(file.name or _default_name(Path(document.name)))
 
@@ -92,33 +89,6 @@ def _file(reference: str | Path) -> Path:
                 f"{path}: found a directory, accepted a file; this run's space is {frozen}"
             )
     return path
-
-
-def _named(
-    record: type[Record], key: str, value: str | Record | None, document: Document
-) -> Record | None:
-    """The record that a model or cluster key gives inline, by shipped name, or by file."""
-    if not isinstance(value, str):
-        return value
-    folder = SHIPPED / f"{key}s"
-    if value.endswith((".yaml", ".yml")):
-        path = Path(document.name).parent / value
-    else:
-        names = sorted(file.stem for file in folder.glob("*.yaml"))
-        if value not in names:
-            raise document.error(
-                (key,),
-                f"found {as_written(value)}, accepted a file (*.yaml), a record, or one of "
-                f"{', '.join(names)}{nearest(value, names)}",
-                at_value=True,
-            )
-        path = folder / f"{value}.yaml"
-    try:
-        return validate(record, read_document(path, SpaceError))
-    except SpaceError as error:
-        raise document.error(
-            (key,), f"found {as_written(value)}:\n{error}", at_value=True
-        ) from None
 
 
 class _Builder:
