@@ -15,6 +15,7 @@ from search_spaces import parameters
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import framework_named
+from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
@@ -109,6 +110,14 @@ class _Builder:
     def build(self, name: str) -> SearchSpace:
         if self.model is None and not self.own_trainer:
             raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        if not self.own_trainer and isinstance(self.model, ModelShape):
+            keys = ", ".join(self.model.beyond_trainer)
+            raise self.document.error(
+                ("model",),
+                f"found a model with {keys}, accepted plain dense ones: the built-in trainer "
+                "trains no other; name a command of your own under trainer",
+                at_value=True,
+            )
         self._facts()
         self._axes()
         own = self._parameters()

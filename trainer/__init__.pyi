@@ -21,7 +21,23 @@ from .rules.expression import (
 )
 from .rules.nearest import closest, nearest
 from .rules.requirements import DEGREES, QUANTIZED, SWITCHED_OFF_BY, requirements
-from .sizes import LAYER_GATHERS, LAYER_SUMS, layer_weights, stage_weights, table_weights
+from .sizes import (
+    LAYER_GATHERS,
+    LAYER_SUMS,
+    Latent,
+    Matrix,
+    Mixture,
+    attention_weights,
+    expert_weights,
+    ffn_weights,
+    latent_matrices,
+    layer_matrices,
+    layer_weights,
+    mixed_layers,
+    model_weights,
+    stage_weights,
+    table_weights,
+)
 from .states import masters_are_weights, state_bytes
 from .zero.layout import gathers_per_step
 
@@ -42,6 +58,9 @@ __all__ = [
     "Expression",
     "ExpressionError",
     "Format",
+    "Latent",
+    "Matrix",
+    "Mixture",
     "ModelConfig",
     "OptimizerConfig",
     "Placement",
@@ -50,15 +69,22 @@ __all__ = [
     "Topology",
     "TrainConfig",
     "ValueType",
+    "attention_weights",
     "beside_dp",
     "closest",
     "constant",
     "deepspeed_requirements",
+    "expert_weights",
+    "ffn_weights",
     "gathers_per_step",
     "hardware_flops",
+    "latent_matrices",
+    "layer_matrices",
     "layer_weights",
     "masters_are_weights",
+    "mixed_layers",
     "model_flops",
+    "model_weights",
     "nearest",
     "ordered",
     "parse",

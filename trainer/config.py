@@ -16,7 +16,7 @@ from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
 from trainer.rules.requirements import REQUIREMENTS, refusal
-from trainer.sizes import layer_matrices, layer_weights, table_weights
+from trainer.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -85,6 +85,26 @@ class ModelConfig(_Record):
     @property
     def ffn_size(self) -> int:
         return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def attention_size(self) -> int:
+        """Channels of all heads' queries."""
+        return self.hidden_size
+
+    @property
+    def attended(self) -> int:
+        """Keys of each query, masked ones included."""
+        return self.seq_length
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """This trainer trains no mixtures of experts; records of other models may."""
+        return None
+
+    @property
+    def latent(self) -> Latent | None:
+        """Nor latent attention."""
+        return None
 
     @property
     def gated(self) -> bool:

@@ -6,28 +6,33 @@ the backward pass as twice the forward pass. Their equation 3 includes the forwa
 recomputation repeats. *Model* FLOPs leave every repeated operation out, so that recomputing more
 never looks faster; *hardware* FLOPs are what the device really executes.
 
-Two extensions, which vanish for the plain GPT of the paper:
+Extensions, which vanish for the plain GPT of the paper:
 
 * grouped-query attention: keys and values are projected to ``num_kv_heads * head_dim`` channels
   instead of ``h``; scores and their product with the values keep all ``num_heads`` heads;
 * SwiGLU: two projections up instead of one; the feed-forward size is ``f`` instead of ``4 h``.
+
+Of a mixture of experts the products that a token takes part in count: of its chosen experts, the
+shared ones, the router. A window of attention counts as twice its keys, since of the whole matrix
+half is masked and of the window nothing.
 
 Written once for a model, exactly and in whole numbers, and for columns of them.
 """
 
 from __future__ import annotations
 
-from trainer.sizes import Dimensions, Size, layer_weights, table_weights
+from trainer.sizes import Dimensions, Size, model_weights, table_weights
 
 
 def _attention_core(model: Dimensions) -> Size:
     """Forward FLOPs of Q K^T and of the scores times V: one layer, one sequence (4 s^2 h)."""
-    return 4 * model.seq_length**2 * model.hidden_size
+    return 4 * model.seq_length * model.attended * model.attention_size
 
 
-def _layer(model: Dimensions) -> Size:
-    """Forward FLOPs of one transformer layer on one sequence (plain GPT: 24 s h^2 + 4 s^2 h)."""
-    return 2 * model.seq_length * layer_weights(model) + _attention_core(model)
+def _layers(model: Dimensions) -> Size:
+    """Forward FLOPs of all layers on one sequence (of a plain GPT's: 24 s h^2 + 4 s^2 h)."""
+    weights = model_weights(model, active=True)
+    return 2 * model.seq_length * weights + model.num_layers * _attention_core(model)
 
 
 def _logits(model: Dimensions) -> Size:
@@ -48,7 +53,7 @@ def model_flops(model: Dimensions, global_batch: Size) -> Size:
     Returns:
         FLOPs of forward and backward pass, of one model exactly (an integer).
     """
-    return 3 * global_batch * (model.num_layers * _layer(model) + _logits(model))
+    return 3 * global_batch * (_layers(model) + _logits(model))
 
 
 def hardware_flops(model: Dimensions, global_batch: Size, recompute: Size) -> Size:
@@ -66,5 +71,5 @@ def hardware_flops(model: Dimensions, global_batch: Size, recompute: Size) -> Si
             a column of these words.
     """
     full, selective = recompute == "full", recompute == "selective"
-    repeated = full * _layer(model) + selective * _attention_core(model)
-    return model_flops(model, global_batch) + global_batch * model.num_layers * repeated
+    repeated = full * _layers(model) + selective * model.num_layers * _attention_core(model)
+    return model_flops(model, global_batch) + global_batch * repeated

@@ -107,24 +107,25 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     gated units rotate queries and keys and keep both forms.
     """
     h, e, f = jobs.hidden_size, jobs.element_bytes, jobs.ffn_size
-    keys = h * jobs.kv_heads / jobs.num_heads
+    queries = jobs.attention_size
+    keys = queries * jobs.kv_heads / jobs.num_heads
     dropout = framework.masked_dropout & ~jobs.gated
     masks = np.where(dropout, 2.0 * h, 0.0)
     whole = (4 * e * h + masks) / sequence_split(jobs, framework)
-    rotated = np.where(jobs.gated, h + keys, 0.0)
-    split = e * (2 * h + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
+    rotated = np.where(jobs.gated, queries + keys, 0.0)
+    split = e * (2 * queries + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
     if framework.flash_attention:
         split = split + 4 * jobs.num_heads  # logarithm of the softmax's denominator, float32
     else:
         dropped = np.where(dropout, 1 + e, 0.0)
-        scores = jobs.num_heads * jobs.seq_length * (e + dropped)
+        scores = jobs.num_heads * jobs.attended * (e + dropped)
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.tp
     only_input = e * h / sequence_split(jobs, framework)
     if framework.keeps_products:
         # Outputs of the products for queries, values and gate, of attention, and of the last
         # product: over tp its whole sum's summands, and both sums.
-        products = 4 * jobs.num_heads + e * (2 * h + keys + f)
+        products = 4 * jobs.num_heads + e * (2 * queries + keys + f)
         sums = np.where(jobs.tp > 1, 2 * e * h / jobs.tp, 0.0)
         some = only_input + products / jobs.tp + e * h + sums
         kept = np.where(recompute == SELECTIVE, some, kept)

@@ -108,12 +108,12 @@ class Compute:
         """One layer's forward pass."""
         rate, c = self.rate(jobs), self.constants
         tokens, h, tp = jobs.tokens, jobs.hidden_size, jobs.tp
-        head = h / jobs.num_heads
-        qkv = h + 2 * jobs.kv_heads * head
+        head, queries = jobs.head_dim, jobs.attention_size
+        qkv = queries + 2 * jobs.kv_heads * head
         up = np.where(jobs.gated, 2.0, 1.0) * jobs.ffn_size
         gemm = (
             self.gemm_s(tokens, qkv / tp, h, rate)
-            + self.gemm_s(tokens, h, h / tp, rate)
+            + self.gemm_s(tokens, h, queries / tp, rate)
             + self.gemm_s(tokens, up / tp, h, rate)
             + self.gemm_s(tokens, h, jobs.ffn_size / tp, rate)
         )
@@ -129,7 +129,7 @@ class Compute:
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:
         """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""
-        scores = jobs.tokens * jobs.seq_length * jobs.num_heads / jobs.tp
+        scores = jobs.tokens * jobs.attended * jobs.num_heads / jobs.tp
         c = self.constants
         if self.framework.flash_attention:
             # Causal: half of the blocks are skipped. Heads are padded to 64.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import Axes, ModelConfig, beside_dp, ordered, ranks_of_replica
+from trainer import Axes, Latent, Mixture, ModelConfig, beside_dp, ordered, ranks_of_replica
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -34,11 +34,14 @@ class Jobs:
         num_layers: transformer layers of the whole model.
         hidden_size: h.
         num_heads: a, attention heads.
+        attention_size: channels of all their queries: h, unless heads have a size of their own;
+            of latent attention the mean of keys' and values'.
         kv_heads: groups of grouped-query attention; equals ``num_heads`` without.
         ffn_size: f, inner size of the feed-forward part.
         gated: SwiGLU: two projections up instead of one.
         vocab_size: V.
         seq_length: s, tokens.
+        attended: keys of each query, masked ones included: s, or fewer where layers have windows.
         tied_embeddings: the output layer is the embedding.
 
     Parallelism:
@@ -62,16 +65,24 @@ class Jobs:
         zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
         element_bytes: of weights and activations in the computation: 2 or 4.
         engine: number of the model, where a space has several; see ``CostModel.others``.
+
+    What few models have; None where no job's has it:
+
+    Attributes:
+        mixture: experts in place of feed-forward parts.
+        latent: latent attention.
     """
 
     num_layers: Array
     hidden_size: Array
     num_heads: Array
+    attention_size: Array
     kv_heads: Array
     ffn_size: Array
     gated: Mask
     vocab_size: Array
     seq_length: Array
+    attended: Array
     tied_embeddings: Mask
     world_size: Array
     tp: Array
@@ -93,13 +104,16 @@ class Jobs:
     zero_stage: Array
     element_bytes: Array
     engine: Array
+    mixture: Mixture | None = None
+    latent: Latent | None = None
 
     def __len__(self) -> int:
         return int(self.tp.size)
 
     def __getitem__(self, rows: Any) -> Jobs:
         """The jobs that a mask, a slice or an array of indices selects."""
-        return Jobs(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        own = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return Jobs(**own, mixture=_rows(self.mixture, rows), latent=_rows(self.latent, rows))
 
     @property
     def axes(self) -> Axes:
@@ -133,7 +147,7 @@ class Jobs:
     @property
     def head_dim(self) -> Array:
         """Channels of one attention head."""
-        return self.hidden_size / self.num_heads
+        return self.attention_size / self.num_heads
 
     @property
     def recompute_words(self) -> NDArray[np.str_]:
@@ -142,6 +156,14 @@ class Jobs:
         return words
 
 
+Few = TypeVar("Few", Mixture, Latent)
+
+
+def _rows(few: Few | None, rows: Any) -> Few | None:
+    return None if few is None else type(few)(*(column[rows] for column in few))
+
+
+_COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
 _MASKS = {"gated", "tied_embeddings", "sequence_parallel"}
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
@@ -175,14 +197,21 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
             "num_layers": model.num_layers,
             "hidden_size": model.hidden_size,
             "num_heads": model.num_heads,
+            "attention_size": model.attention_size,
             "kv_heads": model.kv_heads,
             "ffn_size": model.ffn_size,
             "gated": model.activation == "swiglu",
             "vocab_size": model.vocab_size,
             "seq_length": model.seq_length,
+            "attended": model.attended,
             "tied_embeddings": model.tied_embeddings,
+            "mixture": model.mixture,
+            "latent": model.latent,
         }
     given |= columns
+    given.setdefault("attention_size", given.get("hidden_size"))
+    given.setdefault("attended", given.get("seq_length"))
+    few = {name: given.pop(name, None) for name in ("mixture", "latent")}
     if "dp" not in given:
         degrees = {name: np.asarray(given[name]) for name in beside_dp(PRICED_AXES)}
         replica = ranks_of_replica(degrees, PRICED_AXES)
@@ -191,18 +220,27 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
         sizes = {name: np.asarray(given[name]) for name in ordered(PRICED_AXES)}
         given["world_size"] = Axes(sizes).world_size
     given = {**_shards(given), **given}
-    names = [f.name for f in fields(Jobs)]
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in _COLUMNS if given.get(name) is None]:
         raise ValueError(f"jobs need the columns {', '.join(missing)}")
     arrays = [
-        np.asarray(given[name], dtype=bool if name in _MASKS else np.float64) for name in names
+        np.asarray(given[name], dtype=bool if name in _MASKS else np.float64) for name in _COLUMNS
     ]
     whole = np.broadcast_arrays(*[np.atleast_1d(array) for array in arrays])
-    made = Jobs(**dict(zip(names, whole, strict=True)))
+    made = Jobs(
+        **dict(zip(_COLUMNS, whole, strict=True)),
+        mixture=_columns(few["mixture"], whole[0].shape),
+        latent=_columns(few["latent"], whole[0].shape),
+    )
     for name in ("tp", "cp", "pp", "vpp", "dp", "mbs", "gas", "num_layers", "hidden_size"):
         if np.any(~(getattr(made, name) >= 1)):
             raise ValueError(f"{name} must be 1 or more in every job")
     return made
+
+
+def _columns(few: Few | None, shape: tuple[int, ...]) -> Few | None:
+    if few is None:
+        return None
+    return type(few)(*(np.broadcast_to(np.asarray(size, np.float64), shape) for size in few))
 
 
 def _shards(given: Mapping[str, Any]) -> dict[str, Any]:

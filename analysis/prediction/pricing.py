@@ -81,6 +81,8 @@ class Pricing:
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
                 f"{', '.join(ordered(PRICED_AXES))}; the search is Bayesian optimization without it"
             )
+        if space.model.mixture is not None:
+            raise NotPricedError("the cost model cannot price a mixture of experts yet")
         self.space, self._shape = space, space.model
         some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
         missing = [name for name in _NEEDED if name not in space.columns(some).columns]

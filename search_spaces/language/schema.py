@@ -20,20 +20,23 @@ from pydantic import (
 
 from search_spaces.cluster import Cluster
 from search_spaces.language.fields import Duration, Identifier, Number, Record, Scalar
+from search_spaces.language.model import ModelShape
 from search_spaces.language.trainer_schema import TrainerSpec
 from trainer import ModelConfig
 
 MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at
 
 
-class ModelFile(ModelConfig):
-    """A model: the trainer's record, and what it is called and where its shape is from."""
+class ModelFile(ModelShape):
+    """A model: its shape, and what it is called and where its shape is from."""
 
     name: str = ""
     source: str = ""
 
     def config(self) -> ModelConfig:
-        return ModelConfig(**self.model_dump(exclude={"name", "source"}))
+        """The trainer's own record of a model that it trains; else the whole shape."""
+        record = ModelShape if self.beyond_trainer else ModelConfig
+        return record(**self.model_dump(include=set(record.model_fields)))
 
 
 class Range(Record):

@@ -1,0 +1,173 @@
+"""A model's shape, with what only a user's own trainer trains: experts, latent attention, windows.
+
+The built-in trainer's record is the part of it that is plain; the cost model reads all.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from trainer import Latent, Mixture, ModelConfig, model_weights, table_weights
+
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+Some = Annotated[int, Field(ge=0, le=10_000_000)]
+# What a key needs beside it, and what means nothing without it.
+_TOGETHER = {
+    "num_experts": (
+        ("experts_per_token", "expert_ffn_hidden_size"),
+        ("shared_ffn_hidden_size", "dense_layers", "capacity_factor"),
+    ),
+    "kv_lora_rank": (("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), ("q_lora_rank",)),
+    "windowed_layers": (("window_size",), ()),
+}
+
+
+class ModelShape(ModelConfig):
+    """Shape of a decoder-only transformer, under the names that public configurations use."""
+
+    head_size: Count | None = Field(
+        default=None, description="channels of a head; default hidden_size / num_heads"
+    )
+    windowed_layers: Some = Field(
+        default=0, description="layers whose tokens attend to the last window_size tokens only"
+    )
+    window_size: Count | None = None
+    num_experts: Some = Field(
+        default=0, description="of a layer, in place of its feed-forward part; 0: a dense model"
+    )
+    experts_per_token: Count | None = Field(default=None, description="that the router chooses")
+    expert_ffn_hidden_size: Count | None = Field(default=None, description="of one expert")
+    shared_ffn_hidden_size: Some = Field(
+        default=0, description="of the experts that every token takes, together"
+    )
+    dense_layers: Some = Field(
+        default=0, description="layers with an ordinary feed-forward part and no experts"
+    )
+    capacity_factor: float | None = Field(
+        default=None,
+        gt=0,
+        le=1000,
+        description="rows of an expert, of its mean share; tokens beyond are dropped, and too few "
+        "are padded; default: no token is dropped",
+    )
+    q_lora_rank: Some = Field(
+        default=0, description="of latent attention: the queries' rank; 0: one matrix"
+    )
+    kv_lora_rank: Some = Field(
+        default=0, description="the keys' and values' rank; 0: no latent attention"
+    )
+    qk_nope_head_dim: Count | None = Field(default=None, description="without position")
+    qk_rope_head_dim: Count | None = Field(default=None, description="with: one for all heads")
+    v_head_dim: Count | None = None
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelShape:
+        if not self.head_size and not self.kv_lora_rank and self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}; "
+                "heads of another size: set head_size"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
+            )
+        if not self.kv_lora_rank and self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
+        return self
+
+    @model_validator(mode="after")
+    def _whole(self) -> ModelShape:
+        """Keys that only together say something."""
+        given = set(self.beyond_trainer)
+        for key, (needed, others) in _TOGETHER.items():
+            own = (*needed, *others)
+            if key in given and (lacking := [name for name in needed if name not in given]):
+                raise ValueError(f"{key} is given: {', '.join(lacking)} must be, too")
+            if key not in given and (found := [name for name in own if name in given]):
+                raise ValueError(f"{', '.join(found)} without {key}: set it, or remove them")
+        if self.num_experts and (self.experts_per_token or 0) > self.num_experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than num_experts "
+                f"{self.num_experts}"
+            )
+        for name in ("dense_layers", "windowed_layers"):
+            if getattr(self, name) > self.num_layers:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is more than num_layers {self.num_layers}"
+                )
+        if self.head_size and self.kv_lora_rank:
+            raise ValueError("head_size beside kv_lora_rank: remove it")
+        return self
+
+    @property
+    def beyond_trainer(self) -> list[str]:
+        """Keys that say what the built-in trainer does not train."""
+        own = ModelShape.model_fields.keys() - ModelConfig.model_fields.keys()
+        return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def attention_size(self) -> int:
+        if (latent := self.latent) is not None:
+            # Scores have keys' inner size, and their products with the values theirs.
+            both = latent.key_size + latent.rotary_size + latent.value_size
+            return int(self.num_heads * both) // 2
+        return self.num_heads * self.head_dim
+
+    @property
+    def attended(self) -> int:
+        if not self.windowed_layers or self.window_size is None:
+            return self.seq_length
+        # Half of a whole matrix is masked, and nothing of a window.
+        window = min(self.seq_length, 2 * self.window_size)
+        whole = self.num_layers - self.windowed_layers
+        return (whole * self.seq_length + self.windowed_layers * window) // self.num_layers
+
+    @property
+    def mixture(self) -> Mixture | None:
+        if not self.num_experts:
+            return None
+        assert self.experts_per_token and self.expert_ffn_hidden_size  # as validated
+        return Mixture(
+            self.num_experts,
+            self.experts_per_token,
+            self.expert_ffn_hidden_size,
+            self.shared_ffn_hidden_size,
+            self.dense_layers,
+            self.capacity_factor or 1,
+        )
+
+    @property
+    def latent(self) -> Latent | None:
+        if not self.kv_lora_rank:
+            return None
+        assert self.qk_nope_head_dim and self.qk_rope_head_dim and self.v_head_dim
+        return Latent(
+            self.q_lora_rank,
+            self.kv_lora_rank,
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
+            self.v_head_dim,
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them; biases of such models, a few in a thousand at most, are left out."""
+        return self._parameters(active=False) if self.beyond_trainer else super().num_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: of the experts only those that it takes."""
+        return self._parameters(active=True) if self.beyond_trainer else super().num_parameters
+
+    def _parameters(self, active: bool) -> int:
+        tables = 1 if self.tied_embeddings else 2
+        norms = (2 if self.norm == "layernorm" else 1) * (2 * self.num_layers + 1)
+        positions = self.seq_length if self.positions == "learned" else 0
+        rows = (norms + positions) * self.hidden_size
+        return int(model_weights(self, active=active) + tables * table_weights(self) + rows)

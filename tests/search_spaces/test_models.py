@@ -1,0 +1,145 @@
+"""Shapes beyond the built-in trainer's: mixtures of experts, latent attention, windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from analysis.cost.jobs import jobs
+from search_spaces import SpaceError, load_space
+from search_spaces.language.model import ModelShape
+from search_spaces.language.schema import ModelFile
+from search_spaces.load import SHIPPED
+from slurm import read_document, validate
+from trainer import ModelConfig, model_flops, model_weights
+
+
+def shape(name: str) -> ModelConfig:
+    return validate(ModelFile, read_document(SHIPPED / "models" / f"{name}.yaml")).config()
+
+
+def text(model: Any, **trainer: Any) -> str:
+    return yaml.safe_dump(
+        {
+            "version": 1,
+            "model": model,
+            "cluster": "dgx_h100",
+            "trainer": trainer or {"command": ["train", "--tp={tp}"]},
+            "parameters": {"tp": [1, 2], "mbs": 1, "gas": 8},
+            "objective": {"maximize": "tokens_per_second"},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "active"),
+    [
+        ("mixtral_8x7b", 46.7, 12.9),  # Jiang et al. 2024
+        ("deepseek_v3", 671, 37),  # DeepSeek-AI 2024: "37B", of 37.6
+        ("qwen3_235b_a22b", 235, 22),  # Qwen Team 2025
+        ("qwen3_30b_a3b", 30.5, 3.3),
+        ("gpt_oss_120b", 116.8, 5.1),  # OpenAI 2025, whose 5.1 leaves the embedding out
+    ],
+)
+def test_parameters_are_as_many_as_published(name: str, whole: float, active: float) -> None:
+    model = shape(name)
+    assert isinstance(model, ModelShape)
+    assert model.num_parameters / 1e9 == pytest.approx(whole, rel=2e-3)
+    left_out = model.vocab_size * model.hidden_size if name == "gpt_oss_120b" else 0
+    assert (model.active_parameters - left_out) / 1e9 == pytest.approx(active, rel=2e-2)
+
+
+def test_columns_of_several_models_count_as_each_alone() -> None:
+    # Rows with and without experts and latent attention side by side.
+    names = ["llama_8b", "deepseek_v3", "qwen3_30b_a3b", "gpt_oss_120b"]
+    models = [shape(name) for name in names]
+    alone = [jobs({"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}, model) for model in models]
+    rows = range(len(models))
+
+    def few(key: str, size: int) -> Any:
+        records = [getattr(job, key) or np.zeros((size, 1)) for job in alone]
+        kind = type(next(r for r in records if not isinstance(r, np.ndarray)))
+        return kind(*(np.array([record[field][0] for record in records]) for field in range(size)))
+
+    columns = {
+        name: np.concatenate([np.broadcast_to(getattr(job, name), 1) for job in alone])
+        for name in ("num_layers", "hidden_size", "num_heads", "attention_size", "kv_heads")
+    } | {
+        name: np.concatenate([getattr(job, name) for job in alone])
+        for name in ("ffn_size", "gated", "vocab_size", "seq_length", "attended", "tied_embeddings")
+    }
+    degrees = {"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}
+    together = jobs(
+        {**columns, **degrees, "mixture": few("mixture", 6), "latent": few("latent", 5)}
+    )
+    for row, model in zip(rows, models, strict=True):
+        assert model_weights(together)[row] == model_weights(model)
+        assert model_flops(together, 8)[row] == pytest.approx(model_flops(model, 8), rel=1e-12)
+
+
+def test_a_token_costs_six_operations_for_each_active_parameter() -> None:
+    model = shape("deepseek_v3")
+    assert isinstance(model, ModelShape)
+    products = model.active_parameters - model.vocab_size * model.hidden_size
+    attention = 12 * model.num_layers * model.seq_length**2 * 128 * (128 + 64 + 128) / 2
+    expected = 6 * products * model.seq_length + attention
+    assert model_flops(model, 1) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_window_counts_only_the_keys_within_it() -> None:
+    model = shape("gpt_oss_120b")
+    assert model.attended == (4096 + 2 * 128) // 2
+    short = ModelShape(**{**model.model_dump(), "seq_length": 128})
+    assert short.attended == 128
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b"])
+def test_the_built_in_trainer_refuses_what_it_does_not_train(name: str, tmp_path: Any) -> None:
+    path = tmp_path / "space.yaml"
+    path.write_text(text(name, builtin={"data": "generate"}))
+    with pytest.raises(SpaceError, match="plain dense") as raised:
+        load_space(path)
+    assert "num_experts" in str(raised.value)
+    path.write_text(text(name))
+    space = load_space(path)
+    assert isinstance(space.model, ModelShape)
+    frozen = tmp_path / "frozen.yaml"
+    frozen.write_text(space.frozen())
+    assert load_space(frozen).model == space.model
+
+
+def test_a_plain_model_is_the_trainers_own_record() -> None:
+    assert type(shape("llama_70b")) is ModelConfig
+
+
+MIXTURE = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "vocab_size": 100,
+    "seq_length": 32,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "expert_ffn_hidden_size": 32,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"experts_per_token": 5}, "experts_per_token 5 is more than num_experts 4"),
+        ({"expert_ffn_hidden_size": None}, "expert_ffn_hidden_size must be, too"),
+        ({"num_experts": 0}, "without num_experts"),
+        ({"dense_layers": 5}, "dense_layers 5 is more than num_layers 4"),
+        ({"kv_lora_rank": 8}, "qk_nope_head_dim, qk_rope_head_dim, v_head_dim must be, too"),
+        ({"window_size": 8}, "window_size without windowed_layers"),
+        ({"num_heads": 5}, "set head_size"),
+    ],
+)
+def test_a_shape_that_contradicts_itself_is_refused(changes: Any, said: str) -> None:
+    given = {key: value for key, value in {**MIXTURE, **changes}.items() if value is not None}
+    with pytest.raises(ValueError, match=said):
+        ModelShape(**given)
