@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,21 +75,31 @@ class Landscape:
     answers: Mapping[Key, list[Answer]]
     model: str = ""
 
+    @cached_property
+    def medians(self) -> dict[Key, float]:
+        """What each configuration that ran is worth: the median of its repeats."""
+        return {
+            key: float(np.median(values))
+            for key, answers in self.answers.items()
+            if (values := [a.objective for a in answers if a.ok])
+        }
+
     @property
     def best(self) -> float:
-        """Objective of the best configuration, by the median of its repeats."""
-        medians = [
-            float(np.median(values))
-            for answers in self.answers.values()
-            if (values := [a.objective for a in answers if a.ok])
-        ]
+        """What the best configuration is worth."""
+        medians = self.medians.values()
         return max(medians) if self.space.objective.maximize else min(medians)
 
-    def share(self, objective: float) -> float:
-        """An objective over the best's, so that 1 is as good and less is worse.
+    def share(self, config: Mapping[str, Any]) -> float:
+        """What a configuration is worth over the best, so that 1 is as good and less is worse.
 
-        Where the best is not positive: 1 less the distance from it, over its size.
+        It does not depend on which of its repeats a trial was told: a search that has tried the
+        best configuration has found it. 0 for one that never ran. Where the best is not positive:
+        1 less the distance from it, over its size.
         """
+        objective = self.medians.get(tuple(config.items()))
+        if objective is None:
+            return 0.0
         best, maximize = self.best, self.space.objective.maximize
         if best > 0 and objective > 0:
             return objective / best if maximize else best / objective

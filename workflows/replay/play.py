@@ -29,7 +29,8 @@ class Played:
     """One replay of one landscape with one seed.
 
     Attributes:
-        shares: each trial's objective in order, over the landscape's best; 0 failed.
+        shares: what each trial's configuration is worth over the landscape's best, in order (see
+            ``Landscape.share``); 0 failed.
         seconds: that the policy took in all.
         run: what the policy was told.
     """
@@ -123,16 +124,15 @@ def play(
 
 
 def _tell(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
-    """Tell a trial what was recorded; returns its share of the best, 0 for a failure."""
+    """Tell a trial one of its recorded answers; returns its configuration's share of the best."""
     # A repeat that ran shows that the others failed for a reason of their own.
     every = landscape.answers[tuple(trial.config.items())]
     recorded = [a for a in every if a.ok] or every
     answer = recorded[int(rng.integers(len(recorded)))]
     trial.ended_t, trial.kind = 0.0, answer.kind
-    if not answer.ok:
-        return 0.0
-    trial.objective, trial.result = answer.objective, answer.result
-    return landscape.share(answer.objective)
+    if answer.ok:
+        trial.objective, trial.result = answer.objective, answer.result
+    return landscape.share(trial.config)
 
 
 def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) -> dict[str, Any]:

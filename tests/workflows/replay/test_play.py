@@ -104,6 +104,21 @@ def test_a_repeat_that_ran_outweighs_one_that_crashed(made: Any, tmp_path: Path)
     assert play(landscape, policy_for(landscape, "random", 0), 0).failed_share() == 0
 
 
+def test_who_tries_the_best_configuration_has_found_it_whichever_repeat_is_told(
+    made: Any, tmp_path: Path
+) -> None:
+    good, other = [r for r in made.rows(32) if r.endswith(",0")][:2]
+    speed = float(good.split(",")[-3])
+    repeats = [made.edited(good, tok_s=f"{factor * speed}") for factor in (1.0, 0.5, 2.0)]
+    slow = made.edited(other, tok_s=f"{0.4 * speed}")
+    landscape = recorded(made.write(tmp_path / "x.csv", [*repeats, slow])).landscapes[0]
+    assert landscape.best == pytest.approx(speed)
+    games = [play(landscape, policy_for(landscape, "random", s), s) for s in range(12)]
+    assert {tuple(sorted(game.shares)) for game in games} == {(0.4, 1.0)}
+    told = {t.objective for game in games for t in game.run.trials.values()}
+    assert sorted(filter(None, told)) == pytest.approx([x * speed for x in (0.4, 0.5, 1, 2)])
+
+
 def test_summary_counts_what_was_never_found_as_one_more_than_all() -> None:
     found, lost = Played([0.0, 0.96, 0.5, 1.0]), Played([0.5, 0.0])
     rows = summary({"a": [found, found], "b": [lost, found]}, {"a": 4, "b": 9})
@@ -255,7 +270,7 @@ def test_a_runs_own_trials_are_replayed_in_its_own_space(recorded_run: RunFolder
     (landscape,) = recorded(recorded_run.path).landscapes
     assert recorded(recorded_run.path / "results.csv").landscapes[0].configs == landscape.configs
     assert landscape.best == 2.0
-    assert landscape.share(4.0) == 0.5
+    assert [landscape.share(c) for c in landscape.configs] == [0.5, 1.0, 0.0]
     answers = [a for every in landscape.answers.values() for a in every]
     assert [a.kind for a in answers] == ["ok", "ok", "timeout"]
     assert answers[0].result == {"peak_memory_bytes": 1e9}
@@ -267,8 +282,8 @@ def test_an_objective_below_zero_is_near_the_best_only_where_it_is(recorded_run:
     path = recorded_run.path / "results.csv"
     path.write_text(path.read_text().replace(",4.0,", ",-4.0,").replace(",2.0,", ",-3.9,"))
     (landscape,) = recorded(path).landscapes  # minimized
-    assert landscape.best == -4.0 and landscape.share(-4.0) == 1.0
-    assert landscape.share(-3.9) == pytest.approx(0.975) and landscape.share(2.0) < 0
+    assert landscape.best == -4.0
+    assert [landscape.share(c) for c in landscape.configs] == [1.0, pytest.approx(0.975), 0.0]
 
 
 def test_a_run_with_a_value_that_its_space_lacks_is_refused(
