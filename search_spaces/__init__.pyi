@@ -22,6 +22,7 @@ from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .space import Objective, SearchSpace, Violations
+from .trainers.adapters import shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.trainer import Trainer, TrialFacts
 
@@ -58,6 +59,7 @@ __all__ = [
     "load_space",
     "read_cluster",
     "seconds",
+    "shipped_adapters",
     "shipped_cluster",
     "shipped_clusters",
     "shipped_spaces",

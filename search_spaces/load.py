@@ -25,6 +25,7 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
+from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import check_trainer, standing_alone, with_known_axes
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
@@ -100,8 +101,9 @@ class _Builder:
     ) -> None:
         self.document, self.file, self.cluster = document, file, cluster
         self.model_name = model.name if model else ""
-        self.model = model.config() if model else None
         self.own_trainer = file.trainer.builtin is None
+        names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
+        file, self.model = adapted(document, file, model.config() if model else None, names)
         self.file = file = standing_alone(document, with_known_axes(file))
         self.program = self._program()
         self.static = facts.static_facts(self.model, cluster)

@@ -236,6 +236,10 @@ class SearchSpace:
         """The text of further files in that folder, by name."""
         return self.program.files(self._trial(config, Path(trial_dir)))
 
+    def environment(self, config: Mapping[str, Any], trial_dir: Path | str) -> dict[str, str]:
+        """What every rank of a trial in that folder finds in its environment."""
+        return self.program.environment(self._trial(config, Path(trial_dir)))
+
     def _trial(
         self, config: Mapping[str, Any], directory: Path, data: str | None = None
     ) -> TrialFacts:

@@ -148,6 +148,13 @@ CommandEntry = Annotated[
 ]
 
 
+class FileCase(Record):
+    """What a file has in some configurations only."""
+
+    when: str = Field(description="an expression, such as recompute == 'full'")
+    set: dict[str, Any] = Field(min_length=1)
+
+
 class ConfigFile(Record):
     """A file that is written into a trial's folder before it starts."""
 
@@ -158,6 +165,7 @@ class ConfigFile(Record):
     set: dict[str, Any] = Field(
         default={}, description="dotted path: value, in which {tp} and the like are replaced"
     )
+    cases: list[FileCase] = Field(default=[], description="further ones, where 'when' is true")
 
     @model_validator(mode="after")
     def _one(self) -> ConfigFile:
@@ -167,9 +175,21 @@ class ConfigFile(Record):
 
 
 class TrainerSpec(Record):
-    """What a trial runs: the built-in trainer, the user's own command, or an installed trainer."""
+    """What a trial runs: the built-in trainer, a well-known one, the user's own command, or an
+    installed trainer.
+    """
 
     builtin: BuiltinTrainer | None = None
+    adapter: str | None = Field(
+        default=None, min_length=1, description="a well-known trainer, or a file (*.yaml) of one"
+    )
+    entry: str | None = Field(
+        default=None, min_length=1, description="the script that the adapter's trainer starts"
+    )
+    args: list[CommandEntry] = Field(default=[], description="its further arguments")
+    config: str | None = Field(
+        default=None, min_length=1, description="the configuration file of the adapter's trainer"
+    )
     command: list[CommandEntry] | None = Field(
         default=None,
         min_length=1,
@@ -182,7 +202,9 @@ class TrainerSpec(Record):
     files: dict[str, ConfigFile] = Field(
         default={}, description="JSON, YAML or TOML files of a command, by their name in the folder"
     )
-    env: dict[VariableName, str] = Field(default={}, description="environment of every rank")
+    env: dict[VariableName, str] = Field(
+        default={}, description="environment of every rank, in which {tp} and the like are replaced"
+    )
     framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
         default=None,
         description="whose habits the cost model assumes for a command; default megatron-lm",
@@ -195,16 +217,20 @@ class TrainerSpec(Record):
 
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:
-        if [self.builtin, self.command, self.use].count(None) != 2:
-            raise ValueError("accepted exactly one of: builtin, command, use")
+        if [self.builtin, self.adapter, self.command, self.use].count(None) != 3:
+            raise ValueError("accepted exactly one of: builtin, adapter, command, use")
+        for name in ("entry", "args", "config"):
+            if getattr(self, name) and self.adapter is None:
+                raise ValueError(f"'{name}' goes with 'adapter'")
         if self.options and self.use is None:
             raise ValueError("'options' goes with 'use'")
-        if self.framework is not None and self.command is None:
+        own = self.command is not None or self.adapter is not None
+        if self.framework is not None and not own:
             raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
-        if self.axes and self.command is None:
+        if self.axes and not own:
             raise ValueError("'axes' goes with 'command'; the built-in trainer has tp, dp and pp")
-        if self.files and self.command is None:
+        if self.files and not own:
             raise ValueError("'files' goes with 'command'")
-        if self.result is not None and self.command is None:
+        if self.result is not None and not own:
             raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from search_spaces import parameters
 from search_spaces.errors import SpaceError
@@ -58,6 +59,7 @@ def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, Val
     checks.command()
     checks.config_files()
     checks.patterns()
+    checks.environment()
 
 
 class _Checks:
@@ -86,9 +88,19 @@ class _Checks:
                 config_files.check_paths(name, file)
             except SpaceError as error:
                 raise self.document.error((*path, "set"), str(error)) from None
-            for key, value in file.set.items():
-                for text in config_files.texts(value):
-                    self._template(text, (*path, "set", key))
+            self._set(file.set, (*path, "set"))
+            for index, case in enumerate(file.cases):
+                self._expression(case.when, (*path, "cases", index, "when"))
+                self._set(case.set, (*path, "cases", index, "set"))
+
+    def _set(self, entries: Mapping[str, Any], path: tuple[str | int, ...]) -> None:
+        for key, value in entries.items():
+            for text in config_files.texts(value):
+                self._template(text, (*path, key))
+
+    def environment(self) -> None:
+        for name, text in self.spec.env.items():
+            self._template(text, ("trainer", "env", name))
 
     def _template(self, text: str, path: tuple[str | int, ...]) -> None:
         """Check what stands between braces."""

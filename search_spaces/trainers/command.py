@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
-from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
@@ -30,7 +29,7 @@ class CommandTrainer(Trainer):
 
     def command(self, trial: TrialFacts) -> tuple[str, ...]:
         """``{{x}}`` is kept as ``{x}``; true and false are written so."""
-        values = _values(trial)
+        values = trial.values
         argv: list[str] = []
         try:
             for entry in self.spec.command or ():
@@ -45,7 +44,7 @@ class CommandTrainer(Trainer):
         return tuple(argv)
 
     def files(self, trial: TrialFacts) -> dict[str, str]:
-        values = _values(trial)
+        values = trial.values
         try:
             return {
                 name: config_files.rendered(name, file, values)
@@ -68,6 +67,10 @@ class CommandTrainer(Trainer):
                 found |= templates.names("{" + entry.when + "}")
         for file in self.spec.files.values():
             found.update(*(templates.names(text) for text in config_files.texts(file.set)))
+            for case in file.cases:
+                found |= templates.names("{" + case.when + "}")
+                found.update(*(templates.names(text) for text in config_files.texts(case.set)))
+        found.update(*(templates.names(text) for text in self.spec.env.values()))
         return None if "trial_dir" in found and not self.spec.files else frozenset(found)
 
     @property
@@ -77,13 +80,3 @@ class CommandTrainer(Trainer):
     @property
     def axes(self) -> Sequence[str]:
         return self.spec.axes
-
-
-def _values(trial: TrialFacts) -> dict[str, Scalar]:
-    """What templates can use."""
-    return {
-        **trial.facts,
-        "trial_dir": str(trial.directory),
-        "warmup_steps": trial.warmup_steps,
-        "measured_steps": trial.measured_steps,
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,11 +62,25 @@ def read_base(path: Path) -> dict[str, Any]:
     return content
 
 
+def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """A file's content without what is at those dotted paths."""
+    content = json.loads(json.dumps(content))
+    for path in paths:
+        *parents, last = path.split(".")
+        place: Any = content
+        for part in parents:
+            place = place.get(part) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(last, None)
+    return content
+
+
 def check_paths(name: str, file: ConfigFile) -> None:
     """Raise SpaceError unless every path that a file sets is one of its base, or a new one."""
     content = _copy(file)
-    for path in file.set:
-        _set(content, path, None, name)
+    for paths in (file.set, *(case.set for case in file.cases)):
+        for path in paths:
+            _set(content, path, None, name)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -95,8 +109,10 @@ def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
         ExpressionError, ZeroDivisionError: see ``templates.filled``.
     """
     content = _copy(file)
-    for path, value in file.set.items():
-        _set(content, path, _filled(value, values), name)
+    cases = [case.set for case in file.cases if templates.holds(case.when, values)]
+    for settings in (file.set, *cases):
+        for path, value in settings.items():
+            _set(content, path, _filled(value, values), name)
     if name.endswith(".json"):
         return json.dumps(content, indent=2) + "\n"
     if name.endswith(".toml"):

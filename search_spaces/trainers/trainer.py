@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
+from search_spaces.trainers import templates
 from slurm import LogFormat
 from trainer import ModelConfig
 
@@ -35,6 +37,16 @@ class TrialFacts:
     measured_steps: int
     model: ModelConfig | None = None
     data: str | None = None
+
+    @property
+    def values(self) -> dict[str, Scalar]:
+        """What templates can use."""
+        return {
+            **self.facts,
+            "trial_dir": str(self.directory),
+            "warmup_steps": self.warmup_steps,
+            "measured_steps": self.measured_steps,
+        }
 
 
 class Trainer(ABC):
@@ -67,6 +79,11 @@ class Trainer(ABC):
     def files(self, trial: TrialFacts) -> Mapping[str, str]:
         """Further files of the trial's folder, their text by name."""
         return {}
+
+    def environment(self, trial: TrialFacts) -> dict[str, str]:
+        """Variables of every rank."""
+        values = trial.values
+        return {name: templates.filled(text, values) for name, text in self.spec.env.items()}
 
     @property
     def reads(self) -> frozenset[str] | None:

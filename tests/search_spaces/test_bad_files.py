@@ -77,7 +77,7 @@ EDITS = [
     ("trainer_is_text", "trainer:\n  builtin:\n    data: python-source\n    precision: fp32",
      "trainer: builtin", "4:10", ["'trainer'", "'builtin'", "mapping"]),
     ("two_trainers", "  builtin:", "  command: [x]\n  builtin:", "5:3",
-     ["exactly one of: builtin, command"]),
+     ["exactly one of: builtin, adapter, command"]),
     ("no_data", "    data: python-source\n", "", "5:3", ["'data' is missing"]),
     ("wrong_literal", "precision: fp32", "precision: bf61", "7:16",
      ["'bf61'", "'fp32', 'bf16' or 'fp16'", "did you mean 'bf16'"]),

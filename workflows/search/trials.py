@@ -77,7 +77,7 @@ class TrialFactory:
             ranks_per_node=self.space.cluster.gpus_per_node,
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
-            env=dict(self.space.trainer.env),
+            env=self.space.environment(config, directory),
             result=ResultSource(self.space.program.log, trial.warmup_steps),
             config=dict(config),
         )

@@ -90,7 +90,7 @@ def test_an_installed_trainers_axis_is_counted_and_its_rule_is_kept(tmp_path: Pa
     [
         ("{use: yours}", "no trainer 'yours': there are meshtune, command, mine"),
         ("{use: mine, options: {skript: x}}", "accepted script"),
-        ("{use: mine, command: [train]}", "exactly one of: builtin, command, use"),
+        ("{use: mine, command: [train]}", "exactly one of: builtin, adapter, command, use"),
         ("{command: [train], options: {a: 1}}", "'options' goes with 'use'"),
     ],
 )

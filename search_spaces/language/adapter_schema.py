@@ -1,0 +1,115 @@
+"""An adapter: how a well-known trainer is told what a configuration says. Data, not code: one YAML
+file each in ``search_spaces/adapters``, or a user's own beside the space.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.language.fields import Identifier, Record, Scalar, VariableName
+from search_spaces.log_formats import LOG_FORMATS
+
+_FRAMEWORK_NAMES = tuple(FRAMEWORKS)
+_FORMAT_NAMES = tuple(LOG_FORMATS)
+
+
+class Setting(Record):
+    """What a trainer is given for one parameter or fact; values are templates (``{tp}``)."""
+
+    when: str | None = Field(default=None, description="an expression; default always")
+    unless: list[str] = Field(
+        default=[], description="options of which the user's own arguments may have one instead"
+    )
+    arguments: dict[str, Any] = Field(
+        default={}, description="option: value; true is a flag, a list several values"
+    )
+    file: dict[str, Any] = Field(default={}, description="dotted path: value")
+    environment: dict[VariableName, str] = Field(default={}, description="variable: value")
+
+    @model_validator(mode="after")
+    def _unconditional(self) -> Setting:
+        if self.environment and self.when is not None:
+            raise ValueError("'environment' goes without 'when': let its value be an expression")
+        return self
+
+
+class ModelKey(Record):
+    """Where a trainer is told one field of the model's record."""
+
+    key: str = Field(description="an option, or a dotted path of the file")
+    values: dict[str, Scalar] = Field(
+        default={}, description="the record's value: the trainer's; others are the same in both"
+    )
+    default: Scalar | None = Field(
+        default=None, description="of the record, where the trainer is told nothing"
+    )
+    also: dict[str, Any] = Field(default={}, description="what is told beside it")
+
+
+class WrittenFile(Record):
+    """The trainer's configuration file; the user's own, ``trainer.config``, is its base."""
+
+    name: str = Field(description="in the trial's folder; its suffix is its format")
+    arguments: list[str] = Field(default=[], description="that name it on the command line")
+    required: bool = Field(default=False, description="nothing runs without the user's own")
+
+
+def _key(value: Any) -> Any:
+    return {"key": value} if isinstance(value, str) else value
+
+
+def _settings(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
+
+
+_Settings = Annotated[list[Setting], BeforeValidator(_settings)]
+
+
+class AdapterFile(Record):
+    """A well-known trainer: its command line, its file, its log, its habits and its model."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)
+    source: str = Field(description="where the names are from, and of which versions")
+    framework: Literal[_FRAMEWORK_NAMES] = Field(  # type: ignore[valid-type]
+        description="whose habits the cost model assumes"
+    )
+    log: Literal[_FORMAT_NAMES] | None = Field(  # type: ignore[valid-type]
+        default=None, description="the format of its log"
+    )
+    command: list[str] = Field(
+        min_length=1, description="argv before the options; {entry} is the user's script"
+    )
+    entry: str = Field(default="", description="the script, where the space names none")
+    options: Literal["--key value", "--key=value", "key=value"] = Field(
+        default="--key value", description="how an option is written"
+    )
+    file: WrittenFile | None = None
+    settings: dict[Identifier, _Settings] = Field(
+        default={}, description="parameter or fact: what the trainer is given for it"
+    )
+    always: list[Setting] = Field(default=[], description="what any trial needs: steps, logging")
+    dropped: list[str] = Field(
+        default=[],
+        description="what trials do without of the user's: checkpoints and the like",
+    )
+    constraints: dict[Identifier, list[str]] = Field(
+        default={}, description="parameter: what the trainer demands of it"
+    )
+    conditions: dict[Identifier, str] = Field(
+        default={}, description="parameter: where the trainer heeds it"
+    )
+    model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(
+        default={}, description="field of the model's record: where the trainer is told"
+    )
+    model_in: Literal["arguments", "file"] = "arguments"
+
+    @model_validator(mode="after")
+    def _has_its_file(self) -> AdapterFile:
+        every = [*self.always, *(s for settings in self.settings.values() for s in settings)]
+        uses = any(setting.file for setting in every) or self.model_in == "file"
+        if uses and self.file is None:
+            raise ValueError("'file' is missing: settings or the model are written in one")
+        return self

@@ -1,0 +1,89 @@
+"""Options of a command line, in the ways in which well-known trainers take them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from search_spaces.language.trainer_schema import Flags
+from slurm import plain_scalar
+
+
+def written(options: Mapping[str, Any], style: str) -> list[str]:
+    """Options as arguments.
+
+    Args:
+        options: values by name. True is a flag, false none; a list is several values.
+        style: ``--key value``, ``--key=value`` or ``key=value``, where nothing is a flag.
+    """
+    arguments: list[str] = []
+    for key, value in options.items():
+        values = [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
+        if style == "key=value":
+            arguments.append(f"{key}={','.join(values)}")
+        elif value is True:
+            arguments.append(f"--{key}")
+        elif value is not False and style == "--key=value":
+            arguments.append(f"--{key}={','.join(values)}")
+        elif value is not False:
+            arguments += [f"--{key}", *values]
+    return arguments
+
+
+def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
+    """The options that arguments have, the inverse of :func:`written`; conditional ones are None.
+
+    What belongs to no option is left out.
+    """
+    options: dict[str, Any] = {}
+    key = ""
+    for entry in arguments:
+        if isinstance(entry, Flags):
+            options |= dict.fromkeys(read(entry.args, style))
+            key = ""
+            continue
+        name, sign, value = entry.partition("=")
+        if style == "key=value":
+            if sign:
+                options[name.lstrip("+~")] = plain_scalar(value)
+        elif entry.startswith("--"):
+            key = name[2:]
+            options[key] = plain_scalar(value) if sign else True
+            key = "" if sign else key
+        elif key:
+            earlier = options[key]
+            this = plain_scalar(entry)
+            options[key] = this if earlier is True else [*_several(earlier), this]
+    return options
+
+
+def without(
+    arguments: Sequence[str | Flags], names: Collection[str], style: str
+) -> list[str | Flags]:
+    """Arguments without those options and their values."""
+    kept: list[str | Flags] = []
+    left_out = False
+    for entry in arguments:
+        if isinstance(entry, Flags):
+            args = [text for text in without(entry.args, names, style) if isinstance(text, str)]
+            kept += [Flags(when=entry.when, args=args)] if args else []
+            left_out = False
+            continue
+        name, sign, _ = entry.partition("=")
+        if style == "key=value":
+            left_out = bool(sign) and name.lstrip("+~") in names
+        elif entry.startswith("--"):
+            left_out = name[2:] in names
+        if not left_out:
+            kept.append(entry)
+    return kept
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # some parsers take whole numbers only
+    return str(value).lower() if isinstance(value, bool) else str(value)

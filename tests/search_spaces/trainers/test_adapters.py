@@ -1,0 +1,183 @@
+"""From an adapter's record to the command, the file and the environment of a trial."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces.trainers import options
+
+Load = Callable[[str], SearchSpace]
+SPACE = """\
+version: 1
+cluster: dgx_h100
+model: {{num_layers: 4, hidden_size: 256, num_heads: 8, vocab_size: 1000, seq_length: 128}}
+trainer:
+  adapter: mine.yaml
+  {more}
+parameters:
+  tp: [1, 2, 4]
+  pp: [1, 2]
+  mbs: [1, 2]
+  gas: [4]
+  recompute: [none, full]
+objective: {{maximize: tokens_per_second}}
+"""
+CONFIG = {"tp": 2, "pp": 1, "mbs": 1, "gas": 4, "recompute": "none"}
+ADAPTER = """\
+name: mine
+source: this test
+framework: fsdp
+log: torchtitan
+command: [python, "{entry}"]
+entry: train.py
+options: --key=value
+file: {name: run.json, arguments: [--config, run.json]}
+settings:
+  tp: {arguments: {tp: "{tp}"}}
+  pp: {file: {parallel.pp: "{pp}"}}
+  mbs: {arguments: {mbs: "{mbs}"}, environment: {BATCH: "{mbs * gas}"}}
+  global_batch_size: {arguments: {batch: "{global_batch_size}"}}
+  sequence_parallel: {when: sequence_parallel, arguments: {sp: true}}
+  recompute:
+    - {when: recompute == 'full', file: {checkpointing.mode: full}}
+conditions: {sequence_parallel: tp > 1}
+constraints: {tp: [tp <= 2]}
+always:
+  - arguments: {steps: "{warmup_steps + measured_steps}"}
+  - {unless: [data], arguments: {fake: true}}
+dropped: [save, checkpoint.folder]
+model_in: file
+model:
+  num_layers: model.layers
+  hidden_size: model.width
+  num_heads: model.heads
+  vocab_size: model.vocab
+  seq_length: {key: model.length, also: {model.positions: 2048}}
+  norm: {key: model.norm, values: {layernorm: LN, rmsnorm: RMS}, default: layernorm}
+  linear_bias: {key: model.bias, values: {"true": 1, "false": 0}, default: true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def adapter(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(ADAPTER)
+
+
+def space_of(load: Load, more: str = "args: []", old: str = "", new: str = "") -> SearchSpace:
+    return load(SPACE.format(more=more).replace(old, new) if old else SPACE.format(more=more))
+
+
+def test_a_configuration_becomes_arguments_file_and_environment(load: Load) -> None:
+    space = space_of(load)
+    assert space.command(CONFIG, "/t") == (
+        "python", "train.py", "--config", "run.json",
+        "--steps=7", "--fake", "--tp=2", "--mbs=1", "--batch=16",
+    )  # fmt: skip
+    assert space.environment(CONFIG, "/t") == {"BATCH": "4"}
+    written = json.loads(space.files(CONFIG, "/t")["run.json"])
+    assert written == {
+        "model": {"layers": 4, "width": 256, "heads": 8, "vocab": 1000, "length": 128,
+                  "positions": 2048},
+        "parallel": {"pp": 1},
+    }  # fmt: skip
+    full = json.loads(space.files(CONFIG | {"recompute": "full"}, "/t")["run.json"])
+    assert full["checkpointing"] == {"mode": "full"}
+    assert space.program.framework == "fsdp"
+    assert "tokens_per_second_per_gpu" in space.program.log.patterns
+    assert space.first_violation(CONFIG | {"tp": 4}) == "constraint_1: tp <= 2 (tp 4)"
+
+
+def test_the_frozen_space_needs_the_adapter_no_more(load: Load, tmp_path: Path) -> None:
+    space = space_of(load)
+    (tmp_path / "mine.yaml").unlink()
+    frozen = tmp_path / "frozen.yaml"
+    frozen.write_text(space.frozen())
+    again = load_space(frozen)
+    assert again.fingerprint == space.fingerprint
+    assert again.command(CONFIG, "/t") == space.command(CONFIG, "/t")
+    assert again.files(CONFIG, "/t") == space.files(CONFIG, "/t")
+
+
+def test_a_pasted_command_line_keeps_what_the_search_does_not_set(load: Load) -> None:
+    pasted = (
+        "args: [--lr=1, --tp=4, --mbs=2, --batch=64, --steps=100000, --save=/c, --data, a, b, --sp]"
+    )
+    space = space_of(load, pasted, "  mbs: [1, 2]\n  gas: [4]\n", "")
+    # What it fixes is a parameter of one value, and gas what the batch leaves it.
+    assert space.parameters["mbs"].values == (2,)
+    assert space.parameters["sequence_parallel"].values == (True,)
+    assert space.parameters["gas"].values == (1, 2, 4, 8, 16, 32, 64)
+    config = {"tp": 2, "pp": 1, "mbs": 2, "gas": 8, "recompute": "none", "sequence_parallel": True}
+    assert space.command(config, "/t") == (
+        "python", "train.py", "--lr=1", "--data", "a", "b", "--config", "run.json",
+        "--steps=7", "--tp=2", "--mbs=2", "--batch=64", "--sp",
+    )  # fmt: skip
+    assert space.first_violation(config) is None
+    assert "global_batch_size == 64" in str(space.first_violation(config | {"gas": 4}))
+    alone = {name: v for name, v in config.items() if name != "sequence_parallel"} | {"tp": 1}
+    assert "--sp" not in space.command(alone | {"gas": 4}, "/t")
+
+
+def test_the_users_own_file_is_the_base_and_says_the_model(load: Load, tmp_path: Path) -> None:
+    own = {
+        "model": {"layers": 2, "width": 64, "heads": 4, "vocab": 99, "length": 32, "norm": "RMS",
+                  "bias": 0},
+        "parallel": {"pp": 7},
+        "checkpoint": {"folder": "/c", "every": 5},
+    }  # fmt: skip
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    text = SPACE.format(more="config: own.json").replace(
+        next(line for line in SPACE.splitlines() if line.startswith("model:")).format(), ""
+    )
+    text = text.replace("model: {num_layers: 4, hidden_size: 256, num_heads: 8, vocab_size: 1000, "
+                        "seq_length: 128}\n", "")  # fmt: skip
+    space = load(text)
+    assert space.model is not None
+    assert (space.model.num_layers, space.model.norm, space.model.linear_bias) == (
+        2,
+        "rmsnorm",
+        False,
+    )
+    written = json.loads(space.files(CONFIG, "/t")["run.json"])
+    assert written == own | {"parallel": {"pp": 1}, "checkpoint": {"every": 5}}
+
+
+@pytest.mark.parametrize(
+    ("more", "old", "new", "told"),
+    [
+        ("args: []", "mine.yaml", "megatron-lmm", "did you mean 'megatron-lm'"),
+        ("args: []", "mine.yaml", "none.yaml", "none.yaml"),
+        ("config: none.json", "", "", "none.json"),
+        ("command: [x]", "", "", "exactly one of: builtin, adapter, command, use"),
+        ("options: {a: 1}", "", "", "'options' goes with 'use'"),
+        ("framework: nothing", "", "", "framework"),
+        ("args: []", "  gas: [4]\n", "", "told mbs by gas: add the space's parameter gas"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told(load: Load, more: str, old: str, new: str, told: str) -> None:
+    with pytest.raises(SpaceError) as error:
+        space_of(load, more, old, new)
+    assert told in str(error.value)
+    assert "space.yaml:" in str(error.value)
+
+
+def test_two_models_are_told(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text('{"model": {"layers": 5}}')
+    with pytest.raises(SpaceError, match=r"model\.layers 5, the space's model has num_layers 4"):
+        space_of(load, "config: own.json")
+
+
+@pytest.mark.parametrize("style", ["--key value", "--key=value", "key=value"])
+def test_options_are_read_as_they_are_written(style: str) -> None:
+    given = {"a": 1, "b.c": "text", "d": 0.5, "e": 3}
+    assert options.read(options.written(given, style), style) == given
+    arguments = options.written(given, style)
+    assert options.read(options.without(arguments, {"b.c", "e"}, style), style) == {
+        "a": 1,
+        "d": 0.5,
+    }
