@@ -17,6 +17,7 @@ from search_spaces.errors import SpaceError
 from search_spaces.frameworks import framework_named
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
+from search_spaces.model_files import assumed, model_of
 from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, facts, placements, rule as rules
 from search_spaces.shipped import SHIPPED, named
@@ -63,9 +64,7 @@ def load_space(reference: str | Path) -> SearchSpace:
     """
     document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
-    model, cluster = file.model, file.cluster
-    if isinstance(model, str):
-        model = named(ModelFile, ("model",), model, document)
+    model, cluster = model_of(file.model, document), file.cluster
     if isinstance(cluster, str):
         cluster = named(Cluster, ("cluster",), cluster, document)
     builder = _Builder(document, file, model, cluster)
@@ -101,6 +100,7 @@ class _Builder:
     ) -> None:
         self.document, self.file, self.cluster = document, file, cluster
         self.model_name = model.name if model else ""
+        self.assumed = assumed(file.model, model)
         self.own_trainer = file.trainer.builtin is None
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
         file, self.model = adapted(document, file, model.config() if model else None, names)
@@ -152,6 +152,7 @@ class _Builder:
             failure_penalty=file.failure_penalty,
             allow=tuple(sorted(set(file.allow))),
             more_objectives=objectives[1:],
+            assumed=self.assumed,
         )
 
     def _rules(

@@ -86,6 +86,7 @@ class SearchSpace:
     allow: tuple[str, ...]
     finalists: FinalistsSection
     more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
+    assumed: str = ""  # of the model, where its file does not say it
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
@@ -287,6 +288,7 @@ class SearchSpace:
     def notes(self) -> list[str]:
         """What is allowed, but hardly meant."""
         return [
+            *([self.assumed] if self.assumed else []),
             *(
                 f"the trainer's command does not depend on {name}: trials that differ only in it "
                 f"are the same; pass {{{name}}} on, or give it one value"

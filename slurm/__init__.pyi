@@ -4,6 +4,7 @@ from .documents import (
     Document,
     Where,
     as_written,
+    parse_document,
     plain_scalar,
     read_document,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "minicluster",
     "module_argv",
     "open_regular",
+    "parse_document",
     "parse_json",
     "plain_scalar",
     "printable",

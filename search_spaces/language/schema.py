@@ -39,6 +39,13 @@ class ModelFile(ModelShape):
         return record(**self.model_dump(include=set(record.model_fields)))
 
 
+class BasedModel(Record):
+    """A named model, trained on sequences of another length."""
+
+    base: str = Field(description="a shipped model, or a file (*.yaml, config.json)")
+    seq_length: int | None = Field(default=None, ge=1, le=1_000_000_000)
+
+
 class Range(Record):
     """From the first number to the last, which is included where a step lands on it."""
 
@@ -77,6 +84,11 @@ def _whole(value: Any) -> int:
 
 def _inline(value: Any) -> str:
     return "<inline>" if isinstance(value, (dict, BaseModel)) else "<name>"
+
+
+def _model(value: Any) -> str:
+    based = isinstance(value, BasedModel) or (isinstance(value, dict) and "base" in value)
+    return "<based>" if based else _inline(value)
 
 
 class ObjectiveSpec(Record):
@@ -175,11 +187,17 @@ class SpaceFile(Record):
     description: str = ""
     model: (
         Annotated[
-            Annotated[str, Tag("<name>")] | Annotated[ModelFile, Tag("<inline>")],
-            Discriminator(_inline),
+            Annotated[str, Tag("<name>")]
+            | Annotated[BasedModel, Tag("<based>")]
+            | Annotated[ModelFile, Tag("<inline>")],
+            Discriminator(_model),
         ]
         | None
-    ) = Field(default=None, description="a shipped model, a file (*.yaml), or its record")
+    ) = Field(
+        default=None,
+        description="a shipped model, a file (*.yaml, or Hugging Face's config.json), or its "
+        "record; or one of the first two as base, with a seq_length",
+    )
     cluster: Annotated[
         Annotated[str, Tag("<name>")] | Annotated[Cluster, Tag("<inline>")],
         Discriminator(_inline),

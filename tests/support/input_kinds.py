@@ -113,6 +113,14 @@ conditions: {flash: tp > 1}
 constraints: [mbs * tp <= 4]
 objective: {maximize: speed}
 """
+HUGGING_FACE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 2048,
+    "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True, "rope_theta": 5e5,
+    "rope_scaling": {"rope_type": "llama3", "original_max_position_embeddings": 64},
+    "sliding_window": None, "layer_types": ["full_attention"],
+}  # fmt: skip
 SITE = """\
 source: the guide
 gpus: per_task
@@ -238,6 +246,12 @@ KINDS: dict[str, Kind] = {
     "space of a command": Kind("space.yaml", OWN, (*_SPACE_COMMANDS, _SEARCH), others=_SHAPES),
     "model": Kind(
         "model.yaml", MODEL, _SPACE_COMMANDS[:2], others={**_SHAPES, "space.yaml": SPACE}
+    ),
+    "model of Hugging Face": Kind(
+        "llama.json",
+        json.dumps(HUGGING_FACE, indent=2),
+        _SPACE_COMMANDS[:2],
+        others={**_SHAPES, "space.yaml": SPACE.replace("model.yaml", "llama.json")},
     ),
     "cluster": Kind(
         "cluster.yaml", CLUSTER, _SPACE_COMMANDS[:2], others={**_SHAPES, "space.yaml": SPACE}

@@ -1,0 +1,1 @@
+"""Hugging Face's ``config.json`` files, read as models."""

@@ -1,0 +1,94 @@
+"""The keys of a ``config.json``; what it leaves out has its architecture's default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm import Document, as_written
+
+MOST = 10_000_000  # of most sizes
+_ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, and before
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Typed access; a mistake names file, line, key, value and what is accepted.
+
+    Attributes:
+        document: the file.
+        above: the key under which the language model's own keys stand, if not at the top.
+        defaults: of keys that the file leaves out.
+        names: what the file may call a key instead.
+    """
+
+    document: Document
+    above: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All that the file says there."""
+        _, node = self.document.locate(self.above)
+        plain = node.plain()
+        return plain if isinstance(plain, dict) else {}
+
+    def given(self, key: str) -> Any:
+        """The value of a key as it is; None where neither file nor defaults have one."""
+        return self.values.get(self._name(key), self.defaults.get(key))
+
+    def count(self, key: str, least: int = 1, most: int = MOST) -> int:
+        """A whole number; raises SpaceError if there is none."""
+        value = self.some(key, least, most)
+        if value is None:
+            raise self.error(key, f"found nothing, accepted a whole number from {least:,} up")
+        return value
+
+    def some(self, key: str, least: int = 1, most: int = MOST) -> int | None:
+        """A whole number, or None."""
+        value = self.given(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            accepted = f"accepted a whole number from {least:,} to {most:,}"
+            raise self.error(key, f"found {as_written(value)}, {accepted}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """True or false; false where nothing is said."""
+        value = self.given(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(key, f"found {as_written(value)}, accepted true or false")
+        return bool(value)
+
+    def words(self, key: str) -> list[str] | None:
+        """A list of texts, or None."""
+        value = self.given(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.error(key, f"found {as_written(value)}, accepted a list of texts")
+        return value
+
+    def rope(self, key: str) -> Any:
+        """A key of rotary positions, wherever this version of the file has it."""
+        found = self.given(key)
+        for name in _ROPE:
+            inside = self.given(name)
+            if isinstance(inside, dict):
+                # Gemma 3 has one set for each kind of layer.
+                inside = inside.get("full_attention", inside)
+                found = inside.get(key, found) if isinstance(inside, dict) else found
+        return found
+
+    def error(self, key: str, what: str) -> Exception:
+        """At a key, or where it should be."""
+        there = self._name(key) in self.values
+        path = (*self.above, self._name(key))
+        return self.document.error(path, what, at_value=there)
+
+    def _name(self, key: str) -> str:
+        own = self.names.get(key, key)
+        return own if own in self.values or key not in self.values else key

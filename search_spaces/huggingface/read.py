@@ -1,0 +1,92 @@
+"""From a ``config.json`` to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from search_spaces.errors import SpaceError
+from search_spaces.huggingface.architectures import ARCHITECTURES, MOST_TOKENS, Architecture
+from search_spaces.huggingface.keys import Keys
+from search_spaces.language.schema import ModelFile
+from slurm import FileError, as_written, parse_document, parse_json, read_text
+from trainer import nearest
+
+MAX_BYTES = 1_000_000
+USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
+_INSIDE = "text_config"  # of a model that reads pictures, too
+
+
+def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
+    """The model that Hugging Face's ``config.json`` describes.
+
+    Args:
+        path: of the file.
+        seq_length: tokens of a training sequence; default 8192, or as many as the model was made
+            for, if fewer.
+
+    Raises:
+        SpaceError: if it is no such file, or describes what a model's record cannot.
+    """
+    try:
+        text = read_text(path, MAX_BYTES)
+        parse_json(text, str(path))
+    except FileError as error:
+        raise SpaceError(str(error)) from None
+    document = parse_document(text, str(path), SpaceError)  # the same, with lines and columns
+    keys = Keys(document)
+    if isinstance(keys.given(_INSIDE), dict):
+        keys = Keys(document, (_INSIDE,))
+    kind, architecture = _architecture(keys)
+    keys = Keys(document, keys.above, architecture.defaults, architecture.names)
+    shape = architecture.shape(keys)
+    shape["seq_length"] = seq_length or min(_longest(keys), USUAL_LENGTH)
+    theta = keys.rope("rope_theta")
+    if shape["positions"] == "rotary" and isinstance(theta, (int, float)):
+        shape["rope_theta"] = float(theta)
+    return _record(keys, kind, shape)
+
+
+def _architecture(keys: Keys) -> tuple[str, Architecture]:
+    """The architecture that the file names."""
+    kind = keys.given("model_type")
+    if kind is None:
+        raise keys.error(
+            "model_type",
+            "found nothing, accepted a Hugging Face config.json: it names its architecture there",
+        )
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        classes = keys.given("architectures")
+        of = f" of {as_written(classes[0])}" if isinstance(classes, list) and classes else ""
+        raise keys.error(
+            "model_type",
+            f"found {as_written(kind)}{of}, accepted "
+            f"{', '.join(sorted(ARCHITECTURES))}{nearest(str(kind), ARCHITECTURES)}; describe "
+            "another model by a record of its sizes (*.yaml)",
+        )
+    return kind, ARCHITECTURES[kind]
+
+
+def _longest(keys: Keys) -> int:
+    """Tokens that the model was made for, before its positions were stretched."""
+    before = keys.rope("original_max_position_embeddings")
+    longest = keys.count("max_position_embeddings", most=MOST_TOKENS)
+    is_count = isinstance(before, int) and not isinstance(before, bool) and before >= 1
+    return min(longest, before) if is_count else longest
+
+
+def _record(keys: Keys, kind: str, shape: Mapping[str, Any]) -> ModelFile:
+    name = keys.document.name
+    window = shape.get("window_size")
+    if window and window >= shape["seq_length"]:  # it hides nothing
+        shape = {k: v for k, v in shape.items() if k not in ("windowed_layers", "window_size")}
+    try:
+        return ModelFile(name=kind, source=name, **shape)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(step) for step in first["loc"])
+        what = str(first.get("ctx", {}).get("error") or f"{where}: {first['msg']}")
+        raise keys.document.error((), f"found sizes that make no model: {what}") from None

@@ -1,0 +1,40 @@
+"""The model that a space describes or names."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from search_spaces.huggingface.read import read_config
+from search_spaces.language.schema import BasedModel, ModelFile
+from search_spaces.shipped import named
+from slurm import Document
+
+
+def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
+    """The record of a space's key ``model``.
+
+    Args:
+        given: what the space has there.
+        document: the space.
+
+    Raises:
+        SpaceError: if there is no such model, or something is wrong with its file.
+    """
+    if given is None or isinstance(given, ModelFile):
+        return given
+    based = BasedModel(base=given) if isinstance(given, str) else given
+    length = based.seq_length
+    read = partial(read_config, seq_length=length)
+    model = named(ModelFile, ("model",), based.base, document, read)
+    return model if length is None else model.model_copy(update={"seq_length": length})
+
+
+def assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:
+    """A line of text on what a configuration does not say of the model; empty where all is said."""
+    base = given.base if isinstance(given, BasedModel) and given.seq_length is None else given
+    if model is None or not isinstance(base, str) or not base.endswith(".json"):
+        return ""
+    return (
+        f"sequences of {model.seq_length:,} tokens are assumed, of which {base} says nothing; "
+        f"as model, {{base: {base}, seq_length: N}} sets them"
+    )

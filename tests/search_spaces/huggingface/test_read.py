@@ -1,0 +1,238 @@
+"""A Hugging Face ``config.json`` read as a model: its sizes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces.huggingface.architectures import ARCHITECTURES
+from search_spaces.huggingface.read import read_config
+from search_spaces.language.schema import ModelFile
+from trainer import model_weights, table_weights
+
+PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+}
+
+
+def read(folder: Path, config: dict[str, Any], seq_length: int | None = None) -> ModelFile:
+    file = folder / "config.json"
+    file.write_text(json.dumps(config, indent=2))
+    return read_config(file, seq_length)
+
+
+def matrices(model: ModelFile) -> int:
+    tables = 1 if model.tied_embeddings else 2
+    return int(model_weights(model) + tables * table_weights(model))
+
+
+def stated(said: str) -> tuple[float, float]:
+    """A number of parameters as it is written, and what its last digit is worth."""
+    digits, unit = re.fullmatch(r"([0-9.]+)([MB]?)", said).groups()  # type: ignore[union-attr]
+    scale = {"": 1.0, "M": 1e6, "B": 1e9}[unit]
+    zeros = len(digits) - len(digits.rstrip("0")) if "." not in digits else 0
+    decimals = len(digits.partition(".")[2])
+    return float(digits) * scale, max(10.0 ** (zeros - decimals) * scale, float(digits) * 5e-4)
+
+
+def test_every_architecture_has_a_published_model_and_its_defaults_in_the_table() -> None:
+    kinds = {entry["config"]["model_type"] for entry in PUBLISHED.values()}
+    assert kinds == ARCHITECTURES.keys() - {"gemma3"}
+    assert {f"default {kind}" for kind in kinds} <= PUBLISHED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_that_transformers_and_the_authors_count(
+    name: str, tmp_path: Path
+) -> None:
+    entry = PUBLISHED[name]
+    model = read(tmp_path, entry["config"])
+    assert matrices(model) == entry["matrices"]
+    # A record has no norm of queries, keys or embeddings, and no bias of some products only.
+    assert model.num_parameters == pytest.approx(entry["total"], rel=5e-4)
+    if "said" in entry:
+        said, digit = stated(entry["said"])
+        assert abs(model.num_parameters - said) <= digit
+
+
+@pytest.mark.heavy
+def test_the_table_has_what_transformers_counts() -> None:
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers, which is not a dependency, counts the table anew"
+    )
+    counted = {name: _counted(transformers, entry["config"]) for name, entry in PUBLISHED.items()}
+    assert counted == {name: (e["matrices"], e["total"]) for name, e in PUBLISHED.items()}
+
+
+def _counted(transformers: Any, config: dict[str, Any]) -> tuple[int, int]:
+    """Elements of matrices, and all that is trained, as transformers builds the model."""
+    import torch
+
+    with torch.device("meta"):
+        made = transformers.AutoConfig.for_model(**config)
+        model = transformers.AutoModelForCausalLM.from_config(made)
+    every = dict(model.named_parameters())
+    left_out = ("bias", "wpe", "embed_positions")
+    matrices = [
+        parameter
+        for name, parameter in every.items()
+        if parameter.dim() > 1 and not any(part in name for part in left_out)
+    ]
+    return sum(p.numel() for p in matrices), sum(p.numel() for p in every.values())
+
+
+def test_a_sequence_is_as_long_as_training_usually_has_it(tmp_path: Path) -> None:
+    assert read(tmp_path, LLAMA).seq_length == 8192
+    assert read(tmp_path, LLAMA, 131072).seq_length == 131072
+    assert read(tmp_path, {**LLAMA, "max_position_embeddings": 2048}).seq_length == 2048
+    stretched = {"rope_type": "yarn", "original_max_position_embeddings": 4096}
+    assert read(tmp_path, {**LLAMA, "rope_scaling": stretched}).seq_length == 4096
+    assert read(tmp_path, {**LLAMA, "rope_parameters": stretched}).seq_length == 4096
+
+
+def test_both_places_of_the_rotary_base_are_read(tmp_path: Path) -> None:
+    assert read(tmp_path, {**LLAMA, "rope_theta": 500000}).rope_theta == 5e5
+    since_5 = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}
+    assert read(tmp_path, {**LLAMA, **since_5}).rope_theta == 1e6
+
+
+def test_windows_count_where_a_sequence_is_longer(tmp_path: Path) -> None:
+    mistral = {"model_type": "mistral", "sliding_window": 4096}
+    long, short = read(tmp_path, mistral, 8192), read(tmp_path, mistral, 4096)
+    assert (long.windowed_layers, long.window_size) == (32, 4096)
+    assert short.windowed_layers == 0 and not short.beyond_trainer
+    gemma2 = read(tmp_path, {"model_type": "gemma2", "sliding_window": 4096})
+    assert gemma2.windowed_layers == 13  # of 26
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    listed = {"model_type": "gemma3_text", "num_hidden_layers": 4, "layer_types": kinds}
+    assert read(tmp_path, listed).windowed_layers == 3
+    qwen = {"model_type": "qwen2", "sliding_window": 1024, "max_window_layers": 28}
+    assert read(tmp_path, qwen).windowed_layers == 0
+    assert read(tmp_path, {**qwen, "use_sliding_window": True}).windowed_layers == 4
+
+
+def test_the_language_model_of_one_that_reads_pictures_is_read(tmp_path: Path) -> None:
+    inside = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    pictures = {"model_type": "gemma3", "text_config": inside, "vision_config": {"hidden_size": 9}}
+    assert read(tmp_path, pictures).hidden_size == 2560
+    wrong = {**pictures, "text_config": {**inside, "hidden_size": 0}}
+    with pytest.raises(SpaceError, match=r"config.json:5:\d+: key 'text_config.hidden_size'"):
+        read(tmp_path, wrong)
+
+
+def test_some_layers_of_a_mixture_are_dense(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen3_moe", "num_hidden_layers": 8}
+    assert read(tmp_path, {**qwen, "mlp_only_layers": [0, 3]}).dense_layers == 2
+    assert read(tmp_path, {**qwen, "decoder_sparse_step": 2}).dense_layers == 4
+    deepseek = read(tmp_path, {"model_type": "deepseek_v3", "n_shared_experts": 2})
+    assert (deepseek.dense_layers, deepseek.shared_ffn_hidden_size) == (3, 4096)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ({"hidden_size": 64}, r":1:1: key 'model_type': found nothing"),
+        (
+            {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+            r":2:17: key 'model_type': found 't5' of 'T5For\w+', accepted bloom, .*\(\*\.yaml\)",
+        ),
+        ({**LLAMA, "model_type": "lama"}, "did you mean 'llama'"),
+        ({**LLAMA, "hidden_size": "2048"}, r":6:18: key 'hidden_size': found '2048', accepted a w"),
+        ({**LLAMA, "hidden_size": True}, "found true, accepted a whole number"),
+        ({**LLAMA, "hidden_size": None}, "found nothing, accepted a whole number"),
+        ({**LLAMA, "vocab_size": 1}, "found 1, accepted a whole number from 2"),
+        ({**LLAMA, "hidden_size": 10**12}, "accepted a whole number"),
+        ({**LLAMA, "tie_word_embeddings": 1}, "found 1, accepted true or false"),
+        ({**LLAMA, "num_key_value_heads": 5}, "num_heads 32 is not divisible by num_kv_heads 5"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "accepted a whole number from 1 to 100,000"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "found 512, accepted hidden_size, 768"),
+        ({"model_type": "gemma3_text", "layer_types": [1]}, "accepted a list of texts"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "found 3, accepted a list of layers"),
+    ],
+)
+def test_what_describes_no_model_is_one_clear_error(
+    config: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpaceError, match=complaint) as caught:
+        read(tmp_path, config)
+    assert str(caught.value).startswith(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{'model_type': 'llama'}", ":1:2: not JSON"),
+        ("", ":1:1: not JSON"),
+        ("[]", "key 'model_type': found nothing"),
+        ('{"model_type": "llama", "model_type": "gpt2"}', "found twice"),
+    ],
+)
+def test_a_file_that_is_no_json_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(SpaceError, match=complaint):
+        read_config(file)
+
+
+def _space(folder: Path, model: Any) -> SearchSpace:
+    content = {
+        "version": 1,
+        "model": model,
+        "cluster": "dgx_h100",
+        "trainer": {"command": ["train", "{tp}"]},
+        "parameters": {"tp": [1, 2]},
+        "objective": {"maximize": "speed"},
+    }
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "space.yaml").write_text(yaml.safe_dump(content))
+    return load_space(folder / "space.yaml")
+
+
+def test_a_space_names_a_configuration_beside_it(tmp_path: Path) -> None:
+    space = _space(tmp_path, "config.json")
+    assert space.model is not None and space.model.seq_length == 8192
+    assert any("sequences of 8,192 tokens" in note for note in space.notes())
+    frozen = tmp_path / "frozen.yaml"
+    frozen.write_text(space.frozen())
+    assert load_space(frozen).fingerprint == space.fingerprint
+
+
+@pytest.mark.parametrize("base", ["config.json", "llama_8b"])
+def test_a_space_says_how_long_a_named_models_sequences_are(base: str, tmp_path: Path) -> None:
+    space = _space(tmp_path, {"base": base, "seq_length": 1024})
+    assert space.model is not None and space.model.seq_length == 1024
+    assert not any("sequences of" in note for note in space.notes())
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        ("other.json", r"key 'model': found 'other.json':\n.*there is no such file"),
+        ("config", r"accepted a file \(\*\.yaml or \*\.json\)"),
+        ({"base": "config.json", "length": 9}, "accepted: base, seq_length"),
+        ({"base": "config.json", "seq_length": 0}, "key 'model.seq_length': found 0, accepted 1"),
+    ],
+)
+def test_a_model_that_cannot_be_named_so_is_refused(
+    model: Any, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpaceError, match=complaint):
+        _space(tmp_path, model)
+
+
+def test_the_guide_names_every_architecture() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guide" / "spaces.md").read_text()
+    words = set(re.findall(r"\w+", guide.split("**Hugging Face.**")[1].split("Only `name`")[0]))
+    assert ARCHITECTURES.keys() - {"gemma3_text"} <= words
