@@ -11,6 +11,7 @@ from .cluster import (
     shipped_clusters,
 )
 from .errors import SpaceError
+from .export import Export, exported
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
@@ -35,6 +36,7 @@ __all__ = [
     "CheckReport",
     "Cluster",
     "Collective",
+    "Export",
     "Facts",
     "Framework",
     "Indices",
@@ -54,6 +56,7 @@ __all__ = [
     "VariableName",
     "Violations",
     "check",
+    "exported",
     "framework_named",
     "json_schema",
     "load_space",

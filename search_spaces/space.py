@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from search_spaces.cluster import Cluster
 from search_spaces.language.fields import Scalar
@@ -27,7 +26,7 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from slurm import plain_scalar
+from slurm import written_document
 from trainer import Array, Expression, ModelConfig
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
@@ -323,10 +322,7 @@ class SearchSpace:
             "budget": self.budget.model_dump(by_alias=True, exclude_none=True),
             "finalists": self.finalists.model_dump(),
         }
-        text: str = yaml.dump(
-            content, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=100
-        )
-        return text
+        return written_document(content)
 
     def _definition(self) -> dict[str, Any]:
         def compact(values: tuple[Scalar, ...]) -> Any:
@@ -367,16 +363,3 @@ def _plain(column: Array) -> Scalar:
     """A column of one row as a Python value; whole numbers as int."""
     value = np.asarray(column).reshape(-1)[0].item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that the reader would read as something else."""
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if plain_scalar(text) == text else "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _text)
-_Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]

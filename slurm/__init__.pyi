@@ -7,6 +7,7 @@ from .documents import (
     parse_document,
     plain_scalar,
     read_document,
+    written_document,
 )
 from .files import (
     FileError,
@@ -147,5 +148,6 @@ __all__ = [
     "submit",
     "validate",
     "watch",
+    "written_document",
     "wrong_value",
 ]

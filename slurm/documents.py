@@ -11,7 +11,7 @@ Plain scalars follow YAML 1.2: ``on``, ``yes`` and ``12:30`` are text, ``1e-3`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,32 @@ def plain_scalar(text: str) -> Any:
     if len(text) <= 400 and _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+def written_document(content: Mapping[str, Any]) -> str:
+    """A document's text, whose values :func:`read_document` reads as they are."""
+    text: str = yaml.dump(
+        content,
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=None,
+        width=100,
+        allow_unicode=True,
+    )
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the reader would read as something else: 3e-4, say."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if plain_scalar(text) == text else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
 
 
 def parse_document(text: str, name: str, mistake: type[Exception] = FileError) -> Document:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from analysis.run.atomic import write_atomically
@@ -22,7 +21,16 @@ from search_spaces import (
     VariableName,
     wrong_file_name,
 )
-from slurm import Document, LogFormat, module_argv, parse_json, read_document, read_text, validate
+from slurm import (
+    Document,
+    LogFormat,
+    module_argv,
+    parse_json,
+    read_document,
+    read_text,
+    validate,
+    written_document,
+)
 from trainer import ConfigError, TrainConfig
 
 MAX_BYTES = 10_000_000
@@ -114,7 +122,7 @@ def write_best(run: Run, path: Path) -> str:
     head = (
         f"# The best of {counted(len(run.trials), 'trial')} of {space}: trial {run.best.number}.\n"
     )
-    text = head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    text = head + written_document(content)
     write_atomically(path, text, private=True)
     return ""
 

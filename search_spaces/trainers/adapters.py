@@ -177,7 +177,7 @@ class _Adapting:
                     yield _where(conditions.get(name), setting)
 
     def _check(self, name: str, setting: Setting, known: Collection[str]) -> None:
-        for lacking in sorted(_names(setting) - set(known)):
+        for lacking in sorted(names_of(setting) - set(known)):
             missing = "model" if lacking in ModelConfig.model_fields else f"parameter {lacking}"
             raise self.document.error(
                 ("parameters", name) if name in self.file.parameters else ("trainer", "adapter"),
@@ -273,7 +273,7 @@ def _divisors(size: int) -> list[int]:
     return sorted({*small, *(size // d for d in small)})[:MOST_DIVISORS]
 
 
-def _names(setting: Setting) -> frozenset[str]:
+def names_of(setting: Setting) -> frozenset[str]:
     """Every name that a setting reads."""
     texts = [
         *config_files.texts(setting.arguments),

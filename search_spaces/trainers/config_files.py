@@ -95,6 +95,17 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(each)
 
 
+def filled(value: Any, values: Mapping[str, Scalar]) -> Any:
+    """A value with every template in it filled; see ``templates.value``."""
+    if isinstance(value, str):
+        return templates.value(value, values)
+    if isinstance(value, Mapping):
+        return {key: filled(each, values) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [filled(each, values) for each in value]
+    return value
+
+
 def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
     """A file's text for one trial.
 
@@ -112,7 +123,7 @@ def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
     cases = [case.set for case in file.cases if templates.holds(case.when, values)]
     for settings in (file.set, *cases):
         for path, value in settings.items():
-            _set(content, path, _filled(value, values), name)
+            _set(content, path, filled(value, values), name)
     if name.endswith(".json"):
         return json.dumps(content, indent=2) + "\n"
     if name.endswith(".toml"):
@@ -121,16 +132,6 @@ def rendered(name: str, file: ConfigFile, values: Mapping[str, Scalar]) -> str:
         text: str = tomli_w.dumps(content)
         return text
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _filled(value: Any, values: Mapping[str, Scalar]) -> Any:
-    if isinstance(value, str):
-        return templates.value(value, values)
-    if isinstance(value, Mapping):
-        return {key: _filled(each, values) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_filled(each, values) for each in value]
-    return value
 
 
 def _copy(file: ConfigFile) -> Any:

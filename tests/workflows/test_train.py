@@ -12,6 +12,7 @@ import yaml
 
 from analysis.report.page import write_report
 from search_spaces.load import SHIPPED
+from slurm import written_document
 from workflows.cli.main import main
 
 SPACE = """
@@ -121,12 +122,12 @@ def test_the_best_of_patterns_and_files_trains_with_them_and_for_so_many_steps(
     )
     content = yaml.safe_load(SPACE.format(python=sys.executable, code="x"))
     content["trainer"] = {
-        "command": [sys.executable, "-c", code, "{mbs}", "{measured_steps}"],
+        "command": [sys.executable, "-c", code, "{mbs}", "3e-4", "{measured_steps}"],
         "files": {"conf/run.json": {"set": {"steps": "{measured_steps}"}}},
         "result": {"patterns": {"speed": r"speed so far (\d+)"}},
     }
     space, run = tmp_path / "own.yaml", tmp_path / "run"
-    space.write_text(yaml.safe_dump({**content, "budget": {"trials": 1}}))
+    space.write_text(written_document({**content, "budget": {"trials": 1}}))
     assert main(["search", str(space), "--launcher", "local", "--run-dir", str(run)]) == 0
     best = str(run / "report/best.yaml")
     capsys.readouterr()

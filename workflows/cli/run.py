@@ -51,6 +51,20 @@ def add_commands(commands: Commands) -> None:
     parser = command(commands, "report", report, "Write RUN/report/index.html.")
     parser.add_argument("run", type=folder, metavar="RUN")
 
+    parser = command(
+        commands,
+        "export",
+        export,
+        "Write the best configuration in a well-known trainer's own words.",
+    )
+    parser.add_argument("run", type=path, metavar="RUN|BEST.yaml")
+    parser.add_argument(
+        "--to", required=True, metavar="NAME", help="the trainer: megatron-lm, torchtitan ..."
+    )
+    parser.add_argument(
+        "--out", type=folder, metavar="DIR", help="write files there; default: print them"
+    )
+
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
     parser.add_argument("best", type=path, metavar="BEST.yaml", help="of the run's report")
     add_launcher(parser)
@@ -150,6 +164,21 @@ def report(arguments: Namespace) -> int:
 
     read_run(arguments.run)  # a clear error before slow imports have any effect
     print(write_report(arguments.run))
+    return 0
+
+
+def export(arguments: Namespace) -> int:
+    """Print, or write, what another trainer is given for a run's best configuration."""
+    from slurm import shown
+    from workflows.export import of_best, text, write
+
+    found, what = of_best(arguments.run, arguments.to)
+    if arguments.out is None:
+        print(*text(found, what), sep="\n")
+        return 0
+    print(f"{shown(arguments.out)}: {', '.join(write(found, what, arguments.out))}")
+    for line in found.unmapped:
+        print(f"not told: {line}")
     return 0
 
 

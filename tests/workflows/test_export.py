@@ -1,0 +1,80 @@
+"""``meshtune export``: the best of a run, as another trainer takes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workflows.cli.main import main
+
+SPACE = """\
+version: 1
+name: pasted
+cluster: dgx_h100
+model: llama_8b
+trainer: {adapter: megatron-lm, args: [--lr, "3e-4"]}
+parameters:
+  num_nodes: [1]
+  tp: [2, 4]
+  pp: [1, 2]
+  mbs: [1]
+  gas: [8]
+  zero_stage: [2]
+  workers: [1, 2]
+constraints: [zero_stage > 0]
+objective: {maximize: tokens_per_second}
+finalists: false
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("export")
+    # The adapter refuses a stage that Megatron-LM does not have; another command may have it.
+    text = SPACE.replace(
+        '{adapter: megatron-lm, args: [--lr, "3e-4"]}',
+        '{command: [train, --lr, "3e-4", "{tp}{pp}{mbs}{gas}{zero_stage}{workers}"]}',
+    )
+    (folder / "space.yaml").write_text(text)
+    arguments = ["search", str(folder / "space.yaml"), "--launcher", "simulate", "--trials", "2"]
+    assert main([*arguments, "--run-dir", str(folder / "run"), "--policy", "random"]) == 0
+    return folder / "run"
+
+
+def test_a_runs_best_is_printed_with_what_is_not_told(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run), "--to", "megatron-lm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("# pasted: num_nodes=1 tp=")
+    assert lines[0].endswith("1 node of 8 ranks")
+    assert "# not told: zero_stage: 2: megatron-lm demands zero_stage <= 1" in lines
+    assert [line for line in lines if line.startswith("# not told: workers: ")]
+    assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in lines
+    assert "--num-query-groups 8 \\" in lines
+    assert "--micro-batch-size 1 \\" in lines
+
+
+def test_a_best_yaml_is_written_into_a_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = run / "report" / "best.yaml"
+    assert main(["export", str(best), "--to", "megatron-lm", "--out", str(tmp_path / "out")]) == 0
+    assert "arguments.txt, environment.sh" in capsys.readouterr().out
+    assert "--hidden-size 4096\n" in (tmp_path / "out" / "arguments.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "told"),
+    [
+        ("", "megatron", "no adapter 'megatron', accepted: "),
+        ("space.yaml", "megatron-lm", "accepted a run's folder, or the best.yaml"),
+        ("nothing", "megatron-lm", "accepted a run's folder, or the best.yaml"),
+    ],
+)
+def test_what_cannot_be_exported_is_told(
+    run: Path, source: str, name: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run / source if source else run), "--to", name]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""``meshtune export``: what a search found, in a well-known trainer's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import join, quote
+
+from analysis import RunFolder, config_text, counted, parameters_of, read_run, write_atomically
+from search_spaces import Export, SpaceError, exported, load_space
+from trainer import ConfigError
+
+ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
+
+
+def of_best(source: Path, adapter: str) -> tuple[Export, str]:
+    """The best of a run, or of its ``best.yaml``, for a trainer; and what it is, in a line.
+
+    Raises:
+        ConfigError: if nothing has succeeded there.
+        SpaceError: if there is no such trainer.
+    """
+    if source.is_dir():
+        run = read_run(source)
+        if run.best is None:
+            raise ConfigError(f"{source}: no trial has succeeded, so there is nothing to export")
+        config, folder = dict(run.best.config), RunFolder(source)
+    else:
+        found = parameters_of(source)
+        if found is None:
+            raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
+        config, folder = found, RunFolder.holding(source)
+    space = load_space(folder.space_file)
+    try:
+        nodes = counted(space.num_nodes(config), "node")
+    except ValueError as error:
+        raise SpaceError(f"{source}: {error}") from None
+    what = f"{space.name}: {config_text(config)}; {nodes} of {space.cluster.gpus_per_node} ranks"
+    return exported(space, config, adapter), what
+
+
+def text(export: Export, what: str) -> Iterator[str]:
+    """All of it, as lines for a screen or a script."""
+    yield f"# {what}"
+    yield from (f"# not told: {line}" for line in export.unmapped)
+    yield from _environment(export)
+    yield from (f"{join(option)} \\" for option in export.arguments)
+    for name, content in export.files.items():
+        yield f"# ---- {name}"
+        yield content.rstrip()
+
+
+def write(export: Export, what: str, out: Path) -> list[str]:
+    """Write it into a folder; the names of the files there."""
+    out.mkdir(parents=True, exist_ok=True)
+    notes = [f"# {what}", *(f"# not told: {line}" for line in export.unmapped)]
+    files = dict(export.files)
+    if export.arguments or not files:
+        files[ARGUMENTS] = "\n".join([*notes, *map(join, export.arguments)]) + "\n"
+    if export.environment:
+        files[ENVIRONMENT] = "\n".join([*notes, *_environment(export)]) + "\n"
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    return sorted(files)
+
+
+def _environment(export: Export) -> Iterator[str]:
+    return (f"export {name}={quote(value)}" for name, value in export.environment.items())
