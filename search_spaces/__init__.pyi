@@ -23,6 +23,7 @@ from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .space import Objective, SearchSpace, Violations
+from .stages import STAGE_SETTINGS, StageLayers, StageSettings
 from .trainers.adapters import shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.trainer import Trainer, TrialFacts
@@ -32,6 +33,7 @@ __all__ = [
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",
     "MEGATRON_DEEPSPEED",
+    "STAGE_SETTINGS",
     "Candidates",
     "CheckReport",
     "Cluster",
@@ -50,6 +52,8 @@ __all__ = [
     "Scalar",
     "SearchSpace",
     "SpaceError",
+    "StageLayers",
+    "StageSettings",
     "Trainer",
     "TrialFacts",
     "ValidConfigs",

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from search_spaces.stages import STAGE_SETTINGS, Split
+
 
 @dataclass(frozen=True)
 class Framework:
@@ -26,8 +28,13 @@ class Framework:
         sequence_parallel: always on with tensor parallelism.
         gradients_synced_per_micro_batch: without ZeRO, a pipeline reduces gradients after every
             micro-batch and not once a step.
-        stages_by_weight: a pipeline's stages are dealt out by weights, output layer included,
-            and not by layers.
+        split: how a pipeline's layers are split over its stages: equally, or the job is refused
+            (``even``); the first ones have one more (``first_more``); each has as many as the
+            fullest needs, until none are left (``last_fewer``); by weights, output layer included
+            (``by_weight``).
+        counts_ends: embedding and output layer count as a layer each, unless the job says else.
+        stage_settings: parameters of a space by which it can be told to split otherwise; see
+            :class:`search_spaces.StageSettings`.
         keeps_products: of a layer under selective recomputation, only its input, what attention
             gives and every second product's output stay (torchtitan's ``selective op``).
         whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
@@ -55,7 +62,6 @@ class Framework:
             is split.
         loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
             backward pass ends.
-        uneven_stages: a pipeline's stages may have different numbers of layers.
         fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
         reports: what the peak memory that it prints is: what tensors held (``allocated``), with
             the allocator's free blocks (``reserved``), or all that the device held (``device``).
@@ -70,7 +76,9 @@ class Framework:
     flash_attention: bool = True
     sequence_parallel: bool = False
     gradients_synced_per_micro_batch: bool = False
-    stages_by_weight: bool = False
+    split: Split = "even"
+    counts_ends: bool = False
+    stage_settings: tuple[str, ...] = ()
     keeps_products: bool = False
     whole_in_pipelines: bool = False
     masked_dropout: bool = False
@@ -87,7 +95,6 @@ class Framework:
     keeps_outputs: bool = False
     flat_reduction: bool = False
     loose_gradients: bool = False
-    uneven_stages: bool = False
     fills_pipeline: bool = False
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     reports_first_stage: bool = False
@@ -98,20 +105,21 @@ NANOTRON = Framework(
     "nanotron",
     sequence_parallel=True,
     gradients_synced_per_micro_batch=True,
-    stages_by_weight=True,
+    split="by_weight",
     overlaps_split_gradients=False,
     logits_bytes=12,
     bucket_bytes=2,
     flat_reduction=True,
     loose_gradients=True,
-    uneven_stages=True,
     fills_pipeline=True,
     reports="reserved",
     reports_first_stage=True,
 )
-MEGATRON_LM = Framework("megatron-lm", masked_dropout=True)
+MEGATRON_LM = Framework("megatron-lm", masked_dropout=True, stage_settings=STAGE_SETTINGS)
 # Before flash attention: the Megatron papers' and BigScience's runs of 2021 and 2022.
-MEGATRON_LM_V3 = replace(MEGATRON_LM, name="megatron-lm-v3", flash_attention=False)
+MEGATRON_LM_V3 = replace(
+    MEGATRON_LM, name="megatron-lm-v3", flash_attention=False, stage_settings=()
+)
 MEGATRON_DEEPSPEED = Framework(
     "megatron-deepspeed",
     gradient_bytes=2,
@@ -124,7 +132,8 @@ MEGATRON_DEEPSPEED = Framework(
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
     live_parameters=1e9,
     keeps_outputs=True,
-    uneven_stages=True,
+    split="last_fewer",
+    stage_settings=STAGE_SETTINGS[2:],
     reports="device",
 )
 DEEPSPEED_BF16 = Framework(
@@ -138,7 +147,8 @@ DEEPSPEED_BF16 = Framework(
     fixed_buffer_bytes=4 * 5e8,  # two buckets of 5e8 16-bit elements
     live_parameters=1e9,
     keeps_outputs=True,
-    uneven_stages=True,
+    split="last_fewer",
+    stage_settings=STAGE_SETTINGS[2:],
     reports="device",
 )
 FSDP = Framework("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, reports="reserved")
@@ -147,7 +157,9 @@ TORCHTITAN = Framework(
     sequence_parallel=True,
     keeps_products=True,
     whole_in_pipelines=True,
-    uneven_stages=True,
+    split="first_more",
+    counts_ends=True,
+    stage_settings=STAGE_SETTINGS[2:],
     logits_bytes=12,
     sharded_masters=True,
     reports="reserved",

@@ -19,7 +19,7 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.model_files import assumed, model_of
 from search_spaces.parameters import MAX_CONFIGS, Parameter
-from search_spaces.rules import deepspeed, facts, placements, rule as rules
+from search_spaces.rules import deepspeed, facts, placements, rule as rules, stages
 from search_spaces.shipped import SHIPPED, named
 from search_spaces.space import (
     ENERGY_FIGURES,
@@ -172,10 +172,10 @@ class _Builder:
             own_axes=self.program.axes,
             allow=self._allowed(),
         )
-        if self.own_trainer and {"num_layers", "pp", "vpp"} <= types.keys():
-            # Where stages may differ, none may be empty.
-            some = self._parse("num_layers >= pp * vpp", (), types)
-            builtin.append(rules.expressed("layers_for_stages", some, required=True))
+        if self.own_trainer:
+            framework = framework_named(self.program.framework)
+            uneven = "uneven_layers" in self.file.allow
+            builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
         if self.file.trainer.builtin is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
@@ -193,7 +193,7 @@ class _Builder:
         return (*once, *builtin, *given, *needed)
 
     def _allowed(self) -> set[str]:
-        """Rules that are switched off, by the space or by what its framework can do."""
+        """Rules that are switched off, by the space or because its trainer has its own."""
         allowed = set[str](self.file.allow)
         if not self.own_trainer and "uneven_layers" in allowed:
             raise self.document.error(
@@ -201,8 +201,8 @@ class _Builder:
                 "found uneven_layers, accepted with a command; the built-in trainer's stages have "
                 "as many layers each",
             )
-        if self.own_trainer and framework_named(self.program.framework).uneven_stages:
-            allowed.add("uneven_layers")
+        if self.own_trainer:
+            allowed.add("uneven_layers")  # what its framework requires instead: rules.stages
         return allowed
 
     def _program(self) -> Trainer:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from search_spaces.language.fields import Number, Scalar
 from search_spaces.language.schema import Log2, Range
+from search_spaces.stages import STAGE_SETTINGS
 from slurm import Document, as_written, wrong_value
 from trainer import MAX_NUMBER, TrainConfig, ValueType
 
@@ -41,6 +42,11 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(annotation) for name, annotation in _ANNOTATIONS.items()
 }
 _DEGREE = TypeAdapter[Any](_Count)
+# Of a user's own trainer: layers of a stage, and whether something counts as a layer.
+_STAGE_SETTINGS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(bool if name.startswith("account") else Annotated[int, Field(ge=0)])
+    for name in STAGE_SETTINGS
+}
 # A user's own trainer may mean something else by these; no built-in rule reads them.
 _FREE = {
     *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
@@ -56,6 +62,16 @@ _USUAL = {
     "ep": ("expert_parallel", "expert_model_parallel"),
     "mbs": ("micro_batch", "microbatch", "train_micro_batch_size_per_gpu"),
     "gas": ("gradient_accumulation", "gradient_accumulation_steps", "grad_acc", "grad_acc_steps"),
+    "first_stage_layers": (
+        "decoder_first_pipeline_num_layers",
+        "num_layers_in_first_pipeline_stage",
+    ),
+    "last_stage_layers": (
+        "decoder_last_pipeline_num_layers",
+        "num_layers_in_last_pipeline_stage",
+    ),
+    "account_for_embedding": ("account_for_embedding_in_pipeline_split",),
+    "account_for_loss": ("account_for_loss_in_pipeline_split",),
 }
 _ENDINGS = ("_size", "_degree", "_world_size")
 
@@ -142,6 +158,7 @@ def build(
             path, f"found {len(values):,} values, accepted at most {MAX_VALUES:,}", at_value=True
         )
     adapter = None if own_trainer and name in _FREE else _TYPES.get(name)
+    adapter = _STAGE_SETTINGS.get(name, adapter) if own_trainer else adapter
     adapter = _DEGREE if is_axis else adapter
     listed = isinstance(spec, list)
     for index, value in enumerate(values):

@@ -170,7 +170,8 @@ class SearchSpace:
                     for name in sorted(rule.names)
                     if name in facts.columns
                 )
-                return f"{rule.name}: {rule.text} ({values})"
+                remedy = f"; {rule.remedy}" if rule.remedy else ""
+                return f"{rule.name}: {rule.text} ({values}){remedy}"
         return None
 
     def raw(self, config: Mapping[str, Any]) -> dict[str, Scalar]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
-from analysis.cost.stages import layers_before, weighed
+from analysis.cost.stages import by_layers, layers_before, weighed
 from search_spaces import Framework
 
 
@@ -36,21 +36,16 @@ def end_stages(jobs: Jobs, framework: Framework) -> tuple[StageLoad, StageLoad, 
     """
     layers, pp = jobs.num_layers, jobs.pp
     one = pp == 1
-    if framework.stages_by_weight:
+    if framework.split == "by_weight":
         share, head_at = weighed(jobs)
         one_stage = np.ones(len(jobs))
         first = layers_before(jobs, share, one_stage)
         second = layers_before(jobs, share, 2 * one_stage) - first
         last = layers - layers_before(jobs, share, head_at)
     else:
-        # Where pp does not divide the layers, the first stages have one more. Embedding and
-        # output layer move to stages of their own once there are more stages than layers.
         head_at = pp - 1
-        spare = np.clip(pp - layers, 0, 2)
-        most = np.ceil(layers / np.maximum(pp - spare, 1))
-        first = np.where(spare == 2, 0, most)
-        second = most
-        last = np.where(spare >= 1, 0, np.floor(layers / pp))
+        split = by_layers(jobs, framework)
+        first, second, last = split.first, split.second, split.last
     embedding = np.ones(len(jobs), dtype=bool)
     return (
         StageLoad(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one),

@@ -55,6 +55,13 @@ class Jobs:
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
         recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
 
+    Stages of the pipeline (see ``search_spaces.StageSettings``):
+
+    Attributes:
+        first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
+        account_for_embedding, account_for_loss: layers that either counts as; -1 is the
+            framework's habit.
+
     Placement over the data-parallel ranks (see ``trainer.placement``):
 
     Attributes:
@@ -94,6 +101,10 @@ class Jobs:
     gas: Array
     sequence_parallel: Mask
     recompute: Array
+    first_stage_layers: Array
+    last_stage_layers: Array
+    account_for_embedding: Array
+    account_for_loss: Array
     weight_shard: Array
     gradient_shard: Array
     optimizer_shard: Array
@@ -170,6 +181,10 @@ _DEFAULTS: dict[str, float] = {
     "vpp": 1,
     "recompute": NONE,
     "sequence_parallel": 0,
+    "first_stage_layers": 0,
+    "last_stage_layers": 0,
+    "account_for_embedding": -1,
+    "account_for_loss": -1,
     "secondary_shard": 0,
     "gather_bits": 0,
     "reduce_bits": 0,

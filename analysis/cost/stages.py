@@ -1,4 +1,4 @@
-"""How a pipeline's layers are dealt out to its stages, and which stage is the slowest."""
+"""How a pipeline's layers are split over its stages, and which stages decide time and memory."""
 
 from __future__ import annotations
 
@@ -7,43 +7,60 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
-from search_spaces import Framework
+from search_spaces import STAGE_SETTINGS, Framework, StageLayers, StageSettings
 from trainer import layer_weights, table_weights
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 
 
 @dataclass(frozen=True)
-class StageLayers:
-    """Layers of a pipeline's stages; columns of shape (n,).
+class BusyStages:
+    """Layers of the stages of which one is the slowest; columns of shape (n,).
 
     Attributes:
-        most: layers of the stage that has the most and not the output layer.
+        first: layers of the first stage, which has the embedding.
+        inner: of the stage that has the most of those that have neither table; 0 where all have.
         last: layers of the stage that has the output layer as well.
     """
 
-    most: Array
+    first: Array
+    inner: Array
     last: Array
 
+    @property
+    def most(self) -> Array:
+        """Layers of the stage that has the most and not the output layer."""
+        return np.maximum(self.first, self.inner)
 
-def stage_layers(jobs: Jobs, framework: Framework) -> StageLayers:
-    """Layers of the fullest stage and of the one with the output layer.
 
-    Most frameworks give every stage equally many (where pp does not divide them, the first ones
-    have one more). Some count in weights, output layer included, so that a large vocabulary leaves
-    its stage few layers, or none. Shares are rounded down here, unlike in :func:`weighed`: with 16
-    and 32 stages the one with the output layer is measured to be faster than that says.
+def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
+    """Stages of a framework that counts layers, as the jobs tell it to."""
+    said = {name: getattr(jobs, name) for name in framework.stage_settings}
+    for name in STAGE_SETTINGS[2:]:
+        habit = float(framework.counts_ends)
+        said[name] = np.where(said[name] < 0, habit, said[name]) if name in said else habit
+    return StageLayers(jobs.num_layers, jobs.pp, jobs.vpp, StageSettings(**said), framework.split)
+
+
+def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
+    """Layers of the fullest stages and of the one with the output layer.
+
+    Most frameworks count layers. Some count in weights, output layer included, so that a large
+    vocabulary leaves its stage few layers, or none. Shares are rounded down here, unlike in
+    :func:`weighed`: with 16 and 32 stages the one with the output layer is measured to be faster
+    than that says.
     """
     layers, pp = jobs.num_layers, jobs.pp
-    if not framework.stages_by_weight:
-        return StageLayers(np.ceil(layers / pp), np.floor(layers / pp))
+    if framework.split != "by_weight":
+        split = by_layers(jobs, framework)
+        return BusyStages(split.first, split.second, split.last)
     head = table_weights(jobs) / layer_weights(jobs)  # in layers
     share = (layers + head) / pp
     whole = np.floor(share + _TINY)
     before = np.minimum(np.floor((pp - 1) * share + _TINY), layers)  # the last stage
     carried = np.floor((pp - 1) * (share - whole) + _TINY) >= 1
     most = np.minimum(np.where(carried, whole + 1, whole), before)
-    return StageLayers(most, layers - before)
+    return BusyStages(most, most, layers - before)
 
 
 def weighed(jobs: Jobs) -> tuple[Array, Array]:

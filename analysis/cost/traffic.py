@@ -72,7 +72,8 @@ def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     dealt = stage_layers(jobs, framework)
     # With a pipeline the first stage has the embedding, and the last one the output layer.
     tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
-    return np.asarray(stage_weights(jobs, np.maximum(dealt.most, dealt.last), tables, jobs.tp))
+    ends = stage_weights(jobs, np.maximum(dealt.first, dealt.last), tables, jobs.tp)
+    return np.asarray(np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.tp)))
 
 
 def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:

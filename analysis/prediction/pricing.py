@@ -19,6 +19,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import (
     MEGATRON_DEEPSPEED,
+    STAGE_SETTINGS,
     Cluster,
     Facts,
     Framework,
@@ -115,6 +116,8 @@ class Pricing:
             engines = enumerate(self._engines)
             columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
         columns["sequence_parallel"] = known.get("sequence_parallel", False)
+        for name in STAGE_SETTINGS:
+            columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
         words = np.asarray(known.get("recompute", "none"))
         columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
         columns["element_bytes"] = np.where(known.get("precision", "bf16") == "fp32", 4.0, 2.0)
@@ -284,7 +287,8 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
 
     Those of a condition or an axis count as seen, and so do all that a rule reads only.
     """
-    seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in _READ))
+    read = (*_READ, *framework_named(space.program.framework).stage_settings)
+    seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
     return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]
 
 

@@ -38,8 +38,17 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
         stated = heads[(hidden == size) & ~np.isnan(heads)]
         values, counts = np.unique(stated, return_counts=True)
         heads[(hidden == size) & np.isnan(heads)] = values[np.argmax(counts)]
-    j = gpt_jobs(frame, num_heads=heads, zero_stage=number_column(frame, "zero_stage"))
     fp32_gradients = frame["precision"].str.contains("fp32 grad").to_numpy()
+    # Later runs partition by transformer|embedding, with two layers less for an even split.
+    layers, pp = number_column(frame, "layers"), number_column(frame, "pp")
+    ends = np.where((np.mod(layers, pp) != 0) & (np.mod(layers + 2, pp) == 0), 1, 0)
+    j = gpt_jobs(
+        frame,
+        num_heads=heads,
+        zero_stage=number_column(frame, "zero_stage"),
+        account_for_embedding=ends,
+        account_for_loss=ends,
+    )
     before = (frame["date"] < "2022-02-25").to_numpy()
     campaign = np.where(fp32_gradients, "fp32 gradients", np.where(before, "before", "after"))
     peak_bytes = number_column(frame, "mem_max_GB") * GIB

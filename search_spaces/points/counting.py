@@ -136,8 +136,10 @@ def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], proven: bool)
     head = f"no configuration is valid, of {space.raw_size:,} raw ones"
     if not proven:
         head = f"no valid configuration found at random among {space.raw_size:,} raw ones"
+    remedies = {rule.name: f"; {rule.remedy}" for rule in space.rules if rule.remedy}
     lines = [
         f"  {c.name} removes {c.alone:,} ({100 * c.alone / space.raw_size:.3g} %): {c.text}"
+        f"{remedies.get(c.name, '')}"
         for c in worst
     ]
     return "\n".join([f"{space.file}: {head}", *lines])

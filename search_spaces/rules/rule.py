@@ -23,6 +23,13 @@ class Facts:
     active: Mapping[str, Array]  # of parameters with a condition
     missing: Mapping[str, Array] = field(default_factory=dict)  # inactive and without default
 
+    def numbers(self, name: str, otherwise: float) -> Array:
+        """What configurations say under a name; ``otherwise`` where they say nothing."""
+        if name not in self.columns:
+            return np.asarray(otherwise)
+        said = np.asarray(self.columns[name]).astype(np.float64)
+        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -34,6 +41,8 @@ class Rule:
     _test: Callable[[Facts], Array]
     required: bool = False
     """By trainers, and not by this space alone."""
+    remedy: str = ""
+    """What a space can say so that such configurations are valid, if anything."""
 
     def holds(self, facts: Facts) -> np.ndarray:
         """Where the rule is kept; the shape is that of the columns it reads."""

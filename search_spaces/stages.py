@@ -1,0 +1,143 @@
+"""How many layers the stages of a pipeline get: of one configuration, or of columns of them.
+
+Rules of spaces and the cost model ask the same record. What is split by weight takes a model's
+shape, and is the cost model's alone (``analysis.cost.stages``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from trainer import Array
+
+Split = Literal["even", "first_more", "last_fewer", "by_weight"]
+"""How a framework splits layers over stages; see :class:`search_spaces.Framework`."""
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """What configurations say of their stages; numbers, or columns that broadcast.
+
+    Attributes:
+        first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
+        account_for_embedding, account_for_loss: layers that the embedding, and the output layer
+            with the loss, count as where layers are shared out; nothing on a stage whose layers
+            are given.
+    """
+
+    first_stage_layers: Array = 0.0
+    last_stage_layers: Array = 0.0
+    account_for_embedding: Array = 0.0
+    account_for_loss: Array = 0.0
+
+
+STAGE_SETTINGS = tuple(f.name for f in fields(StageSettings))
+"""Parameters by which a space says them, as Megatron-LM's arguments are called in short."""
+
+
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of a pipeline's stages; columns of the shape that all of its fields broadcast to.
+
+    Stages whose layers are not given share the rest, embedding and loss counted. What they cannot
+    share equally gives the first of them one more. With ``last_fewer`` each has as many as the
+    fullest one needs until none are left (DeepSpeed's ``partition_balanced``).
+
+    Attributes:
+        num_layers: of the whole model.
+        pp, vpp: degrees; a stage has the same layers whatever number of chunks they are in.
+        settings: of the configurations.
+        split: of their framework; ``by_weight`` is read as ``first_more``.
+    """
+
+    num_layers: Array
+    pp: Array
+    vpp: Array
+    settings: StageSettings
+    split: Split = "even"
+
+    @cached_property
+    def first(self) -> Array:
+        """Of the first stage; all where there is no other."""
+        own = self._share(0) - self._embedding
+        own = np.where(self._first_given, self.settings.first_stage_layers, own)
+        return np.where(self.pp == 1, self.num_layers, own)
+
+    @cached_property
+    def second(self) -> Array:
+        """Of the next one: none between first and last has more; 0 where there is none."""
+        return np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
+
+    @cached_property
+    def last(self) -> Array:
+        """Of the one with the output layer."""
+        own = self._share(self._sharing - 1) - self._loss
+        own = np.where(self._last_given, self.settings.last_stage_layers, own)
+        return np.where(self.pp == 1, self.num_layers, own)
+
+    @property
+    def all_have_some(self) -> Array:
+        """Whether every stage has a layer, each of its chunks something, and none is left over."""
+        before_last = self._sharing - np.where(self._last_given, 1, 2)
+        between = np.where(self.pp > 2, self._share(before_last), np.inf)
+        smallest = np.minimum(np.minimum(self.first, self.last), between)
+        enough = np.where(
+            self._sharing > 0, self._units >= self._sharing * self.vpp, self._units == 0
+        )
+        return (smallest >= 1) & enough
+
+    @property
+    def are_even(self) -> Array:
+        """Whether shares are equal in whole layers, and chunks of a stage likewise."""
+        given = np.mod(self.settings.first_stage_layers, self.vpp) == 0
+        given = given & (np.mod(self.settings.last_stage_layers, self.vpp) == 0)
+        # With nothing to share it out to, nothing may be left.
+        parts = np.where(self._sharing > 0, self._sharing * self.vpp, np.inf)
+        return (np.mod(self._units, parts) == 0) & (given | (self.pp == 1))
+
+    @cached_property
+    def _first_given(self) -> Array:
+        return (self.settings.first_stage_layers > 0) & (self.pp > 1)
+
+    @cached_property
+    def _last_given(self) -> Array:
+        return (self.settings.last_stage_layers > 0) & (self.pp > 1)
+
+    @cached_property
+    def _embedding(self) -> Array:
+        return np.where(self._first_given, 0, self.settings.account_for_embedding)
+
+    @cached_property
+    def _loss(self) -> Array:
+        return np.where(self._last_given, 0, self.settings.account_for_loss)
+
+    @cached_property
+    def _sharing(self) -> Array:
+        """Stages whose layers are not given."""
+        return self.pp - np.where(self._first_given, 1, 0) - np.where(self._last_given, 1, 0)
+
+    @cached_property
+    def _units(self) -> Array:
+        """Layers that they share, and what counts as layers."""
+        given = np.where(self._first_given, self.settings.first_stage_layers, 0)
+        given = given + np.where(self._last_given, self.settings.last_stage_layers, 0)
+        return self.num_layers - given + self._embedding + self._loss
+
+    @cached_property
+    def _whole(self) -> Array:
+        return np.floor(self._units / np.maximum(self._sharing, 1))
+
+    @cached_property
+    def _more(self) -> Array:
+        return self._units - self._whole * np.maximum(self._sharing, 1)
+
+    def _share(self, number: Array) -> Array:
+        """Units of one of the stages that share, counted from 0."""
+        if self.split != "last_fewer":
+            return self._whole + np.where(number < self._more, 1, 0)
+        most = self._whole + np.where(self._more > 0, 1, 0)
+        return np.clip(self._units - number * most, 0, most)
