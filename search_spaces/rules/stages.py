@@ -37,7 +37,7 @@ def rules(
         layers, pp, vpp = (facts.columns[name] for name in ("num_layers", "pp", "vpp"))
         return StageLayers(layers, pp, vpp, StageSettings(**{**habit, **said}), framework.split)
 
-    made = []
+    made = _one_kind(settings)
     if framework.split == "even" and not uneven:
         made.append(
             Rule(
@@ -55,7 +55,7 @@ def rules(
     made.append(
         Rule("layers_for_stages", text, names, lambda f: stages(f).all_have_some, required=True)
     )
-    return made + _once(parameters, settings) + _one_kind(settings)
+    return made + _once(parameters, settings)
 
 
 def _shared_text(settings: list[str]) -> str:
@@ -69,9 +69,11 @@ def _shared_text(settings: list[str]) -> str:
 
 
 def _remedy(framework: Framework, settings: list[str]) -> str:
-    further = [name for name in framework.stage_settings if name not in settings]
-    ways = [f"set {', '.join(further)}"] if further else []
-    return " or ".join([*ways, "allow: [uneven_layers]"])
+    # Of the kind that the space has, if it has one: both at once are refused.
+    kinds = [kind for kind in (_GIVEN, _COUNTED) if {*kind} & {*settings}] or [_GIVEN, _COUNTED]
+    known = [name for kind in kinds for name in kind if name in framework.stage_settings]
+    ways = [f"set {', '.join(known)}"] if known else []
+    return ", or ".join([*ways, "allow: [uneven_layers]"])
 
 
 def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule]:

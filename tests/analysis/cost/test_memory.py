@@ -163,11 +163,9 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_ther
     assert interleaved.in_flight[0] / 8 == pytest.approx(1 + 7 / 24)
 
 
-def test_layers_that_pp_does_not_divide_fill_the_first_stage_and_ends_get_stages_of_their_own() -> (
-    None
-):
+def test_of_layers_that_pp_does_not_divide_the_first_stages_have_more() -> None:
     first, second, last = end_stages(gpt(num_layers=6, pp=np.array([4, 6, 7, 8])), MEGATRON)
-    assert first.layers.tolist() == [2, 1, 1, 0]
+    assert first.layers.tolist() == [2, 1, 1, 1]
     assert second.layers.tolist() == [2, 1, 1, 1]
     assert last.layers.tolist() == [1, 1, 0, 0]
 

@@ -1,0 +1,148 @@
+"""Uneven stages in the price: the slowest stage decides the time, the fullest one the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.cost.activations import end_stages
+from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.memory_fit import MemoryConstants, memory
+from analysis.cost.model import CostModel
+from analysis.cost.stages import stage_layers
+from analysis.cost.traffic import stage_parameters
+from analysis.prediction.pricing import Pricing, unpriced_parameters
+from search_spaces import SearchSpace, framework_named, load_space
+from search_spaces.cluster import shipped_cluster
+
+MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
+
+
+def gpt(num_layers: int, pp: int, **columns: Any) -> Jobs:
+    """BLOOM's width and vocabulary with so many layers."""
+    shape: dict[str, Any] = {
+        "num_layers": num_layers,
+        "hidden_size": 14336,
+        "num_heads": 112,
+        "kv_heads": 112,
+        "ffn_size": 4 * 14336,
+        "gated": False,
+        "vocab_size": 250880,
+        "seq_length": 2048,
+        "tied_embeddings": True,
+        "tp": 4,
+        "pp": pp,
+        "dp": 8,
+        "mbs": 2,
+        "gas": 128,
+        "zero_stage": 1,
+        "recompute": FULL,
+    }
+    return jobs(shape | columns)
+
+
+def loads(job: Jobs, framework: str) -> list[float]:
+    return [stage.layers[0] for stage in end_stages(job, framework_named(framework))]
+
+
+def test_memory_is_that_of_the_stages_of_published_runs() -> None:
+    ends = {"account_for_embedding": 1, "account_for_loss": 1}
+    assert loads(gpt(70, 12, **ends), "deepspeed-bf16") == [5, 6, 5]
+    assert loads(gpt(78, 12), "megatron-deepspeed") == [7, 7, 1]
+    assert loads(gpt(70, 8, last_stage_layers=7), "megatron-lm") == [9, 9, 7]
+    assert loads(gpt(34, 4, first_stage_layers=7), "megatron-lm") == [7, 9, 9]
+    assert loads(gpt(126, 8), "torchtitan") == [15, 16, 15]
+    assert loads(gpt(126, 8, account_for_loss=0), "torchtitan") == [15, 16, 15]
+    assert loads(gpt(128, 8, account_for_embedding=0, account_for_loss=0), "torchtitan")[0] == 16
+
+
+def test_a_framework_that_knows_no_such_setting_is_priced_without_it() -> None:
+    assert loads(gpt(72, 8, last_stage_layers=2), "axonn") == [9, 9, 9]
+    assert loads(gpt(72, 8, last_stage_layers=2), "nanotron") == loads(gpt(72, 8), "nanotron")
+
+
+def test_weights_are_those_of_the_fullest_stage_whichever_it_is() -> None:
+    layer, table = 12 * 14336**2, 250880 * 14336
+    job = gpt(70, 12, account_for_embedding=1, account_for_loss=1)
+    assert stage_parameters(job, DEEPSPEED) == pytest.approx((5 * layer + table) / 4)
+    # A first stage of two leaves the next ones 34 each.
+    job = gpt(70, 3, first_stage_layers=2)
+    assert stage_parameters(job, MEGATRON) == pytest.approx((34 * layer + table) / 4)
+    job = gpt(70, 4, first_stage_layers=2, last_stage_layers=2)
+    assert stage_parameters(job, MEGATRON) == pytest.approx(33 * layer / 4)
+    parts = memory(job, MEGATRON, MemoryConstants())
+    assert parts.weights == pytest.approx(2 * 33 * layer / 4)
+
+
+def test_the_slowest_stage_decides_the_time() -> None:
+    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    uneven, even = gpt(70, 8, last_stage_layers=7), gpt(72, 8)
+    dealt = stage_layers(uneven, MEGATRON)
+    assert (dealt.most[0], dealt.last[0]) == (9, 7)
+    one, other = (model.predict(job).time for job in (uneven, even))
+    assert one.forward_backward == pytest.approx(other.forward_backward)
+    assert one.head == 0 and other.head > 0, "seven layers leave time for the output layer"
+    # Each layer that the first stage has more than its share of costs all micro-batches.
+    firsts = np.array([0, 16, 37])
+    times = model.predict(gpt(72, 8, first_stage_layers=firsts)).time
+    assert times.forward_backward / times.forward_backward[0] == pytest.approx(firsts.clip(9) / 9)
+
+
+def test_counting_embedding_and_loss_frees_memory_where_the_vocabulary_is_large() -> None:
+    job = gpt(30, 4, account_for_embedding=np.array([0, 1]), account_for_loss=np.array([0, 1]))
+    first, _, last = end_stages(job, DEEPSPEED)
+    assert first.layers.tolist() == [8, 7] and last.layers.tolist() == [6, 7]
+    needed = memory(job, DEEPSPEED, MemoryConstants())
+    assert needed.total[1] < 0.95 * needed.total[0]
+
+
+SPACE = """\
+version: 1
+model: gpt_22b
+cluster: dgx_h100
+trainer:
+  framework: {framework}
+  command: [train, "{{tp}}", "{{pp}}", "{{mbs}}", "{{gas}}", "{{{name}}}"]
+parameters: {{num_nodes: 1, tp: 2, mbs: 1, gas: 64, pp: {pp}, {name}: {values}}}
+conditions: {{{name}: pp > 1}}
+objective: {{minimize: step_time_s.median}}
+allow: [uneven_layers]
+"""
+
+
+def space(tmp_path: Path, **said: Any) -> SearchSpace:
+    path = tmp_path / "space.yaml"
+    path.write_text(SPACE.format(**said))
+    return load_space(path)
+
+
+def test_a_space_says_it_in_its_parameters(tmp_path: Path) -> None:
+    given = space(
+        tmp_path,
+        framework="megatron-lm",
+        pp="[1, 4]",
+        name="first_stage_layers",
+        values="[21, 0, 12]",
+    )
+    config = {"num_nodes": 1, "tp": 2, "mbs": 1, "gas": 64, "pp": 4}
+    configs = [{**config, "first_stage_layers": layers} for layers in (21, 0, 12)]
+    times = Pricing(given).predict([*configs, {**config, "pp": 1}]).time
+    assert times.total[1] == times.total[2] < times.total[0]
+    # Inactive, it says nothing: 48 layers on the only stage.
+    assert times.forward_backward[3] == pytest.approx(48 / 12 * times.forward_backward[1])
+    assert unpriced_parameters(given) == []
+
+
+def test_counted_ends_are_the_frameworks_habit_where_a_space_says_nothing(tmp_path: Path) -> None:
+    said = {"pp": "[1, 4]", "name": "account_for_loss", "values": "[false, true]"}
+    config = {"num_nodes": 1, "tp": 2, "mbs": 1, "gas": 64, "pp": 4}
+    titan = space(tmp_path, framework="torchtitan", **said)
+    job = Pricing(titan).jobs_of([{**config, "account_for_loss": loss} for loss in (False, True)])
+    assert job.account_for_loss.tolist() == [0, 1]
+    assert job.account_for_embedding.tolist() == [-1, -1]
+    # 49 or 50 layers over four, with what counts.
+    assert stage_layers(job, framework_named("torchtitan")).last.tolist() == [12, 11]
+    assert unpriced_parameters(space(tmp_path, framework="axonn", **said)) == ["account_for_loss"]
