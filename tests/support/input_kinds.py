@@ -113,6 +113,43 @@ conditions: {flash: tp > 1}
 constraints: [mbs * tp <= 4]
 objective: {maximize: speed}
 """
+ADAPTED = """\
+version: 1
+cluster: cluster.yaml
+trainer:
+  adapter: adapter.yaml
+  entry: train.py
+  args: [--lr, "3e-4", --layers, "4", --save, out, --pp, "2"]
+  config: own.json
+parameters: {tp: [1, 2], mbs: [1, 2], recompute: [none, full]}
+objective: {maximize: tokens_per_second}
+"""
+ADAPTER = """\
+name: mine
+source: made up
+framework: fsdp
+log: torchtitan
+command: [python, "{entry}"]
+options: --key value
+file: {name: run.json, arguments: [--config, run.json], required: true}
+settings:
+  tp: {arguments: {tp: "{tp}"}}
+  pp: {arguments: {pp: "{pp}"}}
+  mbs: {arguments: {mbs: "{mbs}"}, environment: {BATCH: "{mbs}"}}
+  recompute: [{when: recompute == 'full', file: {recompute.mode: full}}]
+always: [{unless: [data], arguments: {fake: true}}]
+conditions: {recompute: tp > 1}
+constraints: {tp: [tp <= 2]}
+dropped: [save]
+model_in: file
+model: {num_layers: model.layers, hidden_size: model.width, num_heads: model.heads,
+        vocab_size: model.vocab, seq_length: {key: model.length, also: {model.rows: 3}},
+        linear_bias: {key: model.bias, values: {"true": 1, "false": 0}, default: true}}
+"""
+ADAPTED_BASE = """\
+{"model": {"layers": 4, "width": 64, "heads": 4, "vocab": 512, "length": 64, "bias": 0},
+ "recompute": {"mode": "none", "every": [1, 2]}}
+"""
 HUGGING_FACE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 16,
@@ -238,12 +275,22 @@ _SPACE_COMMANDS = (
     ("submit", "space.yaml", "--nodes", "2", "--time", "1:00:00", "--dry-run"),
 )
 _SEARCH = ("search", "space.yaml", "--launcher", "local", "--dry-run")
+_ADAPTED = (("check", "space.yaml"), _SEARCH)
+_OF_ADAPTER = {
+    **_SHAPES,
+    "space.yaml": ADAPTED,
+    "adapter.yaml": ADAPTER,
+    "own.json": ADAPTED_BASE,
+}
 _RANDOM = ("--policy", "random", "--seeds", "1")
 _REPLAY = ("replay", "table.csv", *_RANDOM)
 _TOKENS = {"tokens.idx": _megatron(".idx"), "tokens.bin": _megatron(".bin")}
 KINDS: dict[str, Kind] = {
     "space": Kind("space.yaml", SPACE, _SPACE_COMMANDS, others=_SHAPES),
     "space of a command": Kind("space.yaml", OWN, (*_SPACE_COMMANDS, _SEARCH), others=_SHAPES),
+    "space of an adapter": Kind("space.yaml", ADAPTED, _ADAPTED, others=_OF_ADAPTER),
+    "adapter": Kind("adapter.yaml", ADAPTER, _ADAPTED, others=_OF_ADAPTER),
+    "file of an adapter": Kind("own.json", ADAPTED_BASE, _ADAPTED, others=_OF_ADAPTER),
     "model": Kind(
         "model.yaml", MODEL, _SPACE_COMMANDS[:2], others={**_SHAPES, "space.yaml": SPACE}
     ),
