@@ -11,6 +11,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # (pytorch.org, "Get Started", names the index): make demo TORCH_INDEX=URL
 TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
+# Or each of the many processes that tests start would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint slurm clean
 

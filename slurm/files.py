@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from slurm.terminal import printable
 
 MAX_JSON_DEPTH = 64
+ROOM_BYTES = 64 << 10  # that a file system with room has left
 
 
 class FileError(ValueError):
@@ -128,6 +129,15 @@ def machine_numbers(value: Any) -> Any:
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     return value
+
+
+def has_room(path: Path) -> bool:
+    """Whether the file system of a path has some; yes where it does not say, as of a quota."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return True
+    return status.f_bavail * status.f_frsize >= ROOM_BYTES or status.f_blocks == 0
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 Array = NDArray[np.float64]
 
@@ -114,6 +113,8 @@ def fit(
         covariance: of the prior's logarithms, where it is learnt; default the constants' spreads,
             and none between them.
     """
+    from scipy.optimize import least_squares  # slow to import, and seldom needed
+
     center = (prior or start).logs()
     free = type(start).spreads() > 0
     wide = np.diag(type(start).spreads() ** 2) if covariance is None else covariance

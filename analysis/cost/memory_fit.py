@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import ndtr
 
 from analysis.cost.activations import refused
 from analysis.cost.constants import fit, log_sd
@@ -55,6 +54,8 @@ class MemoryModel:
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
         """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
+        from scipy.special import ndtr  # slow to import, and a space is checked without it
+
         needed = self.parts(jobs, framework).total
         margin = np.log(limit_bytes / needed)
         deviation = np.full(len(jobs), self.log_sd)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from analysis.cost.jobs import Array, Mask
 from analysis.cost.model import CostModel, Prediction
@@ -76,6 +75,8 @@ class CrossValidation:
         known = np.isfinite(self.measured_s)
         if np.count_nonzero(known) < FEW or np.ptp(self.measured_s[known]) == 0:
             return float("nan")
+        from scipy.stats import spearmanr  # slow to import
+
         return float(spearmanr(self.held_out_s[known], self.measured_s[known]).statistic)
 
     @property

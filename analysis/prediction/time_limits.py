@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import ndtr
 
 from analysis.cost.jobs import Array
 from analysis.cost.model import Prediction
@@ -31,6 +30,8 @@ def in_time(space: SearchSpace, prediction: Prediction) -> Array:
 
     Step times are log-normal around the prediction, with the model's own spread.
     """
+    from scipy.special import ndtr  # slow to import, and a space is checked without it
+
     with np.errstate(divide="ignore"):
         room = np.log(longest_step_s(space) / prediction.step_time_s)
     return np.asarray(ndtr(room / prediction.model.log_sd))

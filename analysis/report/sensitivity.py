@@ -94,14 +94,14 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     Raises:
         NotEnough: fewer than MIN_TRIALS successes, no parameter or objective that varied.
     """
-    from sklearn.ensemble import RandomForestRegressor
-
     finite = np.isfinite(frame["objective"].astype(float))
     frame = frame[(frame["kind"] == Kind.OK.value) & finite]
     target = frame["objective"].to_numpy(float)
     encoded = _enough(frame, "successful trial")
     if np.ptp(target) == 0:
         raise NotEnough(f"All {len(frame)} successful trials reached the same objective.")
+    from sklearn.ensemble import RandomForestRegressor  # slow to import
+
     forest = RandomForestRegressor(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
     fitted = _fitted(forest, encoded, target, seed)
     cautions = _few(len(frame), encoded, "successes")
@@ -128,8 +128,6 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
         NotEnough: fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or failures,
             or no parameter that varied.
     """
-    from sklearn.ensemble import RandomForestClassifier
-
     frame = frame[frame["kind"].isin(TOLD)]
     failed = (frame["kind"] != Kind.OK.value).to_numpy(bool)
     if len(frame) and not failed.any():
@@ -141,6 +139,8 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
             f"{failed.sum()} of {len(frame)} trials failed because of their configuration; "
             f"telling failures from successes needs at least {MIN_PER_CLASS} of each."
         )
+    from sklearn.ensemble import RandomForestClassifier  # slow to import
+
     forest = RandomForestClassifier(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
     fitted = _fitted(forest, encoded, failed, seed)
     base_rate = 1 - rarer / len(frame)

@@ -52,9 +52,11 @@ def interrupt_twice(world: World, planned: Planned) -> Course:
     world.disturbed = world.abrupt = True
     with world.may_exit(INTERRUPTED, *_early(world, signal.SIGINT)):
         world.signal(signal.SIGINT)
+        driver = world.driver
         yield planned.pick
-        world.signal(signal.SIGINT)
-        yield from _exits(world, "two Ctrl-C", 10.0)
+        if world.driver is driver:  # it may have been fast, or ended by another fault
+            world.signal(signal.SIGINT)
+            yield from _exits(world, "two Ctrl-C", 10.0)
 
 
 @fault(weight=2)

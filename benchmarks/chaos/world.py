@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from benchmarks.chaos.machines import Machine, marked
+from benchmarks.chaos.machines import Machine, as_in_a_terminal, marked, peak_bytes
 from benchmarks.chaos.plan import Plan
 from slurm import processes
 
@@ -218,6 +218,7 @@ class World:
                     stdout=screen,
                     stderr=log,
                     start_new_session=True,
+                    preexec_fn=as_in_a_terminal,
                 )
         limit = (LIMIT_BYTES, LIMIT_BYTES)
         resource.prlimit(self.driver.pid, resource.RLIMIT_DATA, limit)
@@ -291,12 +292,3 @@ class World:
 
     def violate(self, sentence: str) -> None:
         self.violations.append(sentence)
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had; 0 if it is gone."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    return 0

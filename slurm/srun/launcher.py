@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from slurm import processes
-from slurm.files import write_private
+from slurm.files import has_room, write_private
 from slurm.launcher import (
     AllocationGoneError,
     AllocationState,
@@ -121,8 +121,18 @@ class SrunLauncher(Launcher):
                 stderr=stderr,
                 start_new_session=True,
             )
+        unwritten = ""
+
+        def exited() -> bool:
+            nonlocal unwritten
+            done = child.poll() is not None
+            if not has_room(spec.directory):
+                # srun says nothing of a write that fails, and writes nothing more after it.
+                unwritten = "output of srun, perhaps: the disk was full while it ran"
+            return done
+
         try:
-            watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)
+            watched = watch(spec, exited, stop, stop_rule)
         except BaseException:
             self._end(spec, lease, child, spec.grace_s)  # whatever went wrong, nothing is left
             raise
@@ -142,6 +152,7 @@ class SrunLauncher(Launcher):
             stuck_nodes=stuck,
             severed=severed or ghost,
             texts=SRUN_TEXTS,
+            unwritten=unwritten,
         )
         return classify(evidence)
 

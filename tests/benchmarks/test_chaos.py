@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.faults import FAULTS
 from benchmarks.chaos.machines import Local
 from benchmarks.chaos.plan import Plan, Planned, draw
 from benchmarks.chaos.rounds import play
 from benchmarks.chaos.shrink import script, shrink
+from benchmarks.chaos.world import World
 
 QUICK_S = 7.0
 
@@ -68,6 +73,42 @@ def test_a_failing_plan_is_shrunk_to_what_its_failure_needs(
     fails: Callable[[Plan], bool], least: Plan
 ) -> None:
     assert shrink(PLAN, fails, within_s=60) == least
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with World(PLAN, Local(), tmp_path / "round") as made:
+        yield made
+
+
+def test_a_driver_heeds_ctrl_c_where_the_campaign_runs_in_the_background(world: World) -> None:
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        world.start_driver()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert world.driver is not None
+    status = Path(f"/proc/{world.driver.pid}/status").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    assert not [number for number in numbers if ignored >> (number - 1) & 1]
+
+
+def test_the_second_of_two_ctrl_c_is_not_for_the_next_driver(world: World) -> None:
+    first, second = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        world.driver = first
+        course = FAULTS["interrupt_twice"].act(world, fault("interrupt_twice"))
+        next(course)
+        assert first.wait(60) == -signal.SIGINT
+        world.driver = second
+        assert not list(course)
+        assert second.poll() is None
+    finally:
+        for driver in (first, second):
+            driver.kill()
+            driver.wait()
 
 
 def test_a_violation_is_found_and_named() -> None:

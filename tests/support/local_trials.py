@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm import processes
 from slurm.local.launcher import LocalLauncher
 from slurm.outcome.classify import Outcome
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 OK = "import json; json.dump({'status': 'ok', 'x': 1}, open('result.json', 'w'))"
 DRIVER = """
@@ -41,11 +41,6 @@ def run(launcher: LocalLauncher, spec: TrialSpec) -> Outcome:
 def log(spec: TrialSpec, name: str = "stdout.log") -> str:
     path = spec.directory / name
     return path.read_text() if path.exists() else ""
-
-
-def marked(spec: TrialSpec) -> set[int]:
-    """Processes that carry the trial's name in their environment."""
-    return processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == spec.name)
 
 
 def fork_servers() -> set[int]:

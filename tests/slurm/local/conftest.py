@@ -12,7 +12,7 @@ import pytest
 from slurm import processes
 from slurm.local.launcher import LocalLauncher
 from slurm.trial import TrialSpec
-from support.local_trials import marked
+from support.launched_trials import marked
 
 
 @pytest.fixture

@@ -20,7 +20,8 @@ from slurm.local.shepherd import marker
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.python import module_argv
-from support.local_trials import OK, fork_servers, log, marked, run, start_driver
+from support.launched_trials import marked
+from support.local_trials import OK, fork_servers, log, run, start_driver
 from support.waiting import wait_for
 
 

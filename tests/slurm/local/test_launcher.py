@@ -12,7 +12,8 @@ from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher, visible_gpus
 from slurm.outcome.kinds import Kind
-from support.local_trials import OK, log, marked, python, run, start_driver
+from support.launched_trials import marked
+from support.local_trials import OK, log, python, run, start_driver
 from support.waiting import wait_for
 
 

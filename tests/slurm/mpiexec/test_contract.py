@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from meshtune.testing.process_launchers import ProcessLauncherContract
-from slurm import processes
 from slurm.launcher import Launcher
 from slurm.mpiexec.launcher import MpiexecLauncher
-from slurm.trial import TRIAL_VARIABLE, TrialSpec
+from slurm.trial import TrialSpec
+from support.launched_trials import marked
 
 
 class TestMpiexecLauncher(ProcessLauncherContract):
@@ -32,4 +32,4 @@ class TestMpiexecLauncher(ProcessLauncherContract):
     def assert_gone(self, spec: TrialSpec) -> None:
         """Neither ranks, nor the mpiexec and the daemons that started them."""
         super().assert_gone(spec)
-        assert not processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == spec.name)
+        assert not marked(spec)

@@ -6,7 +6,6 @@ What every launcher does is tested in ``test_contract.py``.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -18,17 +17,23 @@ from typing import Any
 
 import pytest
 
-from analysis import read_run
 from slurm import processes
 from slurm.launcher import LauncherError
-from slurm.mpiexec.dialects import dialect_of
 from slurm.mpiexec.launcher import MpiexecLauncher, essence
-from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.trial import Lease, TrialSpec
+from support.launched_trials import (
+    HANG,
+    SLEEP,
+    assert_ranks_ended,
+    in_thread,
+    marked,
+    pids,
+    run_on,
+    trial,
+)
 from support.waiting import wait_for
 
-NEVER = threading.Event()
 Make = Callable[..., MpiexecLauncher]
 
 SAY_WHO = """
@@ -40,51 +45,18 @@ Path("rank" + os.environ["RANK"]).write_text(json.dumps(seen))
 if os.environ["RANK"] == "0":
     Path("result.json").write_text('{"status": "ok", "x": 1}')
 """
-HANG = "import os, time; open('pid' + os.environ['RANK'], 'w').write(str(os.getpid())); "
 IGNORE_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-SLEEP = "time.sleep(600)"
-
-
-def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
-    directory = folder / name
-    directory.mkdir()
-    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60, "grace_s": 1}
-    name = f"{folder.parent.name}-{folder.name}-{name}"
-    return TrialSpec(name, directory, (sys.executable, "-c", code), **{**fields, **changes})
-
-
-def run_on(launcher: MpiexecLauncher, spec: TrialSpec, first: int = 0) -> Outcome:
-    nodes = tuple(launcher.nodes()[first : first + spec.num_nodes])
-    return launcher.run(spec, Lease("1", nodes), NEVER)
-
-
-def in_thread(run: Callable[[], Outcome]) -> tuple[threading.Thread, list[Outcome]]:
-    outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(run()))
-    thread.start()
-    return thread, outcomes
-
-
-def pids(spec: TrialSpec) -> list[int]:
-    """Of the ranks that a HANG trial has started."""
-    texts = [path.read_text() for path in spec.directory.glob("pid*")]
-    return [int(text) for text in texts if text]
-
-
-def of_trial(spec: TrialSpec) -> set[int]:
-    return processes.with_environ(lambda env: env.get("MESHTUNE_TRIAL") == spec.name)
 
 
 def mpiexec_of(spec: TrialSpec) -> int:
     names = ("mpiexec", "mpiexec.hydra", "orterun", "mpirun", "prterun")
-    [pid] = [pid for pid in of_trial(spec) if processes.name(pid) in names]
+    [pid] = [pid for pid in marked(spec) if processes.name(pid) in names]
     return pid
 
 
 def assert_gone(spec: TrialSpec) -> None:
-    assert pids(spec)
-    assert not [pid for pid in pids(spec) if processes.is_running(pid)]
-    assert not of_trial(spec)
+    assert_ranks_ended(spec)
+    assert not marked(spec)
 
 
 def seen_by_ranks(spec: TrialSpec) -> list[dict[str, str]]:
@@ -229,7 +201,7 @@ def test_what_a_successful_trial_left_in_sessions_of_its_own_is_ended(
     leave = "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
     spec = trial(tmp_path, "leaves", leave + SAY_WHO)
     assert run_on(make_launcher(), spec).kind is Kind.OK
-    assert not of_trial(spec)
+    assert not marked(spec)
 
 
 def test_lines_that_ranks_print_at_once_are_whole_in_the_log(
@@ -289,55 +261,6 @@ def test_where_no_host_answers_the_error_has_mpiexecs_words_and_a_command_to_try
     with pytest.raises(LauncherError, match="No route to host") as error:
         make_launcher("node1").settle([])
     assert "mpiexec -n 1 --host node1 hostname" in str(error.value)
-
-
-def search(folder: Path, environ: dict[str, str], hosts: str) -> subprocess.CompletedProcess[str]:
-    """A search on these hosts, to its end."""
-    (folder / "hostfile").write_text(hosts)
-    (folder / "space.yaml").write_text(
-        "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
-        "trainer: {command: [/bin/echo, 'MESHTUNE_RESULT {\"speed\": {mbs}}']}\n"
-        "parameters: {mbs: [1, 2]}\nobjective: {maximize: speed}\nfinalists: false\n"
-    )
-    command = [sys.executable, "-m", "meshtune", "search", "space.yaml", "--run-dir", "run"]
-    return subprocess.run(
-        [*command, "--launcher", "mpiexec", "--hostfile", "hostfile"],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root is refused")
-def test_a_search_as_root_ends_before_its_first_trial_with_open_mpis_words_and_the_remedy(
-    hosts: Any, tmp_path: Path
-) -> None:
-    said = subprocess.run(["mpiexec", "--version"], capture_output=True, text=True).stdout
-    if not dialect_of("mpiexec", said).name.startswith("Open MPI"):
-        pytest.skip("only Open MPI refuses root")
-    environ = {k: v for k, v in hosts.environ.items() if "ALLOW_RUN_AS_ROOT" not in k}
-    ended = search(tmp_path, environ, "node1\nnode2\n")
-    assert ended.returncode == 1
-    assert "has detected an attempt to run as root" in ended.stderr
-    assert "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in ended.stderr
-    assert not read_run(tmp_path / "run").trials
-
-
-def test_a_search_of_which_no_host_answers_ends_before_its_first_trial(
-    hosts: Any, tmp_path: Path
-) -> None:
-    for host in ("node1", "node2"):
-        hosts.strike(host)
-    ended = search(tmp_path, hosts.environ, "node1\nnode2\n")
-    assert ended.returncode == 1
-    assert "reaches none of the hosts node1, node2" in ended.stderr
-    assert "No route to host" in ended.stderr
-    run = read_run(tmp_path / "run")
-    assert not run.trials
-    assert run.closed and run.closed.startswith("nothing could be started: mpiexec")
-    assert "No route to host" in run.closed  # what `meshtune status` shows
 
 
 def test_what_mpiexec_says_of_the_cause_comes_before_what_else_it_prints() -> None:

@@ -20,20 +20,9 @@ from slurm.srun.launcher import SrunLauncher
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.site import load_site
 from slurm.trial import Lease
+from support.launched_trials import HANG, NEVER, SLEEP, in_thread, pids, run_on, trial
 from support.slurm_controller import FakeController
-from support.srun_trials import (
-    HANG,
-    NEVER,
-    SLEEP,
-    assert_gone,
-    in_thread,
-    pids,
-    run_on,
-    sruns_of,
-    start_srun,
-    step_names,
-    trial,
-)
+from support.srun_trials import assert_gone, sruns_of, start_srun, step_names
 from support.waiting import wait_for
 
 needs_slurm = pytest.mark.slurm

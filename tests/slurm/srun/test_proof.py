@@ -22,8 +22,9 @@ from slurm.srun.proof import NodeProof
 from slurm.srun.site import load_site
 from slurm.trial import Lease
 from support.forgetful_slurm import forgetting
+from support.launched_trials import HANG, SLEEP, in_thread, pids, run_on, trial
 from support.slurm_controller import FakeController
-from support.srun_trials import HANG, SLEEP, in_thread, pids, run_on, start_srun, step_names, trial
+from support.srun_trials import start_srun, step_names
 from support.waiting import wait_for
 
 GENERIC = load_site("generic")

@@ -8,10 +8,18 @@ import pytest
 from search_spaces import SearchSpace
 from slurm.launcher import Launcher
 from support.scripted_launcher import Drivers
+from support.small_search import write_search
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver, Listener
 
 MakeDriver = Callable[..., Driver]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a small search to start."""
+    write_search(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
