@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, Record, VariableName
@@ -148,6 +150,21 @@ CommandEntry = Annotated[
 ]
 
 
+_CONTINUED = re.compile(r"\\\n|\\\s+(?=-|$)")  # YAML's ">" makes a space of the line's end
+
+
+def _arguments(value: Any) -> Any:
+    """A command line as one text, as in a shell; numbers need no quotes."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(_CONTINUED.sub(" ", value), comments=True)
+        except ValueError as error:
+            raise ValueError(f"accepted a command line ({error})") from None
+    if isinstance(value, (list, tuple)):
+        return [str(v) if type(v) in (int, float) else v for v in value]
+    return value
+
+
 class FileCase(Record):
     """What a file has in some configurations only."""
 
@@ -186,7 +203,9 @@ class TrainerSpec(Record):
     entry: str | None = Field(
         default=None, min_length=1, description="the script that the adapter's trainer starts"
     )
-    args: list[CommandEntry] = Field(default=[], description="its further arguments")
+    args: Annotated[list[CommandEntry], BeforeValidator(_arguments)] = Field(
+        default=[], description="its further arguments: a list, or a command line as one text"
+    )
     config: str | None = Field(
         default=None, min_length=1, description="the configuration file of the adapter's trainer"
     )

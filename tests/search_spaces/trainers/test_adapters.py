@@ -123,6 +123,19 @@ def test_a_pasted_command_line_keeps_what_the_search_does_not_set(load: Load) ->
     assert "--sp" not in space.command(alone | {"gas": 4}, "/t")
 
 
+def test_a_command_line_may_be_one_text(load: Load) -> None:
+    space = space_of(
+        load,
+        """args: >
+    --lr=1e-4 --data 'a b' \\
+    --seed 7   # the third try""",
+    )
+    listed = space_of(load, "args: [--lr=1e-4, --data, 'a b', --seed, 7]")
+    assert space.trainer.command == listed.trainer.command
+    with pytest.raises(SpaceError, match="accepted a command line"):
+        space_of(load, 'args: "--data \'a"')
+
+
 def test_the_users_own_file_is_the_base_and_says_the_model(load: Load, tmp_path: Path) -> None:
     own = {
         "model": {"layers": 2, "width": 64, "heads": 4, "vocab": 99, "length": 32, "norm": "RMS",
