@@ -10,6 +10,7 @@ from .cluster import (
     shipped_cluster,
     shipped_clusters,
 )
+from .defaults import SpaceArgumentError, default_space
 from .errors import SpaceError
 from .export import Export, exported
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
@@ -51,6 +52,7 @@ __all__ = [
     "RuleCount",
     "Scalar",
     "SearchSpace",
+    "SpaceArgumentError",
     "SpaceError",
     "StageLayers",
     "StageSettings",
@@ -60,6 +62,7 @@ __all__ = [
     "VariableName",
     "Violations",
     "check",
+    "default_space",
     "exported",
     "framework_named",
     "json_schema",

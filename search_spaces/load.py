@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from graphlib import CycleError
 from pathlib import Path
+from typing import Any
 
 from search_spaces import parameters
 from search_spaces.cluster import Cluster
@@ -36,6 +37,7 @@ from slurm import (
     RegistryError,
     Where,
     as_written,
+    document_of,
     read_document,
     validate,
 )
@@ -56,13 +58,16 @@ def shipped_spaces() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def load_space(reference: str | Path) -> SearchSpace:
-    """Load a space from a YAML file, or a shipped one by its name.
+def load_space(reference: str | Path | Mapping[str, Any]) -> SearchSpace:
+    """Load a space from a YAML file, or a shipped one by its name, or from what a file would say.
 
     Raises:
         SpaceError: with a complete message, for anything that is wrong with the input.
     """
-    document = read_document(_file(reference), SpaceError)
+    if isinstance(reference, Mapping):
+        document = document_of(reference, str(reference.get("name", "space")), SpaceError)
+    else:
+        document = read_document(_file(reference), SpaceError)
     file = validate(SpaceFile, document)
     model, cluster = model_of(file.model, document), file.cluster
     if isinstance(cluster, str):

@@ -6,7 +6,7 @@ from functools import partial
 
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import BasedModel, ModelFile
-from search_spaces.shipped import named
+from search_spaces.shipped import named, read_named
 from slurm import Document
 
 
@@ -23,10 +23,26 @@ def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> 
     if given is None or isinstance(given, ModelFile):
         return given
     based = BasedModel(base=given) if isinstance(given, str) else given
-    length = based.seq_length
-    read = partial(read_config, seq_length=length)
-    model = named(ModelFile, ("model",), based.base, document, read)
-    return model if length is None else model.model_copy(update={"seq_length": length})
+    read = partial(read_config, seq_length=based.seq_length)
+    return _long(named(ModelFile, ("model",), based.base, document, read), based.seq_length)
+
+
+def read_model(name: str, seq_length: int | None = None) -> ModelFile:
+    """A shipped model, or that of a file.
+
+    Args:
+        name: of the model, or a file (``*.yaml``, Hugging Face's ``config.json``).
+        seq_length: tokens of a training sequence; default the model's own.
+
+    Raises:
+        SpaceError: that begins with ``found``.
+    """
+    read = partial(read_config, seq_length=seq_length)
+    return _long(read_named(ModelFile, "model", name, read_json=read), seq_length)
+
+
+def _long(model: ModelFile, seq_length: int | None) -> ModelFile:
+    return model if seq_length is None else model.model_copy(update={"seq_length": seq_length})
 
 
 def assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:

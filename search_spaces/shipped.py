@@ -27,7 +27,7 @@ def named(
 
     Args:
         record: its type.
-        path: of the key that names it; its last part says where the shipped ones are.
+        path: of the key that names it; its last part is its kind.
         value: the name, or a file (``*.yaml``) beside the document.
         document: where a mistake is shown.
         read_json: reads a file ``*.json``, which is accepted, too.
@@ -35,24 +35,49 @@ def named(
     Raises:
         SpaceError: if there is none of that name, or something is wrong with the file.
     """
-    folder = SHIPPED / f"{path[-1]}s"
+    folder = Path(document.name).parent
+    try:
+        return read_named(record, str(path[-1]), value, folder, read_json, "a record, ")
+    except SpaceError as error:
+        raise document.error(path, str(error), at_value=True) from None
+
+
+def read_named(
+    record: type[Record],
+    kind: str,
+    value: str,
+    folder: Path = Path(),
+    read_json: Callable[[Path], Record] | None = None,
+    others: str = "",
+) -> Record:
+    """The same where no document names it.
+
+    Args:
+        record: its type.
+        kind: ``model``, ``cluster`` or ``adapter``.
+        value: the name, or a file.
+        folder: that files are relative to.
+        read_json: reads a file ``*.json``, which is accepted, too.
+        others: what else is accepted, for a message.
+
+    Raises:
+        SpaceError: that begins with ``found``; whoever asked says where.
+    """
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     if value.endswith(endings):
-        file = Path(document.name).parent / value
+        file = folder / value
     else:
         files = "*.yaml or *.json" if read_json else "*.yaml"
-        names = sorted(each.stem for each in folder.glob("*.yaml"))
+        names = sorted(each.stem for each in (SHIPPED / f"{kind}s").glob("*.yaml"))
         if value not in names:
-            raise document.error(
-                path,
-                f"found {as_written(value)}, accepted a file ({files}), a record, or one of "
-                f"{', '.join(names)}{nearest(value, names)}",
-                at_value=True,
+            raise SpaceError(
+                f"found {as_written(value)}, accepted a file ({files}), {others}or one of "
+                f"{', '.join(names)}{nearest(value, names)}"
             )
-        file = folder / f"{value}.yaml"
+        file = SHIPPED / f"{kind}s" / f"{value}.yaml"
     try:
         if read_json is not None and file.suffix == ".json":
             return read_json(file)
         return validate(record, read_document(file, SpaceError))
     except SpaceError as error:
-        raise document.error(path, f"found {as_written(value)}:\n{error}", at_value=True) from None
+        raise SpaceError(f"found {as_written(value)}:\n{error}") from None

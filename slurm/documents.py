@@ -200,6 +200,31 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
     return f"{name}:{mark.line + 1}:{mark.column + 1}: not YAML: {problem}{hint}"
 
 
+def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:
+    """What a program has in place of a file; all of it stands at the beginning.
+
+    Args:
+        value: numbers, text, booleans and None, in mappings and lists.
+        name: for messages.
+        mistake: the class of all errors in it; it takes a message.
+
+    Raises:
+        mistake: for a value of another type.
+    """
+
+    def node(each: Any) -> Node:
+        if isinstance(each, Mapping):
+            return Node({str(key): (start, node(child)) for key, child in each.items()}, start)
+        if isinstance(each, (list, tuple)):
+            return Node([node(child) for child in each], start)
+        if each is not None and not isinstance(each, (bool, int, float, str)):
+            raise mistake(f"{name}: found {as_written(each)}, accepted what YAML can write")
+        return Node(each, start)
+
+    start = Mark(1, 1)
+    return Document(name, node(value), mistake)
+
+
 class _Builder:
     """Folds parser events into nodes; bounded in depth and in nodes."""
 

@@ -17,6 +17,7 @@ from workflows.cli.arguments import (
     positive,
     tokens,
 )
+from workflows.cli.model_space import add_model_options, check_model_options, default_space_of
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -42,8 +43,12 @@ def add_commands(commands: Commands) -> None:
         "Rank a space's configurations by the cost model, before anything runs.",
     )
     parser.add_argument(
-        "space", metavar="SPACE|CONFIG", help="a space (file or shipped), or a run's best.yaml"
+        "space",
+        nargs="?",
+        metavar="SPACE|CONFIG",
+        help="a space (file or shipped), or a run's best.yaml; or none, with --model and --cluster",
     )
+    add_model_options(parser)
     parser.add_argument("--top", type=positive, default=20, metavar="N", help="default: 20")
     parser.add_argument(
         "--explain", action="store_true", help="where memory and time of the first one go"
@@ -61,7 +66,11 @@ def add_commands(commands: Commands) -> None:
         "stays (strong)",
     )
     parser.add_argument(
-        "--nodes", type=counts, metavar="N,...", help="node counts; default: repeated doubling"
+        "--nodes",
+        type=counts,
+        metavar="N,...",
+        help="node counts of --scaling; default: repeated doubling. With --model the first one is "
+        "that of the configurations; default: 1",
     )
     parser.add_argument(
         "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
@@ -97,9 +106,14 @@ def predict(arguments: Namespace) -> int:
     from workflows.cli.errors import UsageError
 
     _check_scaling(arguments)
-    config = parameters_of(Path(arguments.space))
-    of_run = RunFolder.holding(Path(arguments.space)).space_file
-    space = load_space(of_run if config is not None else arguments.space)
+    check_model_options(arguments)
+    config = None
+    if arguments.space is None:
+        space = default_space_of(arguments)
+    else:
+        config = parameters_of(Path(arguments.space))
+        of_run = RunFolder.holding(Path(arguments.space)).space_file
+        space = load_space(of_run if config is not None else arguments.space)
     pricing = _pricing(space, arguments.calibrate)
     if config is not None:
         try:
@@ -155,7 +169,8 @@ def _check_scaling(arguments: Namespace) -> None:
     from workflows.cli.errors import UsageError
 
     for option in ("nodes", "picture"):
-        if getattr(arguments, option) and not arguments.scaling:
+        of_model = option == "nodes" and arguments.model is not None
+        if getattr(arguments, option) and not arguments.scaling and not of_model:
             raise UsageError(f"--{option} goes with --scaling weak or --scaling strong")
     if arguments.tokens and not (arguments.scaling or arguments.explain):
         raise UsageError("--tokens goes with --explain or --scaling")
@@ -170,9 +185,11 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
     from workflows.cli.errors import UsageError
 
     try:
-        scaled = scale(pricing, config, arguments.scaling, arguments.nodes or ())
+        nodes = arguments.nodes or ()
+        own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
+        scaled = scale(pricing, config, arguments.scaling, () if own else nodes)
     except ValueError as error:
-        raise UsageError(f"{arguments.space}: {error}") from error
+        raise UsageError(f"{pricing.space.file}: {error}") from error
     print(scaling_table(scaled, arguments.tokens or DEFAULT_TOKENS))
     if arguments.picture:
         from analysis import png, scaling_figure

@@ -1,0 +1,245 @@
+"""The space for a model and a cluster of which nothing else is said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from search_spaces.cluster import MAX_NODES, Cluster
+from search_spaces.errors import SpaceError
+from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.language.schema import ModelFile
+from search_spaces.model_files import read_model
+from search_spaces.shipped import read_named
+from slurm import as_written
+from trainer import ModelConfig, nearest
+
+BATCH_TOKENS = 2**22  # of a step: about what models of a few billion parameters and more are given
+LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried
+MBS = (1, 2, 4, 8)
+MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
+MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What can be chosen in a framework.
+
+    Attributes:
+        zero_stages: of its optimizer; 1 is Megatron's distributed one.
+        pipelines: it has pipelines.
+        chunks: and interleaved ones.
+        split_in_pipelines: the highest stage of ZeRO that goes with a pipeline.
+        tensor: it has tensor parallelism.
+        further: parallel degrees that it has besides.
+    """
+
+    zero_stages: tuple[int, ...] = (0, 1)
+    pipelines: bool = True
+    chunks: bool = False
+    split_in_pipelines: int = 3
+    tensor: bool = True
+    further: tuple[str, ...] = ()
+
+
+_MEGATRON = Searched(chunks=True, further=("cp", "ep"))
+_DEEPSPEED = Searched((0, 1, 2, 3), split_in_pipelines=1)
+SEARCHED = {
+    "meshtune": Searched((0, 1, 2, 3), chunks=True),
+    "megatron-lm": _MEGATRON,
+    "megatron-bridge": _MEGATRON,
+    "megatron-lm-v3": Searched(chunks=True),
+    "megatron-deepspeed": _DEEPSPEED,
+    "deepspeed-bf16": _DEEPSPEED,
+    "nanotron": Searched(),
+    "torchtitan": Searched((2, 3), further=("cp",)),
+    "fsdp": Searched((2, 3), pipelines=False, tensor=False),
+    "axonn": Searched(),
+}
+"""By the framework's name; of another one, what most have."""
+
+
+class SpaceArgumentError(SpaceError):
+    """An argument of ``default_space`` is wrong.
+
+    Attributes:
+        argument: which one.
+        what: was found, and what is accepted.
+    """
+
+    def __init__(self, argument: str, what: str) -> None:
+        super().__init__(f"{argument}: {what}")
+        self.argument, self.what = argument, what
+
+
+def default_space(
+    model: str,
+    cluster: str,
+    nodes: int = 1,
+    framework: str = "megatron-lm",
+    *,
+    seq_length: int | None = None,
+    global_batch_size: int | None = None,
+) -> dict[str, Any]:
+    """The content of a space with all degrees that are worth a try, as ``load_space`` takes it.
+
+    Args:
+        model: a shipped model, or a file (``*.yaml``, Hugging Face's ``config.json``).
+        cluster: a shipped cluster, or a file.
+        nodes: of every trial.
+        framework: whose habits the cost model assumes, and which decides what can be chosen.
+        seq_length: tokens of a training sequence; default the model's own.
+        global_batch_size: sequences of a step; default about four million tokens.
+
+    Raises:
+        SpaceArgumentError: that names the argument, the value and what is accepted.
+    """
+    if framework not in FRAMEWORKS:
+        hint = nearest(framework, FRAMEWORKS)
+        accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
+        raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
+    file, machine = _read(model, cluster, seq_length)
+    most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
+    if not 1 <= nodes <= most:
+        raise SpaceArgumentError(
+            "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
+        )
+    world = nodes * machine.gpus_per_node
+    batch = global_batch_size or default_batch(file, world)
+    degrees = _degrees(file.config(), machine, world, SEARCHED.get(framework, Searched()))
+    gas = _micro_batches(degrees, world, batch)
+    if not gas:
+        raise SpaceArgumentError(
+            "global_batch_size",
+            f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
+            f"{machine.name} can share, such as {default_batch(file, world):,}",
+        )
+    parameters: dict[str, Sequence[Any]] = {
+        "num_nodes": [nodes],
+        **degrees,
+        "mbs": MBS,
+        "gas": gas,
+        **_others(machine, framework, degrees),
+    }
+    return {
+        "version": 1,
+        "name": _name(model, cluster),
+        "description": f"{_stem(model)}, {file.num_parameters / 1e9:,.4g} billion parameters, on "
+        f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: steps of "
+        f"{batch:,} x {file.seq_length:,} tokens, {batch * file.seq_length / 1e6:,.3g} million",
+        "model": {"base": model, "seq_length": file.seq_length},
+        "cluster": cluster,
+        "trainer": _trainer(framework, parameters),
+        "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
+        "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
+        "constraints": [f"global_batch_size == {batch}", *_constraints(framework, parameters)],
+        "objective": {"maximize": "tokens_per_second"},
+        "allow": _allowed(file, framework, degrees["pp"]),
+    }
+
+
+def default_batch(model: ModelConfig, world: int) -> int:
+    """Sequences of about four million tokens, which as many replicas as can be share evenly."""
+    target = max(1, round(BATCH_TOKENS / model.seq_length))
+    step = world
+    while step > target and step % 2 == 0:
+        step //= 2
+    return max(1, round(target / step)) * step
+
+
+def _read(model: str, cluster: str, seq_length: int | None) -> tuple[ModelFile, Cluster]:
+    try:
+        file = read_model(model, seq_length)
+    except SpaceError as error:
+        raise SpaceArgumentError("model", str(error)) from None
+    try:
+        return file, read_named(Cluster, "cluster", cluster)
+    except SpaceError as error:
+        raise SpaceArgumentError("cluster", str(error)) from None
+
+
+def _degrees(
+    model: ModelConfig, cluster: Cluster, world: int, searched: Searched
+) -> dict[str, list[int]]:
+    """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
+    within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
+    heads = model.num_heads if model.latent else model.kv_heads
+    degrees = {"tp": [1], "pp": [1]}
+    if searched.tensor:
+        degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
+    if searched.pipelines:
+        degrees["pp"] = _divisors(world, min(MOST_STAGES, model.num_layers))
+    if searched.chunks and degrees["pp"] != [1]:
+        degrees["vpp"] = _divisors(model.num_layers, MOST_CHUNKS)
+    if "cp" in searched.further and model.seq_length >= LONG_SEQUENCE:
+        degrees["cp"] = _divisors(world, MOST_CONTEXT)
+    if "ep" in searched.further and model.mixture is not None:
+        experts = model.mixture.num_experts
+        degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
+    return degrees
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+
+
+def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> list[int]:
+    """Micro-batches per step that some degrees leave of a global batch."""
+    found = set()
+    for tp, pp, cp, mbs in product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]), MBS):
+        replicas, rest = divmod(world, tp * pp * cp)
+        if not rest and replicas and batch % (replicas * mbs) == 0:
+            found.add(batch // (replicas * mbs))
+    return sorted(found)
+
+
+def _others(
+    cluster: Cluster, framework: str, degrees: dict[str, list[int]]
+) -> dict[str, Sequence[Any]]:
+    """What is chosen besides parallel degrees."""
+    others: dict[str, Sequence[Any]] = {
+        "zero_stage": SEARCHED.get(framework, Searched()).zero_stages,
+        "recompute": ["none", "selective", "full"],
+    }
+    if degrees["tp"] != [1] and not FRAMEWORKS[framework].sequence_parallel:
+        others["sequence_parallel"] = [False, True]
+    if cluster.peak_bf16_tflops is None:
+        others["precision"] = ["fp32"]
+    return others
+
+
+def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
+    """One replica has nothing to split; and some splits go without a pipeline only."""
+    searched = SEARCHED.get(framework, Searched())
+    least, most = searched.zero_stages[0], searched.split_in_pipelines
+    replicas = "dp * cp" if "cp" in parameters else "dp"
+    found = [f"zero_stage == {least} or {replicas} > 1"]
+    return [*found, f"pp == 1 or zero_stage <= {most}"] if most < 3 else found
+
+
+def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
+    """Of a number of layers that no pipeline divides, the last stage has fewer."""
+    even = any(model.num_layers % pp == 0 for pp in stages[1:])
+    return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
+
+
+def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:
+    if framework == "meshtune":
+        return {"builtin": {"data": "python-source"}}
+    command = ["train", *(f"--{name}={{{name}}}" for name in parameters)]
+    return {"command": command, "framework": framework}
+
+
+def _stem(model: str) -> str:
+    """What a model is called: a configuration as its folder, since all have the same name."""
+    path = Path(model)
+    return path.absolute().parent.name if path.name == "config.json" else path.stem
+
+
+def _name(model: str, cluster: str) -> str:
+    words = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{_stem(model)}_{Path(cluster).stem}")
+    return words.lstrip("._-")[:100]
