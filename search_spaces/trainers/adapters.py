@@ -246,7 +246,8 @@ def _value(
             value = told.get(key)
             if value is None or isinstance(value, list):
                 continue
-            if setting.when is None and template == f"{{{name}}}":
+            own = templates.names(f"{{{setting.when or ''}}}") <= {name}
+            if template == f"{{{name}}}" and own:
                 return _scalar(value)
             means = _IS.fullmatch(setting.when or "")
             if means and means["name"] == name and value == template:

@@ -185,6 +185,41 @@ def test_two_models_are_told(load: Load, tmp_path: Path) -> None:
         space_of(load, "config: own.json")
 
 
+STAGES = """\
+version: 1
+cluster: dgx_h100
+model: {{num_layers: {layers}, hidden_size: 256, num_heads: 8, vocab_size: 1000, seq_length: 128}}
+trainer: {{adapter: megatron-lm, args: [{args}]}}
+parameters: {{pp: [1, 8], mbs: 1, gas: 64, {more}}}
+objective: {{maximize: tokens_per_second}}
+"""
+
+
+def test_megatron_is_told_the_layers_of_its_stages(load: Load) -> None:
+    space = load(STAGES.format(layers=70, args="", more="last_stage_layers: [0, 7, 14]"))
+    config = {"pp": 8, "mbs": 1, "gas": 64}
+    command = " ".join(space.command({**config, "last_stage_layers": 14}, "/t"))
+    assert "--decoder-last-pipeline-num-layers 14" in command
+    assert "--decoder-last" not in " ".join(space.command({**config, "pp": 1}, "/t"))
+    for layers, valid in ((0, False), (7, True), (14, True)):
+        assert (space.first_violation({**config, "last_stage_layers": layers}) is None) is valid
+
+
+def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
+    given = "--decoder-first-pipeline-num-layers, '7'"
+    space = load(STAGES.format(layers=70, args=given, more="tp: 1"))
+    assert space.parameters["first_stage_layers"].values == (7,)
+    config = {"pp": 8, "mbs": 1, "gas": 64, "tp": 1, "first_stage_layers": 7}
+    assert space.first_violation(config) is None
+    counted = ", ".join(f"--account-for-{end}-in-pipeline-split" for end in ("embedding", "loss"))
+    space = load(STAGES.format(layers=126, args=counted, more="vpp: [1, 8]"))
+    config = {"pp": 8, "mbs": 1, "gas": 64, "vpp": 8}
+    config |= {"account_for_embedding": True, "account_for_loss": True}
+    assert space.first_violation(config) is None
+    # Two of 128 on each of 64 chunks, of which it takes two for embedding and loss.
+    assert "--num-layers-per-virtual-pipeline-stage 2" in " ".join(space.command(config, "/t"))
+
+
 @pytest.mark.parametrize("style", ["--key value", "--key=value", "key=value"])
 def test_options_are_read_as_they_are_written(style: str) -> None:
     given = {"a": 1, "b.c": "text", "d": 0.5, "e": 3}
