@@ -285,6 +285,7 @@ _OF_ADAPTER = {
 _RANDOM = ("--policy", "random", "--seeds", "1")
 _REPLAY = ("replay", "table.csv", *_RANDOM)
 _TOKENS = {"tokens.idx": _megatron(".idx"), "tokens.bin": _megatron(".bin")}
+_WITHOUT_A_SPACE = ("predict", "--model", "llama.json", "--cluster", "cluster.yaml", "--top", "3")
 KINDS: dict[str, Kind] = {
     "space": Kind("space.yaml", SPACE, _SPACE_COMMANDS, others=_SHAPES),
     "space of a command": Kind("space.yaml", OWN, (*_SPACE_COMMANDS, _SEARCH), others=_SHAPES),
@@ -297,7 +298,7 @@ KINDS: dict[str, Kind] = {
     "model of Hugging Face": Kind(
         "llama.json",
         json.dumps(HUGGING_FACE, indent=2),
-        _SPACE_COMMANDS[:2],
+        (_SPACE_COMMANDS[0], _WITHOUT_A_SPACE),
         others={**_SHAPES, "space.yaml": SPACE.replace("model.yaml", "llama.json")},
     ),
     "cluster": Kind(
