@@ -31,7 +31,8 @@ class Link(_Record):
     gpus: int = Field(
         ge=2,
         le=MAX_GPUS_PER_NODE,
-        description="GPUs in the group, counted from local rank 0 upwards",
+        description="GPUs in the group, counted from local rank 0 upwards; more than a node has "
+        "where links join several nodes, as NVLink does in a rack",
     )
     gb_per_s: Rate = Field(description="between two GPUs of the group, per direction")
     fully_connected: bool = Field(
@@ -112,8 +113,14 @@ class Cluster(_Record):
     gemm_bf16_tflops: Rate | None = Field(
         default=None, description="best that a large matrix product was seen to reach"
     )
+    peak_fp8_tflops: Rate | None = Field(default=None, description="of one GPU, advertised, dense")
+    gemm_fp8_tflops: Rate | None = Field(
+        default=None, description="best that a large product of 8-bit numbers was seen to reach"
+    )
     links: list[Link] = Field(
-        default=[], max_length=16, description="inside a node, innermost first"
+        default=[],
+        max_length=16,
+        description="inside a node, innermost first; the outermost may join whole nodes",
     )
     nic: Nic | None = None
     host_link_gb_per_s: Rate | None = Field(default=None, description="GPU to host memory")
@@ -126,9 +133,10 @@ class Cluster(_Record):
         sizes = [link.gpus for link in self.links]
         if sizes != sorted(set(sizes)):
             raise ValueError(f"links must grow from the innermost out: gpus {sizes}")
-        if self.gpus_per_node > 1 and sizes and sizes[-1] != self.gpus_per_node:
+        if self.gpus_per_node > 1 and sizes and sizes[-1] % self.gpus_per_node:
             raise ValueError(
-                f"the outermost link spans {sizes[-1]} GPUs, not gpus_per_node {self.gpus_per_node}"
+                f"the outermost link spans {sizes[-1]} GPUs, not gpus_per_node "
+                f"{self.gpus_per_node}, or a multiple of it"
             )
         return self
 
@@ -136,6 +144,11 @@ class Cluster(_Record):
     def is_cpu(self) -> bool:
         """Whether a rank computes on a core: it is the one compute unit that it has."""
         return self.compute_units == 1
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs that reach each other without network adapters: a node's, or several nodes'."""
+        return max([self.gpus_per_node, *(link.gpus for link in self.links)])
 
     @property
     def memory_bytes(self) -> int:

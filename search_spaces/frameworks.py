@@ -62,6 +62,12 @@ class Framework:
             is split.
         loose_gradients: a micro-batch's gradients lie beside the accumulated ones until its
             backward pass ends.
+        fp8_copy_bytes: of 8-bit copies of a weight that stay from one step to the next, where
+            layers compute in FP8: one for each direction.
+        sends_tokens_once: to a rank on which several of a token's experts are.
+        overlaps_tensor: tensor parallelism's collectives hide behind the products that need them
+            (Transformer Engine's user buffers).
+        own_kernels: what products and attention reach of a GPU goes with the framework.
         fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
         reports: what the peak memory that it prints is: what tensors held (``allocated``), with
             the allocator's free blocks (``reserved``), or all that the device held (``device``).
@@ -95,6 +101,10 @@ class Framework:
     keeps_outputs: bool = False
     flat_reduction: bool = False
     loose_gradients: bool = False
+    fp8_copy_bytes: float = 2
+    sends_tokens_once: bool = False
+    overlaps_tensor: bool = False
+    own_kernels: bool = False
     fills_pipeline: bool = False
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     reports_first_stage: bool = False
@@ -119,6 +129,15 @@ MEGATRON_LM = Framework("megatron-lm", masked_dropout=True, stage_settings=STAGE
 # Before flash attention: the Megatron papers' and BigScience's runs of 2021 and 2022.
 MEGATRON_LM_V3 = replace(
     MEGATRON_LM, name="megatron-lm-v3", flash_attention=False, stage_settings=()
+)
+# NVIDIA's recipes: Megatron Core with Transformer Engine's kernels, from NeMo 24 on.
+MEGATRON_BRIDGE = Framework(
+    "megatron-bridge",
+    reduce_bytes=2,
+    overlaps_tensor=True,
+    sends_tokens_once=True,
+    own_kernels=True,
+    stage_settings=STAGE_SETTINGS,
 )
 MEGATRON_DEEPSPEED = Framework(
     "megatron-deepspeed",
@@ -173,6 +192,7 @@ FRAMEWORKS = {
         NANOTRON,
         MEGATRON_LM,
         MEGATRON_LM_V3,
+        MEGATRON_BRIDGE,
         MEGATRON_DEEPSPEED,
         DEEPSPEED_BF16,
         FSDP,

@@ -20,7 +20,7 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, ObjectiveSpec, SpaceFile
 from search_spaces.model_files import assumed, model_of
 from search_spaces.parameters import MAX_CONFIGS, Parameter
-from search_spaces.rules import deepspeed, facts, placements, rule as rules, stages
+from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.shipped import SHIPPED, named
 from search_spaces.space import (
     ENERGY_FIGURES,
@@ -181,6 +181,10 @@ class _Builder:
             framework = framework_named(self.program.framework)
             uneven = "uneven_layers" in self.file.allow
             builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
+        if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
+            within = self._parse("gpus_on_links % tp == 0", (), types)
+            builtin.append(rules.expressed("tp_within_links", within))
+        builtin += experts.rules(self.model, own, self.program.axes, types)
         if self.file.trainer.builtin is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
@@ -208,6 +212,8 @@ class _Builder:
             )
         if self.own_trainer:
             allowed.add("uneven_layers")  # what its framework requires instead: rules.stages
+        if self.cluster.domain_gpus > self.cluster.gpus_per_node:
+            allowed.add("tp_across_nodes")  # as far as links reach: tp_within_links
         return allowed
 
     def _program(self) -> Trainer:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.cost.experts import activation_bytes as expert_bytes, mixed_share
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import by_layers, layers_before, weighed
 from search_spaces import Framework
@@ -107,6 +108,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     dropout = framework.masked_dropout & ~jobs.gated
     masks = np.where(dropout, 2.0 * h, 0.0)
     whole = (4 * e * h + masks) / sequence_split(jobs, framework)
+    experts: Array | float = 0.0
+    if jobs.mixture is not None:
+        share = mixed_share(jobs, jobs.mixture)
+        f = f + share * (jobs.mixture.shared_ffn_size - f)
+        experts = share * expert_bytes(jobs, jobs.mixture)
     rotated = np.where(jobs.gated, queries + keys, 0.0)
     split = e * (2 * queries + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
     if framework.flash_attention:
@@ -124,7 +130,10 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         sums = np.where(jobs.tp > 1, 2 * e * h / jobs.tp, 0.0)
         some = only_input + products / jobs.tp + e * h + sums
         kept = np.where(recompute == SELECTIVE, some, kept)
-    return tokens(jobs) * np.where(recompute == FULL, only_input, kept)
+    all_tokens = tokens(jobs)
+    if jobs.mixture is not None:
+        kept = kept + experts / all_tokens
+    return all_tokens * np.where(recompute == FULL, only_input, kept)
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:

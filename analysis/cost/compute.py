@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.constants import Constants, constant
+from analysis.cost.experts import assigned_tokens, mixed_share
 from analysis.cost.jobs import Array, Jobs
 from search_spaces import Cluster, Framework
+from trainer import Latent, Mixture, latent_matrices
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
 COMPUTE_UNITS = 120  # likewise
@@ -32,6 +34,13 @@ class ComputeConstants(Constants):
     memory_share: float = constant(0.85, 0.3, "of the memory's rate, in elementwise kernels")
     score_bytes: float = constant(16, 0.5, "moved per attention score, without flash attention")
     launch_s: float = constant(1e-3, 0.7, "of the host, for one layer's forward kernels")
+    fp8_share: float = constant(
+        0.75, 0.3, "of the rate that gemm_share gives, in products of 8 bits, which must be cast"
+    )
+    expert_share: float = constant(0.8, 0.3, "of a product's rate, in the grouped ones of experts")
+    permuted_copies: float = constant(
+        6.0, 0.5, "of the experts' inputs that memory moves to sort tokens by expert and back"
+    )
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,9 @@ class Compute:
         peak = cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 1.0
         best = cluster.gemm_bf16_tflops or GEMM_SHARE_OF_PEAK * peak
         self._rate = {2.0: best * 1e12 * constants.gemm_share}
+        # Where nobody states it, twice as fast as in 16 bits.
+        in_8_bits = GEMM_SHARE_OF_PEAK * (cluster.peak_fp8_tflops or 2 * peak)
+        self._fp8 = cluster.gemm_fp8_tflops or in_8_bits
         full = cluster.peak_fp32_tflops or peak / 2
         self._rate[4.0] = full * GEMM_SHARE_OF_PEAK * 1e12 * constants.gemm_share
         # Where nobody states it: the ratio of flops to bytes of GPUs of the last decade.
@@ -89,15 +101,24 @@ class Compute:
         """Flops per second of a large product."""
         return np.where(jobs.element_bytes > 2, self._rate[4.0], self._rate[2.0])
 
-    def gemm_s(self, rows: Array, columns: Array, inner: Array, rate: Array) -> Array:
-        """One product of (rows, inner) with (inner, columns).
+    def layer_rate(self, jobs: Jobs) -> Array:
+        """The same of a layer's own matrices, which FP8 computes in 8 bits."""
+        if not jobs.fp8.any():
+            return self.rate(jobs)
+        c = self.constants
+        return np.where(jobs.fp8, self._fp8 * 1e12 * c.gemm_share * c.fp8_share, self.rate(jobs))
+
+    def gemm_s(
+        self, rows: Array, columns: Array, inner: Array, rate: Array, groups: Array | float = 1.0
+    ) -> Array:
+        """One product of (rows, inner) with (inner, columns), or a group of so many at once.
 
         Tiles of 128 x 128 are dealt out to the compute units in waves (NVIDIA, Matrix
         Multiplication Background: tile and wave quantization); the last wave is not full. A short
         inner dimension does not fill the pipeline, an odd one not the tensor cores.
         """
         c = self.constants
-        tiles = np.ceil(rows / TILE) * np.ceil(columns / TILE)
+        tiles = groups * np.ceil(rows / TILE) * np.ceil(columns / TILE)
         waves = tiles / self._units
         flops = 2.0 * tiles * TILE * TILE * inner
         odd = (inner % ALIGNMENT != 0) | (columns % ALIGNMENT != 0)
@@ -106,26 +127,86 @@ class Compute:
 
     def forward(self, jobs: Jobs) -> PassTimes:
         """One layer's forward pass."""
-        rate, c = self.rate(jobs), self.constants
+        rate, c = self.layer_rate(jobs), self.constants
         tokens, h, tp = jobs.tokens, jobs.hidden_size, jobs.tp
         head, queries = jobs.head_dim, jobs.attention_size
         qkv = queries + 2 * jobs.kv_heads * head
         up = np.where(jobs.gated, 2.0, 1.0) * jobs.ffn_size
-        gemm = (
-            self.gemm_s(tokens, qkv / tp, h, rate)
-            + self.gemm_s(tokens, h, queries / tp, rate)
-            + self.gemm_s(tokens, up / tp, h, rate)
-            + self.gemm_s(tokens, h, jobs.ffn_size / tp, rate)
-        )
+        attention = self.gemm_s(tokens, qkv / tp, h, rate)
+        attention = attention + self.gemm_s(tokens, h, queries / tp, rate)
+        if jobs.latent is not None:
+            attention = self._latent(jobs, jobs.latent, rate, attention)
+        ffn = self.gemm_s(tokens, up / tp, h, rate)
+        ffn = ffn + self.gemm_s(tokens, h, jobs.ffn_size / tp, rate)
         split = np.where(jobs.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
+        launch = c.launch_s + np.zeros(len(jobs))
+        if jobs.mixture is not None:
+            ffn, more, some = self._experts(jobs, jobs.mixture, rate, ffn, 2 * up / tp)
+            moved, launch = moved + more, launch * (1 + some)  # a router, and two ways of tokens
         return PassTimes(
-            gemm=gemm,
-            attention=self._attention(jobs, rate, head),
+            gemm=attention + ffn,
+            attention=self._attention(jobs, self.rate(jobs), head),
             elementwise=moved / self.memory_bytes_per_s,
-            launch=c.launch_s + np.zeros(len(jobs)),
+            launch=launch,
         )
+
+    def _latent(self, jobs: Jobs, latent: Latent, rate: Array, plain: Array) -> Array:
+        """Seconds of latent attention's products; ``plain`` where a job has none.
+
+        The products down to the ranks are whole on every tensor-parallel rank.
+        """
+        down_q, up_q, down_kv, up_kv, out = latent_matrices(jobs, latent)
+        tokens, tp = jobs.tokens, jobs.tp
+        whole = self.gemm_s(tokens, np.maximum(down_kv.outputs, 1), down_kv.inputs, rate)
+        # Rows without latent attention, or without a rank of the queries, have empty matrices.
+        queries = self.gemm_s(tokens, np.maximum(down_q.outputs, 1), down_q.inputs, rate)
+        whole = whole + np.where(down_q.outputs > 0, queries, 0.0)
+        split = sum(
+            self.gemm_s(tokens, np.maximum(m.outputs / tp, 1), np.maximum(m.inputs, 1), rate)
+            for m in (up_q, up_kv)
+        )
+        split = split + self.gemm_s(tokens, out.outputs, np.maximum(out.inputs / tp, 1), rate)
+        return np.where(latent.key_value_rank > 0, whole + split, plain)
+
+    def _experts(
+        self, jobs: Jobs, mixture: Mixture, rate: Array, dense: Array, dense_moved: Array
+    ) -> tuple[Array, Array, Array]:
+        """A mixture's feed-forward part in the mean over all layers.
+
+        Args:
+            jobs: of which.
+            mixture: theirs.
+            rate: of products.
+            dense: seconds of an ordinary feed-forward part's products.
+            dense_moved: elements that memory moves in it, for each token.
+
+        Returns:
+            Seconds of products; bytes that memory moves beyond those of the dense one; and the
+            share of layers that have experts.
+        """
+        c, h, e = self.constants, jobs.hidden_size, jobs.element_bytes
+        share = mixed_share(jobs, mixture)
+        wide = np.where(jobs.gated, 2.0, 1.0)
+        rows = assigned_tokens(jobs, mixture)
+        local = np.maximum(mixture.num_experts / jobs.ep, 1)
+        inner = np.maximum(mixture.expert_ffn_size / jobs.etp, 1)
+        each = np.maximum(rows / local, 1)
+        grouped = self.gemm_s(each, wide * inner, h, rate, local)
+        grouped = grouped + self.gemm_s(each, h, inner, rate, local)
+        shared_size = np.maximum(mixture.shared_ffn_size / jobs.tp, 1)
+        shared = self.gemm_s(jobs.tokens, wide * shared_size, h, rate)
+        shared = shared + self.gemm_s(jobs.tokens, h, shared_size, rate)
+        # Routers compute in 16 bits or more whatever the layers do.
+        outputs = np.maximum(mixture.num_experts, 1)
+        router = self.gemm_s(jobs.tokens / jobs.tp, outputs, h, self.rate(jobs))
+        mixed = grouped / c.expert_share + router
+        mixed = mixed + np.where(mixture.shared_ffn_size > 0, shared, 0.0)
+        moved = rows * (c.permuted_copies * h + 2 * wide * inner)
+        moved = moved + jobs.tokens * 2 * wide * mixture.shared_ffn_size / jobs.tp
+        moved = moved - jobs.tokens * dense_moved
+        return dense + share * (mixed - dense), e * share * moved, share
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:
         """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""

@@ -58,6 +58,8 @@ EDGE = 1.96  # standard deviations: of an interval that has 95 %
 FAR = 4.0  # standard deviations of a prior that no evidence may leave
 
 
+_NO_VARIANCE = 1e-12  # what rounding leaves of none
+
 DIFFERENCE = 1e-4  # for derivatives, in the prior's standard deviations
 
 MAX_STEPS = 15  # of the optimizer, for each loss: what further ones gain is far below the noise
@@ -154,7 +156,7 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     Each of the independent directions of their uncertainty moves the logarithm as far as the edge
     of its own 95 % does, to the side where that is further: a constant that nothing was fitted to
     may count for nothing at its median and for most of a step at its edge, which no derivative
-    shows. Of narrow ones it is the first order.
+    shows. Of narrow ones it is the first order. Constants without a variance are left alone.
 
     Args:
         constants: their medians.
@@ -163,7 +165,8 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     """
     logs = constants.logs()
     variances, directions = np.linalg.eigh(covariance)
-    edges = EDGE * (np.sqrt(np.maximum(variances, 0.0)) * directions).T
+    open_ = variances > _NO_VARIANCE
+    edges = EDGE * (np.sqrt(variances[open_]) * directions[:, open_]).T
     beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
-    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(logs), -1)
+    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(edges), -1)
     return np.asarray(np.sqrt((np.maximum(up, down) ** 2).sum(axis=0)) / EDGE)

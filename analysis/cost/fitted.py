@@ -58,7 +58,8 @@ def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
     """For a GPU of no known kind: the medians over the known ones; nothing without any."""
     if not gpus:
         return {}
-    return {name: float(np.median([gpu[name] for gpu in gpus.values()])) for name in OF_GPU}
+    known = set.intersection(*(set(gpu) for gpu in gpus.values()))
+    return {n: float(np.median([gpu[n] for gpu in gpus.values()])) for n in OF_GPU if n in known}
 
 
 def gpu_kind(cluster: Cluster) -> float:

@@ -1,7 +1,8 @@
 """Groups of ranks, and the links of a cluster that each crosses.
 
 Ranks are laid out tp innermost, then dp, then pp; consecutive ranks fill a node. A group is
-therefore known by its size and by its stride, the distance of its members in rank order.
+therefore known by its size and by its stride, the distance of its members in rank order. "Node" is
+here what no message leaves but by network adapters: where links join several nodes, all of these.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
     ``gpus_per_node / members`` groups of the same kind share a node's adapters: Singh et al. 2024,
     eq. 7, has min(G_node, product of the sizes of the preceding groups) for it.
     """
-    inside = np.maximum(1.0, np.floor(cluster.gpus_per_node / group.stride))
+    inside = np.maximum(1.0, np.floor(cluster.domain_gpus / group.stride))
     members = np.minimum(group.size, inside)
-    straddles = (members > 1) & (members == group.size) & ~_holds(cluster.gpus_per_node, group)
+    straddles = (members > 1) & (members == group.size) & ~_holds(cluster.domain_gpus, group)
     return np.where(straddles, np.ceil(group.size / 2), members)
 
 
@@ -96,7 +97,7 @@ def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
     spans = [link.gpus for link in cluster.links] or [cluster.gpus_per_node]
     found = np.full(group.size.shape, len(spans), np.int64)
     for index in reversed(range(len(spans))):
-        found = np.where(_holds(min(spans[index], cluster.gpus_per_node), group), index, found)
+        found = np.where(_holds(min(spans[index], cluster.domain_gpus), group), index, found)
     return np.where(group.size > 1, found, 0)
 
 

@@ -6,7 +6,7 @@ columns here, so a formula is written once and computed for all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -50,6 +50,9 @@ class Jobs:
         world_size: GPUs, ``tp * cp * dp * pp``.
         tp, cp, pp, vpp, dp: degrees; ``vpp`` is model chunks per pipeline rank, ``cp`` of context
             parallelism, which splits every sequence.
+        ep: ranks over which a layer's experts are dealt out; of those of ``dp`` and ``cp``, so
+            that it is no factor of ``world_size``.
+        etp: ranks that split each expert's matrices.
         mbs: sequences per micro-batch and replica.
         gas: micro-batches per step and replica.
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
@@ -71,6 +74,7 @@ class Jobs:
             included; 0 stands for the framework's habit.
         zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
         element_bytes: of weights and activations in the computation: 2 or 4.
+        fp8: the layers' matrix products are computed in 8 bits.
         engine: number of the model, where a space has several; see ``CostModel.others``.
 
     What few models have; None where no job's has it:
@@ -97,6 +101,8 @@ class Jobs:
     pp: Array
     vpp: Array
     dp: Array
+    ep: Array
+    etp: Array
     mbs: Array
     gas: Array
     sequence_parallel: Mask
@@ -114,6 +120,7 @@ class Jobs:
     secondary_bits: Array
     zero_stage: Array
     element_bytes: Array
+    fp8: Mask
     engine: Array
     mixture: Mixture | None = None
     latent: Latent | None = None
@@ -125,6 +132,14 @@ class Jobs:
         """The jobs that a mask, a slice or an array of indices selects."""
         own = {name: getattr(self, name)[rows] for name in _COLUMNS}
         return Jobs(**own, mixture=_rows(self.mixture, rows), latent=_rows(self.latent, rows))
+
+    def columns(self) -> dict[str, Array]:
+        """All of them, by name, those of mixtures and latent attention too."""
+        found = {name: np.asarray(getattr(self, name), np.float64) for name in _COLUMNS}
+        for key, few in (("mixture", self.mixture), ("latent", self.latent)):
+            if few is not None:
+                found |= {f"{key}.{name}": value for name, value in few._asdict().items()}
+        return found
 
     @property
     def axes(self) -> Axes:
@@ -175,9 +190,10 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 
 
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
-_MASKS = {"gated", "tied_embeddings", "sequence_parallel"}
+_MASKS = {"gated", "tied_embeddings", "sequence_parallel", "fp8"}
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
+    "ep": 1,
     "vpp": 1,
     "recompute": NONE,
     "sequence_parallel": 0,
@@ -191,6 +207,7 @@ _DEFAULTS: dict[str, float] = {
     "secondary_bits": 0,
     "zero_stage": -1,
     "element_bytes": 2,
+    "fp8": 0,
     "engine": 0,
 }
 
@@ -224,6 +241,7 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
             "latent": model.latent,
         }
     given |= columns
+    given.setdefault("etp", given.get("tp"))
     given.setdefault("attention_size", given.get("hidden_size"))
     given.setdefault("attended", given.get("seq_length"))
     few = {name: given.pop(name, None) for name in ("mixture", "latent")}
@@ -246,10 +264,37 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
         mixture=_columns(few["mixture"], whole[0].shape),
         latent=_columns(few["latent"], whole[0].shape),
     )
-    for name in ("tp", "cp", "pp", "vpp", "dp", "mbs", "gas", "num_layers", "hidden_size"):
+    for name in (
+        "tp",
+        "cp",
+        "pp",
+        "vpp",
+        "dp",
+        "ep",
+        "etp",
+        "mbs",
+        "gas",
+        "num_layers",
+        "hidden_size",
+    ):
         if np.any(~(getattr(made, name) >= 1)):
             raise ValueError(f"{name} must be 1 or more in every job")
     return made
+
+
+def joined(parts: Sequence[Jobs]) -> Jobs:
+    """The jobs of several records, one after the other."""
+    own = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS}
+
+    def few(key: str, kind: type[Few]) -> Few | None:
+        records = [getattr(part, key) for part in parts]
+        if not any(records):
+            return None
+        without = [kind(*np.zeros((len(kind._fields), len(part)))) for part in parts]
+        filled = [record or none for record, none in zip(records, without, strict=True)]
+        return kind(*(np.concatenate(columns) for columns in zip(*filled, strict=True)))
+
+    return Jobs(**own, mixture=few("mixture", Mixture), latent=few("latent", Latent))
 
 
 def _columns(few: Few | None, shape: tuple[int, ...]) -> Few | None:

@@ -20,10 +20,13 @@ from analysis.cost.activations import (
     tokens,
 )
 from analysis.cost.constants import Constants, constant
+from analysis.cost.experts import as_experts_are_held, on_stage
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
 from analysis.cost.traffic import key_value_bytes
 from search_spaces import Framework
 from trainer import (
+    Mixture,
+    expert_weights,
     layer_weights,
     masters_are_weights,
     stage_weights,
@@ -186,16 +189,27 @@ def _stage_memory(
     """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
     parameters = stage_parameters(stage, jobs)
     states = rank_state_bytes(parameters, jobs, framework)
+    held, experts = jobs, expert_parameters(stage, jobs)
+    if jobs.mixture is not None:
+        held = as_experts_are_held(jobs)
+        theirs = rank_state_bytes(experts, held, framework)
+        states = {name: states[name] + theirs[name] for name in states}
+    if jobs.fp8.any():
+        copies = framework.fp8_copy_bytes * (parameters + experts)
+        states["weights"] = states["weights"] + np.where(jobs.fp8, copies, 0.0)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework)
     activations = stage.in_flight * one
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
-    buffers += np.where(unsharded, framework.bucket_bytes * parameters, 0.0)
+    buffers += np.where(unsharded, framework.bucket_bytes * (parameters + experts), 0.0)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
     flat, applied = _copied_gradients(parameters, jobs, framework)
+    if jobs.mixture is not None:
+        more = _copied_gradients(experts, held, framework)
+        flat, applied = flat + more[0], applied + more[1]
     passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
     if state == "roomy":
         buffers += constants.cached_share * one * np.where(jobs.recompute == NONE, passing, 1.0)
@@ -235,7 +249,21 @@ def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
     """
-    return np.asarray(stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.tp))
+    plain = stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.tp)
+    if jobs.mixture is not None:
+        plain = plain + _beside(stage, jobs, jobs.mixture)[0] / jobs.tp
+    return np.asarray(plain)
+
+
+def expert_parameters(stage: StageLoad, jobs: Jobs) -> Array:
+    """Weights of a stage's experts on one rank."""
+    if jobs.mixture is None:
+        return np.zeros(len(jobs))
+    return np.asarray(_beside(stage, jobs, jobs.mixture)[1] / (jobs.ep * jobs.etp))
+
+
+def _beside(stage: StageLoad, jobs: Jobs, mixture: Mixture) -> tuple[Array, Array]:
+    return on_stage(jobs, mixture, stage.layers, np.where(stage.embedding, 1.0, 0.0))
 
 
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
@@ -255,6 +283,8 @@ def _working_bytes(
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
     one = some * layer_weights(jobs) / jobs.tp
+    if jobs.mixture is not None:
+        one = one + some * expert_weights(jobs, jobs.mixture) / (jobs.ep * jobs.etp)
     tables = _tables(stage, jobs) * table_weights(jobs) / jobs.tp
     table = np.minimum(tables, table_weights(jobs) / jobs.tp)
     matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)

@@ -13,7 +13,7 @@ from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
-from analysis.cost.step import StepParts, TimeConstants, step
+from analysis.cost.step import StepParts, TimeConstants, step, without_effect
 from search_spaces import Cluster, Framework
 from trainer import model_flops
 
@@ -241,7 +241,8 @@ class CostModel:
         if self.others:
             return self._each(jobs, lambda m, j: {"log_sd": m.time_log_sd(j)})["log_sd"]
         known = self.covariance
-        covariance = between_machines() if known is None else known
+        used = ~without_effect(jobs)
+        covariance = (between_machines() if known is None else known) * np.outer(used, used)
 
         def logarithm(constants: TimeConstants) -> Array:
             return np.log(step(jobs, self.cluster, self.framework, constants).total)

@@ -16,12 +16,18 @@ from analysis.cost import collectives as links
 from analysis.cost.collectives import LinkConstants, one_adapter
 from analysis.cost.compute import Compute, ComputeConstants, PassTimes, smooth_max
 from analysis.cost.constants import Constants, constant
-from analysis.cost.groups import along
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs
+from analysis.cost.experts import (
+    as_experts_are_held,
+    assigned_tokens,
+    dispatched_bytes,
+    mixed_share,
+)
+from analysis.cost.groups import RankGroup, along
+from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from analysis.cost.traffic import (
-    Exchange,
     activation_bytes,
+    expert_parameters,
     key_value_bytes,
     reduces_every_time,
     splits_sequence,
@@ -52,6 +58,9 @@ class OverlapConstants(Constants):
     crowded_send_s: float = constant(
         1e-4, 3.0, "more of a send in jobs far beyond 64 nodes; at 64 half of it"
     )
+    exposed_dispatch: float = constant(
+        0.8, 0.4, "of the time in which tokens are on their way to experts and back"
+    )
     update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
     step_s: float = constant(0.02, 1.0, "of the host, once a step")
 
@@ -59,6 +68,17 @@ class OverlapConstants(Constants):
 @dataclass(frozen=True)
 class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
     """All constants of time, in one record."""
+
+
+def without_effect(jobs: Jobs) -> Mask:
+    """Which of time's constants, in their order, say nothing of these jobs."""
+    unused = set() if jobs.mixture is not None else {*_OF_EXPERTS}
+    if not jobs.fp8.any():
+        unused.add("fp8_share")
+    return np.array([f.name in unused for f in fields(TimeConstants)])
+
+
+_OF_EXPERTS = ("expert_share", "permuted_copies", "exposed_dispatch")
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,7 @@ class StepParts:
         recompute: forward passes, or attention cores, that are computed again.
         tensor: collectives of tensor parallelism.
         context: keys and values of context parallelism, as far as attention does not hide them.
+        experts: sending tokens to their experts and back.
         launch: waiting for the host.
         head: output layer and loss, where it is on the slowest stage.
         pipeline: handing activations and their gradients on.
@@ -85,6 +106,7 @@ class StepParts:
     recompute: Array
     tensor: Array
     context: Array
+    experts: Array
     launch: Array
     head: Array
     pipeline: Array
@@ -111,12 +133,14 @@ class _Layer:
     again: Array
     tensor: Array
     context: Array
+    experts: Array
     launch: Array
     """What the host takes beyond all of these."""
 
     @property
     def total(self) -> Array:
-        return self.device + self.again + self.tensor + self.context + self.launch
+        sent = self.tensor + self.context + self.experts
+        return self.device + self.again + sent + self.launch
 
 
 def step(
@@ -156,6 +180,7 @@ def step(
         recompute=m * count * layer.again * used,
         tensor=m * count * layer.tensor * used,
         context=m * count * layer.context * used,
+        experts=m * count * layer.experts * used,
         launch=m * count * layer.launch * used,
         head=m * on_slowest * used,
         pipeline=(m * v + p - 1) * sends,
@@ -177,19 +202,22 @@ def _layer(
     one_sum, extra = _tensor(jobs, cluster, framework, c)
     full = jobs.recompute == FULL
     calls = np.where(jobs.tp > 1, 2.0, 0.0) * np.where(extra > 0, 2.0, 1.0)
-    across = (jobs.pp > 1) & (jobs.world_size > cluster.gpus_per_node)
+    across = (jobs.pp > 1) & (jobs.world_size > cluster.domain_gpus)
     call = c.host_call_s + np.where(across, c.contended_call_s * jobs.tp, 0.0)
     first = _host(forward, 2 * one_sum, calls * call)
     second = _host(backward, 2 * one_sum + extra, 1.5 * calls * call)
+    sums = LAYER_SUMS * one_sum + extra + np.where(full, framework.repeated_sums * one_sum, 0.0)
+    if framework.overlaps_tensor:
+        hidden = c.overlap * (forward.gemm + backward.gemm)
+        sums = np.maximum(sums - hidden, 0.05 * sums)
     again = np.where(full, forward.device, 0.0)
     again = again + np.where(jobs.recompute == SELECTIVE, forward.attention, 0.0)
     return _Layer(
         device=forward.device + backward.device,
         again=again,
-        tensor=LAYER_SUMS * one_sum
-        + extra
-        + np.where(full, framework.repeated_sums * one_sum, 0.0),
+        tensor=sums,
         context=_context(jobs, cluster, c, forward, backward),
+        experts=_experts(jobs, cluster, framework, c),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
 
@@ -210,6 +238,28 @@ def _context(
     second = np.maximum(both - c.overlap * backward.attention, 0.05 * both)
     times = np.where(jobs.recompute > 0, 2.0, 1.0)  # attention is what either kind repeats
     return np.asarray(np.where(jobs.cp > 1, times * first + second, 0.0))
+
+
+def _experts(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
+    """Exposed seconds of one layer's tokens on their way to experts and back, in the mean.
+
+    Each pass has an all-to-all there and one back over the ranks of expert parallelism, which the
+    experts wait for, and gathers and sums over the ranks that split an expert (Megatron Core,
+    "Mixture of Experts"). In the order of ranks ``etp`` is innermost, then ``ep``.
+    """
+    mixture = jobs.mixture
+    if mixture is None:
+        return np.zeros(len(jobs))
+    world = jobs.world_size
+    sent = dispatched_bytes(jobs, mixture, framework.sends_tokens_once)
+    way = links.all_to_all_s(cluster, c, RankGroup(jobs.ep, jobs.etp, world), sent)
+    split = RankGroup(jobs.etp, np.ones(len(jobs)), world)
+    rows = assigned_tokens(jobs, mixture) * jobs.hidden_size * jobs.element_bytes
+    gather = links.all_gather_s(cluster, c, split, rows)
+    scatter = links.reduce_scatter_s(cluster, c, split, rows)
+    way, inner = np.where(jobs.ep > 1, way, 0.0), np.where(jobs.etp > 1, gather + scatter, 0.0)
+    passes = 2 + np.where(jobs.recompute == FULL, 1.0, 0.0)
+    return np.asarray(mixed_share(jobs, mixture) * passes * (2 * c.exposed_dispatch * way + inner))
 
 
 def _host(times: PassTimes, communication: Array, calls_s: Array) -> Array:
@@ -265,24 +315,32 @@ def _data(
         window: backward pass of one micro-batch on the slowest stage.
         micro: both passes of it.
     """
-    states = state_exchanges(jobs, framework)
-    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
+    once_layer = one_adapter(cluster) if framework.one_adapter else cluster
     # Split weights and gradients come and go layer by layer, and each call has its latency.
     units = stage_layers(jobs, framework).most + 1
+    exchanges = [state_exchanges(jobs, framework)]
+    if jobs.mixture is not None:
+        experts = expert_parameters(jobs, framework)
+        exchanges.append(state_exchanges(as_experts_are_held(jobs), framework, experts))
 
-    def seconds(exchange: Exchange, over: Cluster, calls: Array | float = 1.0) -> Array:
-        timed = _TIMED[exchange.operation]
-        return calls * timed(over, c, exchange.group, exchange.num_bytes / calls)
+    def seconds(name: str, by_layer: bool = False, *, each: bool = True) -> Array | float:
+        """Of one kind of exchange: all in a step, or once."""
+        found: Array | float = 0.0
+        for exchange in (getattr(one, name) for one in exchanges):
+            calls = units if by_layer else 1.0
+            over = once_layer if by_layer else cluster
+            timed = _TIMED[exchange.operation]
+            taken = calls * timed(over, c, exchange.group, exchange.num_bytes / calls)
+            found = found + (exchange.times * taken if each else taken)
+        return found
 
     # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
-    gathers = states.weights.times * seconds(states.weights, by_layer, units)
-    gathers = gathers + states.secondary.times * seconds(states.secondary, by_layer, units)
+    gathers = np.asarray(seconds("weights", True) + seconds("secondary", True))
     gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
 
     # Split gradients are reduced in every micro-batch, then once a step over what is left.
-    inner = seconds(states.gradients, by_layer, units)
-    sums = seconds(states.gradient_sum, cluster) * states.gradient_sum.times
-    once = seconds(states.gradient_scatter, cluster) + sums
+    inner = np.asarray(seconds("gradients", True, each=False))
+    once = np.asarray(seconds("gradient_scatter") + seconds("gradient_sum"))
     overlaps = np.where(
         jobs.optimizer_shard > 1,
         framework.overlaps_gradients and framework.overlaps_split_gradients,
@@ -292,12 +350,19 @@ def _data(
     per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
     every = reduces_every_time(jobs, framework)
     once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
-    return gathers, per_micro + once, seconds(states.publish, cluster)
+    return gathers, per_micro + once, np.asarray(seconds("publish"))
 
 
 def _update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
     """AdamW: per weight of the share, master weight and two moments in float32 are read and
     written, the gradient read, the weight written; and all gradients are cleared and scaled."""
-    weights = stage_parameters(jobs, compute.framework)
-    moved = weights / jobs.optimizer_shard * (24 + 4 + 2) + weights / jobs.gradient_shard * 8
+
+    def moved_of(weights: Array, held: Jobs) -> Array:
+        shares = (24 + 4 + 2) / held.optimizer_shard + 8 / held.gradient_shard
+        return np.asarray(weights * shares)
+
+    moved = moved_of(stage_parameters(jobs, compute.framework), jobs)
+    if jobs.mixture is not None:
+        experts = expert_parameters(jobs, compute.framework)
+        moved = moved + moved_of(experts, as_experts_are_held(jobs))
     return np.asarray(c.update * moved / compute.memory_bytes_per_s)

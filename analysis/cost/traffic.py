@@ -12,11 +12,19 @@ from typing import Literal
 
 import numpy as np
 
+from analysis.cost.experts import on_stage
 from analysis.cost.groups import RankGroup, along
 from analysis.cost.jobs import FULL, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces import Framework
-from trainer import LAYER_GATHERS, LAYER_SUMS, gathers_per_step, share_sent, stage_weights
+from trainer import (
+    LAYER_GATHERS,
+    LAYER_SUMS,
+    Mixture,
+    gathers_per_step,
+    share_sent,
+    stage_weights,
+)
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
@@ -73,7 +81,25 @@ def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     # With a pipeline the first stage has the embedding, and the last one the output layer.
     tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
     ends = stage_weights(jobs, np.maximum(dealt.first, dealt.last), tables, jobs.tp)
-    return np.asarray(np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.tp)))
+    plain = np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.tp))
+    if jobs.mixture is not None:
+        layers = np.maximum(dealt.most, dealt.last)
+        plain = plain + _beside(jobs, jobs.mixture, layers)[0] / jobs.tp
+    return np.asarray(plain)
+
+
+def expert_parameters(jobs: Jobs, framework: Framework) -> Array:
+    """Weights of the fullest stage's experts on one rank."""
+    if jobs.mixture is None:
+        return np.zeros(len(jobs))
+    dealt = stage_layers(jobs, framework)
+    layers = np.maximum(dealt.most, dealt.last)
+    return np.asarray(_beside(jobs, jobs.mixture, layers)[1] / (jobs.ep * jobs.etp))
+
+
+def _beside(jobs: Jobs, mixture: Mixture, layers: Array) -> tuple[Array, Array]:
+    # Dense layers are on the first of several stages, which therefore is not the fullest.
+    return on_stage(jobs, mixture, layers, np.where(jobs.pp == 1, 1.0, 0.0))
 
 
 def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
@@ -82,9 +108,17 @@ def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
     return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
 
 
-def state_exchanges(jobs: Jobs, framework: Framework) -> StateExchanges:
-    """Of the fullest stage."""
-    weights = stage_parameters(jobs, framework)
+def state_exchanges(
+    jobs: Jobs, framework: Framework, weights: Array | None = None
+) -> StateExchanges:
+    """Of the fullest stage.
+
+    Args:
+        jobs: of which; see also ``experts.as_experts_are_held``.
+        framework: its habits.
+        weights: on a rank; default all but experts.
+    """
+    weights = stage_parameters(jobs, framework) if weights is None else weights
     gather_bytes = np.where(jobs.gather_bits > 0, jobs.gather_bits / 8, jobs.element_bytes)
     reduce_bytes = np.where(jobs.reduce_bits > 0, jobs.reduce_bits / 8, framework.reduce_bytes)
     held_bytes = np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, gather_bytes)

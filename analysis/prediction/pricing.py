@@ -30,11 +30,15 @@ from slurm import Kind
 from trainer import DEEPSPEED_BUCKET_ELEMENTS, Format, ModelConfig, beside_dp, ordered
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
+EXPERTS = ("ep", "etp")  # degrees that only mixtures have
+FP8 = ("fp8", "mxfp8")
+"""Words for the precision of a user's own trainer whose products are in 8 bits, priced alike."""
 # Every name that a job's columns are made of.
 _READ = (
     *_NEEDED,
     *PRICED_AXES,
     *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
+    *EXPERTS,
     *("placement", "engine", "sequence_parallel", "recompute", "precision"),
     *("quantize_weights", "quantize_gradients", "quantize_secondary"),
 )
@@ -82,8 +86,10 @@ class Pricing:
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
                 f"{', '.join(ordered(PRICED_AXES))}; the search is Bayesian optimization without it"
             )
-        if space.model.mixture is not None:
-            raise NotPricedError("the cost model cannot price a mixture of experts yet")
+        if _in_8_bits(space) and not space.cluster.peak_fp8_tflops:
+            raise NotPricedError(
+                f"cluster {space.cluster.name} states no peak_fp8_tflops, which precision fp8 needs"
+            )
         self.space, self._shape = space, space.model
         some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
         missing = [name for name in _NEEDED if name not in space.columns(some).columns]
@@ -111,6 +117,11 @@ class Pricing:
             if name in known:
                 columns[name] = known[name]
         columns["zero_stage"] = known.get("zero_stage", 0)
+        if self._shape.mixture is not None and "ep" not in self.space.program.axes:
+            columns["ep"] = known.get("ep", 1)
+            columns["etp"] = known.get("etp", known["tp"])
+        precision = known.get("precision", "bf16")
+        columns["fp8"] = np.isin(precision, FP8)
         columns["cp"] = known["cp"] if "cp" in self.space.program.axes else 1
         if len(self._engines) > 1:
             engines = enumerate(self._engines)
@@ -120,7 +131,7 @@ class Pricing:
             columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
         words = np.asarray(known.get("recompute", "none"))
         columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
-        columns["element_bytes"] = np.where(known.get("precision", "bf16") == "fp32", 4.0, 2.0)
+        columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
         for name, key, narrow in (
             ("gather_bits", "quantize_weights", Format.INT8),
             ("reduce_bits", "quantize_gradients", Format.INT4),
@@ -276,6 +287,11 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
     return replace(cost_model(cluster, framework), memory=CPU_MEMORY)
 
 
+def _in_8_bits(space: SearchSpace) -> bool:
+    searched = space.parameters.get("precision")
+    return searched is not None and not {*FP8}.isdisjoint(searched.values)
+
+
 def unpriced_axes(space: SearchSpace) -> list[str]:
     """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
     unknown = [name for name in space.program.axes if name not in PRICED_AXES]
@@ -287,7 +303,9 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
 
     Those of a condition or an axis count as seen, and so do all that a rule reads only.
     """
-    read = (*_READ, *framework_named(space.program.framework).stage_settings)
+    mixed = space.model is not None and space.model.mixture is not None
+    read = [name for name in _READ if mixed or name not in EXPERTS]
+    read += framework_named(space.program.framework).stage_settings
     seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
     return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]
 

@@ -34,6 +34,15 @@ _GPUS: dict[str, list[Known]] = {
     "h10096gbhbm2e500w": [Known("dgx_h100", {"memory_gib": 96, "memory_gb_per_s": 2400})],
     "h200": [Known("dgx_h200")],
     "b200": [Known("dgx_b200")],
+    "b300": [Known("dgx_b300")],
+    "gb200": [Known("gb200_nvl72")],
+    "gb300": [Known("gb300_nvl72")],
+    "mi300x": [Known("mi300x")],
+    "mi355x": [Known("mi355x")],
+    # The same with less power: 1000 W.
+    "mi350x": [
+        Known("mi355x", {"name": "mi350x", "peak_bf16_tflops": 2307, "peak_fp8_tflops": 4614})
+    ],
     "gh200": [Known("alps")],
     "mi250xgcd": [Known("frontier")],
     "v10032gb": [Known("jean_zay_v100")],
@@ -84,6 +93,8 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
 def _named(known: Known) -> dict[str, Any]:
     if not known.differs:
         return {}
+    if "name" in known.differs:
+        return known.differs
     return {"name": f"{known.cluster}/{known.differs['memory_gib']}GiB", **known.differs}
 
 

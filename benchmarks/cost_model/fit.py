@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 import yaml
 
 from analysis.cost.fitted import FILE, written
-from analysis.cost.jobs import Jobs
+from analysis.cost.jobs import joined
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
@@ -87,11 +86,8 @@ def thinned(table: Table) -> Table:
 
 def measurements_of(parts: list[Table]) -> Measurements:
     """All rows of tables from one machine."""
-    jobs = Jobs(
-        **{f.name: np.concatenate([getattr(p.jobs, f.name) for p in parts]) for f in fields(Jobs)}
-    )
     return Measurements(
-        jobs,
+        joined([p.jobs for p in parts]),
         np.concatenate([p.step_time_s for p in parts]),
         np.concatenate([p.peak_bytes for p in parts]),
         np.concatenate([p.failed & ~p.not_memory for p in parts]),

@@ -7,7 +7,7 @@ fit. What is asked has no measured column, so a predictor cannot see one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -116,6 +116,6 @@ def _fold(name: str, table: Table, rows: Mask, train: Sequence[Table]) -> Fold:
 
 def _repeats(jobs: Jobs, chosen: Mask) -> Mask:
     """Rows that are the same job as a chosen one, itself included."""
-    columns = np.stack([np.asarray(getattr(jobs, f.name), float) for f in fields(Jobs)], axis=1)
+    columns = np.stack([*jobs.columns().values()], axis=1)
     seen = {row.tobytes() for row in columns[chosen]}
     return np.array([row.tobytes() in seen for row in columns], dtype=bool)

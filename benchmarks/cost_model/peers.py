@@ -202,7 +202,7 @@ class LlmAnalysis:
 
     def _one(self, job: Jobs, cluster: Cluster, habits: Framework) -> tuple[float, float]:
         """Step time and peak memory; nan where the package cannot express the job."""
-        n = {f.name: int(getattr(job, f.name)[0]) for f in fields(Jobs)}
+        n = {name: int(column[0]) for name, column in job.columns().items()}
         a, c = self._analysis, self._config
         ffn = n["ffn_size"] * (1.5 if n["gated"] else 1)
         model = c.ModelConfig(

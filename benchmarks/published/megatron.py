@@ -1,4 +1,4 @@
-"""Readers of the Megatron papers' tables, torchtitan's and Megatron-Bridge's."""
+"""Readers of the Megatron papers' tables and torchtitan's."""
 
 from __future__ import annotations
 
@@ -134,50 +134,6 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         **contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu")),
     }
     return drop(made, reasons)
-
-
-def bridge(path: Path, frame: pd.DataFrame) -> Table:
-    """Megatron-Bridge on Llama 3: dense 16-bit rows without context parallelism and FSDP."""
-    bf16 = frame["precision"].str.upper() == "BF16"
-    plain = (number_column(frame, "cp") == 1) & ~(number_column(frame, "fsdp") > 0)
-    chosen = frame[bf16 & plain]
-    left_out = {
-        "not 16-bit": int((~bf16).sum()),
-        "context parallel or FSDP": int((bf16 & ~plain).sum()),
-    }
-    shapes = np.stack(
-        [number_column(chosen, n) for n in ("layers", "hidden", "heads", "kv_heads", "ffn")]
-    )
-    tp, pp, num_gpus = (number_column(chosen, name) for name in ("tp", "pp", "n_gpu"))
-    chunks = pd.to_numeric(chosen["vp"], errors="coerce").fillna(1).to_numpy(float)
-    mbs, batch = number_column(chosen, "mbs"), number_column(chosen, "gbs")
-    dp = num_gpus / (tp * pp)
-    j = _llama(
-        shapes,
-        seq_length=number_column(chosen, "seq"),
-        tp=tp,
-        pp=pp,
-        vpp=chunks,
-        dp=dp,
-        mbs=mbs,
-        gas=batch / (mbs * dp),
-        zero_stage=1,
-        sequence_parallel=tp > 1,
-    )
-    clusters, cluster = clusters_of(
-        path, chosen["system"].str.removeprefix("DGX-"), num_gpus, np.ceil(num_gpus / 8)
-    )
-    made = one_cluster_table(
-        path,
-        j,
-        next(iter(clusters.values()), shipped_cluster("dgx_h100")),
-        "megatron-lm",
-        clusters=clusters,
-        cluster=cluster,
-        step_time_s=batch * j.seq_length / (number_column(chosen, "tokens_per_s_gpu") * num_gpus),
-        left_out={reason: count for reason, count in left_out.items() if count},
-    )
-    return drop(made, contradictory(made, batch, num_gpus))
 
 
 def _llama(shapes: Array, **columns: Any) -> Jobs:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analysis.sweeps import read as sweeps
 from analysis.sweeps.record import Table
-from benchmarks.published import megatron, single
+from benchmarks.published import megatron, single, tuned
 
 FORMATS: Mapping[str, sweeps.Format] = {
     **sweeps.TABLE_FORMATS,
@@ -18,7 +18,10 @@ FORMATS: Mapping[str, sweeps.Format] = {
     "zero3": ({"days_for_300B_tokens", "zero_stage"}, megatron.zero3),
     "korthikanti": ({"iter_s_full_recompute", "iter_s_seqpar_selective"}, megatron.korthikanti),
     "torchtitan": ({"local_bs", "fsdp", "mem_GiB"}, megatron.torchtitan),
-    "bridge": ({"container", "tokens_per_s_gpu", "cp", "fsdp", "layers"}, megatron.bridge),
+    "dgxc": ({"release", "source_file", "iter_s", "precision", "layers"}, tuned.dgxc),
+    "mlperf": ({"round", "config_file", "iter_s", "precision", "layers"}, tuned.mlperf),
+    "mixtures": ({"container", "tokens_per_s_gpu", "ep", "ga", "where"}, tuned.mixtures),
+    "bridge": ({"container", "tokens_per_s_gpu", "cp", "fsdp", "layers"}, tuned.bridge),
 }
 
 

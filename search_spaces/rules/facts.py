@@ -42,6 +42,8 @@ def static_facts(model: ModelConfig | None, cluster: Cluster) -> dict[str, Scala
     machine = cluster.model_dump(exclude={"name", "source", "gpu", "num_nodes", "links", "nic"})
     facts |= {name: value for name, value in machine.items() if value is not None}
     facts["ranks_per_pair"] = placements.ranks_per_pair(cluster)
+    if cluster.domain_gpus > cluster.gpus_per_node:
+        facts["gpus_on_links"] = cluster.domain_gpus
     if cluster.num_nodes is not None:
         facts["cluster_nodes"] = cluster.num_nodes
     return {name: v for name, v in facts.items() if isinstance(v, (bool, int, float, str))}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.jobs import jobs
+from analysis.cost.jobs import jobs, joined
 from search_spaces import SpaceError, load_space
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
@@ -57,25 +56,8 @@ def test_columns_of_several_models_count_as_each_alone() -> None:
     names = ["llama_8b", "deepseek_v3", "qwen3_30b_a3b", "gpt_oss_120b"]
     models = [shape(name) for name in names]
     alone = [jobs({"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}, model) for model in models]
-    rows = range(len(models))
-
-    def few(key: str, size: int) -> Any:
-        records = [getattr(job, key) or np.zeros((size, 1)) for job in alone]
-        kind = type(next(r for r in records if not isinstance(r, np.ndarray)))
-        return kind(*(np.array([record[field][0] for record in records]) for field in range(size)))
-
-    columns = {
-        name: np.concatenate([np.broadcast_to(getattr(job, name), 1) for job in alone])
-        for name in ("num_layers", "hidden_size", "num_heads", "attention_size", "kv_heads")
-    } | {
-        name: np.concatenate([getattr(job, name) for job in alone])
-        for name in ("ffn_size", "gated", "vocab_size", "seq_length", "attended", "tied_embeddings")
-    }
-    degrees = {"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}
-    together = jobs(
-        {**columns, **degrees, "mixture": few("mixture", 6), "latent": few("latent", 5)}
-    )
-    for row, model in zip(rows, models, strict=True):
+    together = joined(alone)
+    for row, model in enumerate(models):
         assert model_weights(together)[row] == model_weights(model)
         assert model_flops(together, 8)[row] == pytest.approx(model_flops(model, 8), rel=1e-12)
 

@@ -1,0 +1,38 @@
+"""What expert parallelism requires, as rules of a space.
+
+It is Megatron's: ``ep`` ranks are taken from those of data and context parallelism, so that it is
+no axis of its own and no factor of the world's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from search_spaces.parameters import Parameter
+from search_spaces.rules.rule import Rule, expressed
+from trainer import ModelConfig, ValueType, parse
+
+
+def rules(
+    model: ModelConfig | None,
+    parameters: Mapping[str, Parameter],
+    axes: Sequence[str],
+    types: Mapping[str, ValueType],
+) -> list[Rule]:
+    """The rules for a space that searches ``ep`` for a model with experts; else none.
+
+    Args:
+        model: that is trained.
+        parameters: of the space.
+        axes: parallel axes of the trainer beside the usual ones; an ``ep`` among them is another.
+        types: of the names that the space has.
+    """
+    if model is None or model.mixture is None or "ep" not in parameters or "ep" in axes:
+        return []
+    replicas = " * ".join(["dp", *(name for name in axes if name == "cp")])
+    if "etp" in parameters:
+        holders = f"(tp * {replicas}) % (etp * ep) == 0"
+    else:
+        holders = f"({replicas}) % ep == 0"
+    texts = {"experts_by_ep": "num_experts % ep == 0", "replicas_by_ep": holders}
+    return [expressed(name, parse(text, types), required=True) for name, text in texts.items()]
