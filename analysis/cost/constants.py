@@ -165,8 +165,8 @@ def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> 
     """
     logs = constants.logs()
     variances, directions = np.linalg.eigh(covariance)
-    open_ = variances > _NO_VARIANCE
-    edges = EDGE * (np.sqrt(variances[open_]) * directions[:, open_]).T
+    loose = variances > _NO_VARIANCE
+    edges = EDGE * (np.sqrt(variances[loose]) * directions[:, loose]).T
     beside = logarithm(type(constants).from_logs(np.vstack([logs, logs + edges, logs - edges])))
-    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(edges), -1)
+    up, down = np.abs(beside[1:] - beside[0]).reshape(2, len(edges), beside.shape[1])
     return np.asarray(np.sqrt((np.maximum(up, down) ** 2).sum(axis=0)) / EDGE)
