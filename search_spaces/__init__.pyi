@@ -25,7 +25,7 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .space import Objective, SearchSpace, Violations
 from .stages import STAGE_SETTINGS, StageLayers, StageSettings
-from .trainers.adapters import shipped_adapters
+from .trainers.adapters import read_adapter, shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.trainer import Trainer, TrialFacts
 
@@ -67,6 +67,7 @@ __all__ = [
     "framework_named",
     "json_schema",
     "load_space",
+    "read_adapter",
     "read_cluster",
     "seconds",
     "shipped_adapters",

@@ -77,7 +77,7 @@ class SpaceArgumentError(SpaceError):
 
 
 def default_space(
-    model: str,
+    model: str | ModelConfig,
     cluster: str,
     nodes: int = 1,
     framework: str = "megatron-lm",
@@ -88,7 +88,7 @@ def default_space(
     """The content of a space with all degrees that are worth a try, as ``load_space`` takes it.
 
     Args:
-        model: a shipped model, or a file (``*.yaml``, Hugging Face's ``config.json``).
+        model: a shipped model, a file (``*.yaml``, Hugging Face's ``config.json``), or its record.
         cluster: a shipped cluster, or a file.
         nodes: of every trial.
         framework: whose habits the cost model assumes, and which decides what can be chosen.
@@ -131,7 +131,7 @@ def default_space(
         "description": f"{_stem(model)}, {file.num_parameters / 1e9:,.4g} billion parameters, on "
         f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: steps of "
         f"{batch:,} x {file.seq_length:,} tokens, {batch * file.seq_length / 1e6:,.3g} million",
-        "model": {"base": model, "seq_length": file.seq_length},
+        "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
         "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
@@ -151,9 +151,23 @@ def default_batch(model: ModelConfig, world: int) -> int:
     return max(1, round(target / step)) * step
 
 
-def _read(model: str, cluster: str, seq_length: int | None) -> tuple[ModelFile, Cluster]:
+def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
+    """The model as a space names it."""
+    if isinstance(model, str):
+        return {"base": model, "seq_length": file.seq_length}
+    return file.model_dump(exclude_defaults=True, exclude_none=True)
+
+
+def _read(
+    model: str | ModelConfig, cluster: str, seq_length: int | None
+) -> tuple[ModelFile, Cluster]:
     try:
-        file = read_model(model, seq_length)
+        if isinstance(model, str):
+            file = read_model(model, seq_length)
+        else:
+            file = ModelFile(
+                **model.model_dump() | ({"seq_length": seq_length} if seq_length else {})
+            )
     except SpaceError as error:
         raise SpaceArgumentError("model", str(error)) from None
     try:
@@ -234,12 +248,14 @@ def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:
     return {"command": command, "framework": framework}
 
 
-def _stem(model: str) -> str:
+def _stem(model: str | ModelConfig) -> str:
     """What a model is called: a configuration as its folder, since all have the same name."""
+    if not isinstance(model, str):
+        return "model"
     path = Path(model)
     return path.absolute().parent.name if path.name == "config.json" else path.stem
 
 
-def _name(model: str, cluster: str) -> str:
+def _name(model: str | ModelConfig, cluster: str) -> str:
     words = re.sub(r"[^A-Za-z0-9._-]+", "_", f"{_stem(model)}_{Path(cluster).stem}")
     return words.lstrip("._-")[:100]

@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.trainer_schema import ConfigFile
-from search_spaces.shipped import SHIPPED
 from search_spaces.space import SearchSpace
 from search_spaces.trainers import config_files, model_keys, options, templates
-from search_spaces.trainers.adapters import names_of, shipped_adapters
-from slurm import read_document, validate
-from trainer import nearest
+from search_spaces.trainers.adapters import names_of, read_adapter
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,12 @@ def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Exp
     Args:
         space: that has the configuration; its model is written, too.
         config: canonical or raw.
-        adapter: the trainer's name.
+        adapter: the trainer's name, or a file of an adapter.
 
     Raises:
-        SpaceError: if there is none of that name.
+        SpaceError: that begins with ``found``, if there is none.
     """
-    record = _shipped(adapter)
+    record = read_adapter(adapter)
     values = {name: v for name, v in space.facts(config).items() if _is_active(space, config, name)}
     told: dict[str, Any] = {}
     paths: dict[str, Any] = {}
@@ -79,13 +75,6 @@ def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Exp
         environment={k: templates.filled(text, values) for k, text in environment.items()},
         unmapped=(*unmapped, *_unmapped(space, config, record, said, values)),
     )
-
-
-def _shipped(name: str) -> AdapterFile:
-    known = shipped_adapters()
-    if name not in known:
-        raise SpaceError(f"no adapter {name!r}, accepted: {', '.join(known)}{nearest(name, known)}")
-    return validate(AdapterFile, read_document(SHIPPED / "adapters" / f"{name}.yaml", SpaceError))
 
 
 def _is_active(space: SearchSpace, config: Mapping[str, Any], name: str) -> bool:

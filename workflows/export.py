@@ -36,7 +36,10 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.cluster.gpus_per_node} ranks"
-    return exported(space, config, adapter), what
+    try:
+        return exported(space, config, adapter), what
+    except SpaceError as error:
+        raise SpaceError(f"--to: {error}") from None
 
 
 def text(export: Export, what: str) -> Iterator[str]:

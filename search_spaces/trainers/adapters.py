@@ -23,7 +23,7 @@ from search_spaces.language.trainer_schema import (
     TrainerSpec,
 )
 from search_spaces.rules.facts import DERIVED
-from search_spaces.shipped import SHIPPED, named
+from search_spaces.shipped import SHIPPED, named, read_named
 from search_spaces.trainers import config_files, model_keys, options, templates
 from slurm import Document, plain_scalar
 from trainer import ModelConfig
@@ -35,6 +35,15 @@ MOST_DIVISORS = 200
 def shipped_adapters() -> list[str]:
     """Names of the well-known trainers."""
     return sorted(path.stem for path in (SHIPPED / "adapters").glob("*.yaml"))
+
+
+def read_adapter(name: str, folder: Path = Path()) -> AdapterFile:
+    """A well-known trainer's record by its name, or that of a file.
+
+    Raises:
+        SpaceError: that begins with ``found``, if there is none.
+    """
+    return read_named(AdapterFile, "adapter", name, folder)
 
 
 def adapted(

@@ -68,7 +68,7 @@ def test_a_best_yaml_is_written_into_a_folder(
 @pytest.mark.parametrize(
     ("source", "name", "told"),
     [
-        ("", "megatron", "no adapter 'megatron', accepted: "),
+        ("", "megatron", "--to: found 'megatron', accepted a file (*.yaml), or one of "),
         ("space.yaml", "megatron-lm", "accepted a run's folder, or the best.yaml"),
         ("nothing", "megatron-lm", "accepted a run's folder, or the best.yaml"),
     ],

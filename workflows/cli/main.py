@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from workflows.cli import cluster, predict, replay, run, search
+from workflows.cli import cluster, init, predict, replay, run, search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         description="Find the parallel training configuration that trains fastest, and show why.",
     )
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (search, predict, run, replay, cluster):
+    for group in (init, search, predict, run, replay, cluster):
         group.add_commands(commands)
     return whole
 
