@@ -186,8 +186,13 @@ class Allocation:
         return ["squeue", "-h", "-j", self.job, "-o", fields]
 
     def hostnames(self, compact: str) -> tuple[str, ...]:
-        """The nodes of Slurm's compact form, in its order."""
-        return tuple(self._run(["scontrol", "show", "hostnames", compact]).split())
+        """The nodes of Slurm's compact form, in its order.
+
+        Raises:
+            SlurmError: if scontrol fails; without a slurm.conf it has to ask the controller.
+        """
+        argv = ["scontrol", "show", "hostnames", compact]
+        return tuple(shell.patiently(argv, self._run, _PATIENCE_S, tell=lambda _: None).split())
 
     def _node_address(self, node: str) -> str:
         shown = shell.patiently(

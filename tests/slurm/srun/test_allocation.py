@@ -11,6 +11,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.srun.allocation import Allocation, parse_time_left
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.shell import NoAnswerError, SlurmError, UnknownJobError
+from support.slurm_controller import FakeController
 from support.waiting import wait_for
 
 
@@ -60,6 +61,19 @@ def test_an_allocation_is_held_gone_or_nobody_knows(
         return str(told) if argv[-1] == "%T|%N" else "n1|8|1|30:00"
 
     assert Allocation("7", run).state() is state
+
+
+def test_each_question_of_the_start_is_asked_again_where_it_times_out() -> None:
+    controller, asked = FakeController([""]), list[str]()
+
+    def run(argv: list[str]) -> str:
+        asked.append(argv[0])
+        if asked.count(argv[0]) == 1:
+            raise NoAnswerError(f"{argv[0]}: Socket timed out on send/recv operation")
+        return controller(argv)
+
+    assert Allocation("7", run).nodes == ("n1",)
+    assert asked == ["squeue", "squeue", "scontrol", "scontrol"]
 
 
 def test_outside_an_allocation_the_remedy_is_named() -> None:
