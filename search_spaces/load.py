@@ -108,6 +108,7 @@ class _Builder:
         self.assumed = assumed(file.model, model)
         self.own_trainer = file.trainer.builtin is None
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
+        names |= facts.defaults(file.trainer).keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         self.file = file = standing_alone(document, with_known_axes(file))
         self.program = self._program()

@@ -154,7 +154,17 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
             "loss": [_loss(r"'train_loss'?:"), _loss(r"'loss'?:")],
         }
     ),
-    # The progress bar of tqdm, as Lightning and many scripts have it; its rate is smoothed.
+    # Lightning's progress bars, rich's and tqdm's: they count batches, not steps.
+    "lightning": LogFormat(
+        {
+            "micro_batches_per_second": [
+                Pattern(r"(?P<value>[\d.]+)\s?it/s\b", unit="", reduce="last")
+            ],
+            "micro_batch_time_s": [Pattern(r"(?P<value>[\d.]+)\s?s/it\b", unit="", reduce="last")],
+            "loss": [_loss(r"\btrain_loss(?:_step)?[=:]")],
+        }
+    ),
+    # The progress bar of tqdm, as many scripts have it; its rate is smoothed.
     "tqdm": LogFormat(
         {
             "steps_per_second": [Pattern(r"(?P<value>[\d.]+)\s?it/s\b", unit="", reduce="last")],
@@ -164,6 +174,5 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
 }
 LOG_FORMATS = {
     **LOG_FORMATS,
-    "lightning": LOG_FORMATS["tqdm"],
     "megatron-bridge": LOG_FORMATS["nemo"],
 }

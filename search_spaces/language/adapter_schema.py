@@ -21,10 +21,19 @@ class Setting(Record):
 
     when: str | None = Field(default=None, description="an expression; default always")
     unless: list[str] = Field(
-        default=[], description="options of which the user's own arguments may have one instead"
+        default=[],
+        description="options or paths, or what these begin with, of which the user's own arguments "
+        "or file may have one instead",
+    )
+    given: list[str] = Field(
+        default=[],
+        description="the same of which they must have one: another version's, say",
     )
     arguments: dict[str, Any] = Field(
         default={}, description="option: value; true is a flag, a list several values"
+    )
+    words: list[str] = Field(
+        default=[], description="arguments that are no options, and the last ones"
     )
     file: dict[str, Any] = Field(default={}, description="dotted path: value")
     environment: dict[VariableName, str] = Field(default={}, description="variable: value")
@@ -39,7 +48,9 @@ class Setting(Record):
 class ModelKey(Record):
     """Where a trainer is told one field of the model's record."""
 
-    key: str = Field(description="an option, or a dotted path of the file")
+    key: str = Field(
+        default="", description="an option, or a dotted path of the file; none: always the default"
+    )
     values: dict[str, Scalar] = Field(
         default={}, description="the record's value: the trainer's; others are the same in both"
     )
@@ -49,12 +60,31 @@ class ModelKey(Record):
     also: dict[str, Any] = Field(default={}, description="what is told beside it")
 
 
+class ModelNames(Record):
+    """Models that a trainer knows by name."""
+
+    keys: list[str] = Field(min_length=1, description="options or paths that name one")
+    names: dict[str, str] = Field(
+        description="the keys' values, with a space between: the record; '' if the sizes count"
+    )
+
+
 class WrittenFile(Record):
-    """The trainer's configuration file; the user's own, ``trainer.config``, is its base."""
+    """The trainer's configuration file; the user's own, ``trainer.config``, is its base.
+
+    It is written where there is something in it.
+    """
 
     name: str = Field(description="in the trial's folder; its suffix is its format")
     arguments: list[str] = Field(default=[], description="that name it on the command line")
     required: bool = Field(default=False, description="nothing runs without the user's own")
+    options: bool = Field(
+        default=False,
+        description="its dotted paths are options as well, which count for more than it does",
+    )
+    defaults: bool = Field(
+        default=False, description="what it says of the model is a default, and contradicts nothing"
+    )
 
 
 def _key(value: Any) -> Any:
@@ -105,6 +135,7 @@ class AdapterFile(Record):
         default={}, description="field of the model's record: where the trainer is told"
     )
     model_in: Literal["arguments", "file"] = "arguments"
+    models: ModelNames | None = None
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from search_spaces.errors import SpaceError
-from search_spaces.language.adapter_schema import AdapterFile, Setting
+from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.fields import Scalar
-from search_spaces.language.schema import SpaceFile
+from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
@@ -76,9 +76,13 @@ class _Adapting:
         self.document, self.file, self.adapter = document, file, adapter
         self.spec = file.trainer
         self.base = self._base()
-        self.options = options.read(self.spec.args, adapter.options)
         self.paths = _flat(self.base)
+        own = options.read(self.spec.args, adapter.options)
+        written = adapter.file or WrittenFile(name="")
+        self.options = {**self.paths, **own} if written.options else own
         self.told = self.options if adapter.model_in == "arguments" else self.paths
+        if written.defaults:
+            self.told = own
         self.parameters: dict[str, Any] = {**file.parameters, **self._fixed()}
 
     def result(
@@ -96,9 +100,10 @@ class _Adapting:
         }
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
+        files = self._files(chosen, model)
         trainer = TrainerSpec(
-            command=self._command(chosen, model),
-            files=self._files(chosen, model),
+            command=self._command(chosen, model, files),
+            files=files,
             env={**{k: v for s in chosen for k, v in s.environment.items()}, **self.spec.env},
             result=self._log(),
             framework=self.spec.framework or self.adapter.framework,
@@ -166,24 +171,47 @@ class _Adapting:
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
-                return model_keys.read(keys, self.told)
+                known = self._known_model()
+                told = {**self.told, **self.options}
+                return model_keys.read(keys, told, known) if known is not False else None
             except SpaceError as error:
                 raise self.document.error(path, str(error)) from None
         if problem := model_keys.contradiction(keys, self.told, model):
             raise self.document.error(path, f"found {problem}: leave one of them out")
         return model
 
+    def _known_model(self) -> ModelConfig | Literal[False] | None:
+        """The model that the trainer is told by its name; None if by its sizes, False if it is one
+        that is not known here.
+        """
+        models = self.adapter.models
+        if models is None:
+            return None
+        said = [self.options.get(key, self.paths.get(key)) for key in models.keys]
+        record = models.names.get(
+            " ".join(map(str, said)), "" if said == [None] * len(said) else None
+        )
+        if not record:
+            return None if record == "" else False
+        return named(ModelFile, ("model",), record, self.document).config()
+
     def _chosen(self, known: Collection[str], conditions: Mapping[str, str]) -> Iterator[Setting]:
         """The settings of what the space has, and of any trial."""
-        for setting in self.adapter.always:
-            if not any(key in self.options or key in self.paths for key in setting.unless):
-                self._check("each trial", setting, known)
-                yield setting
+        for setting in filter(self._applies, self.adapter.always):
+            self._check("each trial", setting, known)
+            yield setting
         for name, settings in self.adapter.settings.items():
             if name in self.parameters or (name in DERIVED and name in known):
-                for setting in settings:
+                for setting in filter(self._applies, settings):
                     self._check(name, setting, known)
                     yield _where(conditions.get(name), setting)
+
+    def _applies(self, setting: Setting) -> bool:
+        """Whether a setting is of the version, and of the case, that the user's own are of."""
+        told = _beginnings({*self.options, *self.paths})
+        return told.isdisjoint(setting.unless) and (
+            not setting.given or not told.isdisjoint(setting.given)
+        )
 
     def _check(self, name: str, setting: Setting, known: Collection[str]) -> None:
         for lacking in sorted(names_of(setting) - set(known)):
@@ -193,18 +221,23 @@ class _Adapting:
                 f"{self.adapter.name} is told {name} by {lacking}: add the space's {missing}",
             )
 
-    def _command(self, chosen: list[Setting], model: ModelConfig | None) -> list[str | Flags]:
+    def _command(
+        self, chosen: list[Setting], model: ModelConfig | None, files: Collection[str]
+    ) -> list[str | Flags]:
         style = self.adapter.options
         replaced = {option for setting in chosen for option in setting.arguments}
         own = options.without(self.spec.args, {*replaced, *self.adapter.dropped}, style)
-        command = [*self._program(), *own]
-        if self.adapter.file is not None:
-            command += self.adapter.file.arguments
+        command: list[str | Flags] = [*self._program()]
+        if self.adapter.file is not None and self.adapter.file.name in files:
+            first = options.first(own, style)  # a subcommand of theirs goes before the file
+            command += [*own[:first], *self.adapter.file.arguments, *own[first:]]
+        else:
+            command += own
         if model is not None and self.adapter.model_in == "arguments":
             told = model_keys.written(self.adapter.model, model, self.told)
             command += options.written(told, style)
-        for setting in chosen:
-            arguments = options.written(setting.arguments, style)
+        for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
+            arguments = [*options.written(setting.arguments, style), *setting.words]
             if arguments and setting.when is not None:
                 command.append(Flags(when=setting.when, args=arguments))
             else:
@@ -235,6 +268,8 @@ class _Adapting:
                 cases.append(FileCase(when=setting.when, set=setting.file))
             else:
                 entries |= setting.file
+        if self.spec.config is None and not (entries or cases):
+            return self.spec.files
         base = config_files.without(self.base, self.adapter.dropped)
         own = ConfigFile(content=base, set=entries, cases=cases)
         return {**self.spec.files, self.adapter.file.name: own}
@@ -253,10 +288,10 @@ def _value(
     for entries, told in ((setting.arguments, given), (setting.file, paths)):
         for key, template in entries.items():
             value = told.get(key)
-            if value is None or isinstance(value, list):
+            if value in (None, "auto") or isinstance(value, list):
                 continue
-            own = templates.names(f"{{{setting.when or ''}}}") <= {name}
-            if template == f"{{{name}}}" and own:
+            heeded = templates.names(f"{{{setting.when or ''}}}")
+            if template == f"{{{name}}}" and (heeded <= {name} or name not in heeded):
                 return _scalar(value)
             means = _IS.fullmatch(setting.when or "")
             if means and means["name"] == name and value == template:
@@ -292,6 +327,12 @@ def names_of(setting: Setting) -> frozenset[str]:
         *(["{" + setting.when + "}"] if setting.when else []),
     ]
     return frozenset[str]().union(*(templates.names(text) for text in texts))
+
+
+def _beginnings(keys: Collection[str]) -> set[str]:
+    """Dotted keys, with every beginning of them."""
+    parts = [key.split(".") for key in keys]
+    return {".".join(each[: i + 1]) for each in parts for i in range(len(each))}
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -28,7 +28,14 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
 
 
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
-    """The file with what the bases of its trainer's files hold, so that it stands alone."""
+    """The file with what the bases of its trainer's files hold, so that it stands alone; a script
+    beside it is named by its whole path, since trials start in folders of their own.
+    """
+    folder = Path(document.name).parent.absolute()
+    command = [_beside(folder, entry) for entry in file.trainer.command or []]
+    if command != (file.trainer.command or []):
+        trainer = file.trainer.model_copy(update={"command": command})
+        file = file.model_copy(update={"trainer": trainer})
     whole = {}
     for name, each in file.trainer.files.items():
         if each.base is not None:
@@ -42,6 +49,12 @@ def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     if not whole:
         return file
     return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
+
+
+def _beside(folder: Path, entry: str | Flags) -> str | Flags:
+    if isinstance(entry, str) and entry.endswith((".py", ".sh")) and (folder / entry).is_file():
+        return str(folder / entry)
+    return entry
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:

@@ -13,22 +13,30 @@ from slurm import as_written
 from trainer import ModelConfig
 
 
-def read(keys: Mapping[str, ModelKey], told: Mapping[str, Any]) -> ModelConfig | None:
+def read(
+    keys: Mapping[str, ModelKey], told: Mapping[str, Any], known: ModelConfig | None = None
+) -> ModelConfig | None:
     """The model that a trainer is told; None unless it is told all that the record needs.
 
     Args:
         keys: of the trainer, by field of the record.
         told: its options, or its file's values by dotted path.
+        known: the model that it names, whose sequence length alone it may be told besides.
 
     Raises:
         SpaceError: for values that make no model.
     """
-    fields = {name: value for name, key in keys.items() if (value := _field(key, told)) is not None}
+    record = ModelConfig if known is None else type(known)
+    fields = {} if known is None else known.model_dump(exclude_unset=True)
+    for name, key in keys.items():
+        counts = known is None or (name == "seq_length" and key.key in told)
+        if counts and (value := _field(key, told)) is not None:
+            fields[name] = value
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     if not all(name in fields for name in needed):
         return None
     try:
-        return ModelConfig(**fields)
+        return record(**fields)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
@@ -39,6 +47,10 @@ def contradiction(keys: Mapping[str, ModelKey], told: Mapping[str, Any], model: 
     """What a trainer is told of another model than the space's; empty if nothing is."""
     for name, key in keys.items():
         here = getattr(model, name, None)
+        if not key.key:
+            if here != key.default:
+                return f"a trainer of {name} {key.default} alone, the space's model has {here}"
+            continue
         there = _field(key, told) if key.key in told else here
         if there != here and not (here is None and there == _resolved(model, name)):
             return f"{key.key} {as_written(told[key.key])}, the space's model has {name} {here}"
@@ -52,7 +64,7 @@ def written(
     options: dict[str, Any] = {}
     for name, key in keys.items():
         value = getattr(model, name, None)
-        if value is None or key.key in told or value == key.default:
+        if value is None or not key.key or key.key in told or value == key.default:
             continue
         options[key.key] = key.values.get(_text(value), value)
         options |= {also: each for also, each in key.also.items() if also not in told}

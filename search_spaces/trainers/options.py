@@ -57,6 +57,14 @@ def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
     return options
 
 
+def first(arguments: Sequence[str | Flags], style: str) -> int:
+    """The index of the first option; how many arguments there are where none is one."""
+    for index, entry in enumerate(arguments):
+        if isinstance(entry, Flags) or ("=" in entry if style == "key=value" else entry[:1] == "-"):
+            return index
+    return len(arguments)
+
+
 def without(
     arguments: Sequence[str | Flags], names: Collection[str], style: str
 ) -> list[str | Flags]:

@@ -150,7 +150,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         "progress bar",
         "\rEpoch 0:  10%|#  | 1/10 [00:09<01:21,  0.11it/s, v_num=0]"
         "\rEpoch 0: 100%|###| 10/10 [00:12<00:00,  1.25it/s, v_num=0]\n",
-        {"steps_per_second": 1.25},
+        {"micro_batches_per_second": 1.25},
     ),
 ]  # fmt: skip
 

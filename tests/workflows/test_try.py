@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from search_spaces import load_space
 from workflows.cli.main import main
+
+CONFIG = {"tp": 1, "mbs": 2, "gas": 2}
 
 CODE = """
 import os, sys
@@ -88,11 +91,16 @@ def test_wrong_values_are_told(
     assert told in capsys.readouterr().err
 
 
-def test_a_script_that_a_trial_would_not_find_is_told_by_check(
-    space: Path, capsys: pytest.CaptureFixture[str]
+def test_a_script_is_found_beside_the_space_and_told_by_check_where_a_trial_would_not_find_it(
+    space: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    space.write_text(space.read_text().replace(str(space.parent / "train.py"), "train.py"))
+    assert f"{space.parent}/train.py" in load_space(space).command({**CONFIG, "flag": True}, "/t")
     assert main(["check", str(space)]) == 0
     assert "will not find" not in capsys.readouterr().out
-    space.write_text(space.read_text().replace(str(space.parent / "train.py"), "train.py"))
+    elsewhere = space.parent / "elsewhere"
+    elsewhere.mkdir()
+    (space.parent / "train.py").rename(elsewhere / "train.py")
+    monkeypatch.chdir(elsewhere)
     assert main(["check", str(space)]) == 0
     assert "will not find train.py: write its whole path" in capsys.readouterr().out

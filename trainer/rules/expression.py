@@ -1,7 +1,8 @@
 """The constraint grammar: arithmetic, comparisons and logic over named columns.
 
-``+ - * / // %``, ``== != < <= > >=`` (chains too), ``and or not``, ``in [..]``, parentheses,
-numbers, quoted text, ``true``, ``false`` and names. No calls, attributes, subscripts or powers.
+``+ - * / // %``, ``== != < <= > >=`` (chains too), ``and or not``, ``in [..]``,
+``.. if .. else ..``, parentheses, numbers, quoted text, ``true``, ``false`` and names. No calls,
+attributes, subscripts or powers.
 Python's parser reads it, a whitelist walks it, numpy computes it; nothing is ever ``eval``-ed.
 
 Types are checked before anything is computed, so evaluation cannot fail. Numbers are float64:
@@ -48,7 +49,10 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Array, Array], Array]] = {
     ast.GtE: np.greater_equal,
 }
 _ARTICLE = {"number": "a number", "boolean": "true or false", "text": "text"}
-_GRAMMAR = "+ - * / // %, comparisons, and, or, not, in [..], parentheses, numbers, text, names"
+_GRAMMAR = (
+    "+ - * / // %, comparisons, and, or, not, in [..], .. if .. else .., parentheses, numbers, "
+    "text, names"
+)
 
 
 class ExpressionError(ValueError):
@@ -192,6 +196,8 @@ class _Compiler:
                 return self._arithmetic(node, depth)
             case ast.Compare():
                 return self._comparison(node, depth)
+            case ast.IfExp():
+                return self._choice(node, depth)
             case ast.List() | ast.Tuple():
                 raise self._error(node, "found a list, accepted only after 'in'")
         raise self._error(node, f"found {_called(node)}, accepted {_GRAMMAR}")
@@ -221,6 +227,19 @@ class _Compiler:
         parts = [self._typed(part, "boolean", depth) for part in node.values]
         join = _either if isinstance(node.op, ast.Or) else _both
         return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
+
+    def _choice(self, node: ast.IfExp, depth: int) -> tuple[ValueType, _Evaluate]:
+        """As in Python, what is not chosen does not count."""
+        condition = self._typed(node.test, "boolean", depth)
+        found, first = self.compile(node.body, depth + 1)
+        second = self._typed(node.orelse, found, depth)
+
+        def evaluate(columns: Mapping[str, Array]) -> Value:
+            which, a, b = condition(columns), first(columns), second(columns)
+            bad = np.logical_or(which.bad, np.where(which.value, a.bad, b.bad))
+            return Value(np.where(which.value, a.value, b.value), bad)
+
+        return found, evaluate
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[ValueType, _Evaluate]:
         if isinstance(node.op, ast.Not):
@@ -323,7 +342,6 @@ def _called(node: ast.AST) -> str:
         ast.Subscript: "a subscript ('[..]')",
         ast.Pow: "a power ('**')",
         ast.Lambda: "a lambda",
-        ast.IfExp: "'if .. else'",
         ast.Is: "'is'",
         ast.IsNot: "'is not'",
         ast.BitAnd: "'&'",

@@ -18,6 +18,10 @@ from trainer import ModelConfig, model_flops
 
 _APART = 1.6  # by which two figures of one speed may differ: other steps, other clocks
 _CONVENTIONS = 3.0  # the same for FLOPs: with recomputation, causal attention counted half
+_RATES = (
+    *("tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu"),
+    "micro_batches_per_second",
+)
 _LATE = 1.1  # by which a log's step times may exceed the trial's own time
 
 
@@ -26,42 +30,43 @@ class Job:
     """What a trial trains in one step.
 
     Attributes:
+        model: None where the space names none.
         sequences: per step, over all replicas.
+        micro_batches: per step, of a replica.
     """
 
-    model: ModelConfig
+    model: ModelConfig | None
     sequences: float
     num_gpus: int
-
-    @property
-    def tokens(self) -> float:
-        return self.sequences * self.model.seq_length
-
-    @property
-    def tflop_per_gpu(self) -> float:
-        """Of one step, in TFLOP."""
-        return float(model_flops(self.model, self.sequences)) / self.num_gpus / 1e12
+    micro_batches: float = 1
 
     def rates(self, step_time_s: float) -> dict[str, float]:
         """Every figure that follows from the time of a step."""
-        return {
+        rates = {
             "step_time_s.median": step_time_s,
-            "tokens_per_second": self.tokens / step_time_s,
-            "tokens_per_second_per_gpu": self.tokens / step_time_s / self.num_gpus,
             "samples_per_second": self.sequences / step_time_s,
-            "tflops_per_gpu": self.tflop_per_gpu / step_time_s,
+            "micro_batches_per_second": self.micro_batches / step_time_s,
         }
+        if self.model is not None:
+            tokens = self.sequences * self.model.seq_length
+            tflop = float(model_flops(self.model, self.sequences)) / 1e12
+            rates |= {
+                "tokens_per_second": tokens / step_time_s,
+                "tokens_per_second_per_gpu": tokens / step_time_s / self.num_gpus,
+                "tflops_per_gpu": tflop / self.num_gpus / step_time_s,
+            }
+        return rates
 
 
 def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
     """What a user's own trainer trains; None where the space does not say, or for the built-in."""
-    if space.trainer.builtin is not None or space.model is None:
+    if space.trainer.builtin is not None:
         return None
     facts = space.facts(config)
     sequences = facts.get("global_batch_size")
     if not isinstance(sequences, (int, float)):
         return None
-    return Job(space.model, sequences, int(facts["world_size"]))
+    return Job(space.model, sequences, int(facts["world_size"]), float(facts["gas"]))
 
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
@@ -71,9 +76,12 @@ def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None
             return seconds, key
     if (rate := metric(result, "steps_per_second")) is not None and 0 < rate < math.inf:
         return 1 / rate, "steps_per_second"
+    if (seconds := metric(result, "micro_batch_time_s")) is not None and 0 < seconds < math.inf:
+        return seconds * job.micro_batches, "micro_batch_time_s"
     one = job.rates(1.0)
-    for key in ("tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu"):
-        if (rate := metric(result, key)) is not None and 0 < rate < math.inf:
+    for key in _RATES:
+        rate = metric(result, key)
+        if key in one and rate is not None and 0 < rate < math.inf:
             return one[key] / rate, key
     return None
 
@@ -89,11 +97,13 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
     if job is None or found is None:
         return whole
     rates = job.rates(found[0])
-    if (reported := metric(result, "tflops_per_gpu")) is not None:
-        whole["reported_tflops_per_gpu"] = reported
-    whole["tflops_per_gpu"] = rates["tflops_per_gpu"]
-    for key in ("tokens_per_second", "tokens_per_second_per_gpu", "samples_per_second"):
-        whole.setdefault(key, rates[key])
+    if job.model is not None:
+        if (reported := metric(result, "tflops_per_gpu")) is not None:
+            whole["reported_tflops_per_gpu"] = reported
+        whole["tflops_per_gpu"] = rates["tflops_per_gpu"]
+    for key in _RATES[:-1]:
+        if key in rates:
+            whole.setdefault(key, rates[key])
     whole.setdefault("step_time_s", {"median": rates["step_time_s.median"]})
     if metric(whole, "step_time_s") is not None:
         whole["step_time_s"] = {"median": rates["step_time_s.median"]}
@@ -129,11 +139,12 @@ def contradiction(
         apart = _CONVENTIONS if other == "tflops_per_gpu" else _APART
         if not 1 / apart < value / rate < apart:
             return (
-                f"{said} means {other} {number(rate)} for {number(job.sequences)} sequences of "
-                f"{job.model.seq_length} tokens on {job.num_gpus} GPUs, but its own is "
-                f"{number(value)}: check the units, and whether a figure is per GPU"
+                f"{said} means {other} {number(rate)} for {number(job.sequences)} sequences"
+                f"{f' of {job.model.seq_length} tokens' if job.model else ''} on {job.num_gpus} "
+                f"GPUs, but its own is {number(value)}: check the units, and whether a figure is "
+                "per GPU"
             )
-    return _beyond_peak(space, rates["tflops_per_gpu"], said)
+    return _beyond_peak(space, rates.get("tflops_per_gpu"), said)
 
 
 def _beyond_peak(space: SearchSpace, tflops: float | None, said: str) -> str | None:

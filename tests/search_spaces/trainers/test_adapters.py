@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ parameters:
   recompute: [none, full]
 objective: {{maximize: tokens_per_second}}
 """
+MODEL_LINE = next(line for line in SPACE.format(more="").splitlines(True) if line[:5] == "model")
 CONFIG = {"tp": 2, "pp": 1, "mbs": 1, "gas": 4, "recompute": "none"}
 ADAPTER = """\
 name: mine
@@ -114,7 +116,7 @@ def test_a_pasted_command_line_keeps_what_the_search_does_not_set(load: Load) ->
     assert space.parameters["gas"].values == (1, 2, 4, 8, 16, 32, 64)
     config = {"tp": 2, "pp": 1, "mbs": 2, "gas": 8, "recompute": "none", "sequence_parallel": True}
     assert space.command(config, "/t") == (
-        "python", "train.py", "--lr=1", "--data", "a", "b", "--config", "run.json",
+        "python", "train.py", "--config", "run.json", "--lr=1", "--data", "a", "b",
         "--steps=7", "--tp=2", "--mbs=2", "--batch=64", "--sp",
     )  # fmt: skip
     assert space.first_violation(config) is None
@@ -144,12 +146,7 @@ def test_the_users_own_file_is_the_base_and_says_the_model(load: Load, tmp_path:
         "checkpoint": {"folder": "/c", "every": 5},
     }  # fmt: skip
     (tmp_path / "own.json").write_text(json.dumps(own))
-    text = SPACE.format(more="config: own.json").replace(
-        next(line for line in SPACE.splitlines() if line.startswith("model:")).format(), ""
-    )
-    text = text.replace("model: {num_layers: 4, hidden_size: 256, num_heads: 8, vocab_size: 1000, "
-                        "seq_length: 128}\n", "")  # fmt: skip
-    space = load(text)
+    space = space_of(load, "config: own.json", MODEL_LINE, "")
     assert space.model is not None
     assert (space.model.num_layers, space.model.norm, space.model.linear_bias) == (
         2,
@@ -218,6 +215,71 @@ def test_what_pasted_arguments_say_of_stages_is_known(load: Load) -> None:
     assert space.first_violation(config) is None
     # Two of 128 on each of 64 chunks, of which it takes two for embedding and loss.
     assert "--num-layers-per-virtual-pipeline-stage 2" in " ".join(space.command(config, "/t"))
+
+
+def test_a_setting_follows_the_version_that_the_users_own_are_of(
+    load: Load, tmp_path: Path
+) -> None:
+    text = ADAPTER.replace(
+        '  mbs: {arguments: {mbs: "{mbs}"}, environment: {BATCH: "{mbs * gas}"}}',
+        """\
+  mbs:
+    - {given: [old], file: {old.batch: "{mbs}"}}
+    - {unless: [old], when: pp == 1, file: {new.batch: "{mbs}"}}
+    - {unless: [old], when: pp > 1, file: {new.batch: "{mbs * gas}"}}""",
+    )
+    (tmp_path / "mine.yaml").write_text(text)
+
+    def written(own: dict[str, Any], **changes: Any) -> Any:
+        (tmp_path / "own.json").write_text(json.dumps(own))
+        space = space_of(load, "config: own.json", "  mbs: [1, 2]\n", "")
+        assert space.parameters["mbs"].values == (2,)
+        return json.loads(space.files(CONFIG | {"mbs": 2} | changes, "/t")["run.json"])
+
+    assert written({"old": {"batch": 2}})["old"] == {"batch": 2}
+    assert "new" not in written({"old": {"batch": 2}})
+    assert written({"new": {"batch": 2}})["new"] == {"batch": 2}
+    assert written({"new": {"batch": 2}}, pp=2)["new"] == {"batch": 8}
+
+
+def test_a_file_whose_paths_are_options_is_written_where_there_is_one(
+    load: Load, tmp_path: Path
+) -> None:
+    text = ADAPTER.replace("arguments: [--config, run.json]}", "arguments: [-c, f], options: true}")
+    text = text.replace('pp: {file: {parallel.pp: "{pp}"}}', 'pp: {arguments: {pp: "{pp}"}}')
+    text = text[: text.index("model_in")].replace(
+        "- {when: recompute == 'full', file: {checkpointing.mode: full}}",
+        "- {when: recompute == 'full', arguments: {mode: full}}",
+    )
+    (tmp_path / "mine.yaml").write_text(text)
+    without = space_of(load, "args: [fit]")
+    assert without.files(CONFIG, "/t") == {}
+    assert without.command(CONFIG, "/t")[1:4] == ("train.py", "fit", "--steps=7")
+    (tmp_path / "own.json").write_text('{"mbs": 2, "x": 1}')
+    more = "config: own.json\n  args: [fit, --x=3]"
+    space = space_of(load, more, "  mbs: [1, 2]\n", "")
+    assert space.parameters["mbs"].values == (2,)
+    assert space.command(CONFIG | {"mbs": 2}, "/t")[1:7] == (
+        "train.py", "fit", "-c", "f", "--x=3", "--steps=7",
+    )  # fmt: skip
+
+
+def test_a_model_is_known_by_its_name(load: Load, tmp_path: Path) -> None:
+    names = """
+models: {keys: [family, flavor], names: {llama3 8B: llama_8b}}
+"""
+    more = ADAPTER.replace("  positions: 2048}}", "").replace("model_in: file\n", names)
+    more = more.replace("options: --key=value", "options: --key value")
+    more = more.replace('  norm: {key: model.norm, values: {layernorm: LN, rmsnorm: RMS}, default: '
+                        'layernorm}', '  norm: {default: rmsnorm}')  # fmt: skip
+    (tmp_path / "mine.yaml").write_text(more)
+    text = "args: [--family, llama3, --flavor, 8B, --model.length, '4096']"
+    space = space_of(load, text, MODEL_LINE, "")
+    assert space.model is not None
+    assert (space.model.num_layers, space.model.seq_length) == (32, 4096)
+    assert space_of(load, text.replace("8B", "9B"), MODEL_LINE, "").model is None
+    with pytest.raises(SpaceError, match=r"norm rmsnorm alone, the space's model has layernorm"):
+        space_of(load, text.replace(", --model.length, '4096'", ""))
 
 
 @pytest.mark.parametrize("style", ["--key value", "--key=value", "key=value"])

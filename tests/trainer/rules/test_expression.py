@@ -42,6 +42,7 @@ _logic = st.recursive(
             lambda t: f"({t[0]}) {t[1]} ({t[2]})"
         ),
         inner.map(lambda x: f"not ({x})"),
+        st.tuples(_numbers, inner, _numbers).map(lambda t: f"({t[0]} if {t[1]} else {t[2]}) < 4"),
     ),
     max_leaves=4,
 )
@@ -151,7 +152,7 @@ def test_a_parameter_may_be_called_like_no_constant() -> None:
         ("w[0] == 'x'", "a subscript"),
         ("a ** 2 > 1", "a power"),
         ("(lambda: on)", "a lambda"),
-        ("on if on else on", "'if .. else'"),
+        ("(1 if on else w) == 1", "found text, accepted a number"),
         ("a is b", "'is'"),
         ("a & b > 1", "'&'"),
         ("~a > 1", "'~'"),

@@ -107,10 +107,26 @@ def test_figures_that_cannot_both_be_true_are_a_crash_that_names_them(
         assert words in outcome.message, outcome.message
 
 
+def test_a_batch_is_enough_for_sequences_per_second(tmp_path: Path) -> None:
+    """Progress bars of Lightning count micro-batches, which accumulation makes many of."""
+    file = tmp_path / "space.yaml"
+    text = SPACE.replace("model: gpt_22b\n", "").replace("OBJECTIVE", "samples_per_second")
+    file.write_text(text)
+    space = load_space(file)
+    for result in (
+        {"micro_batches_per_second": 8 / STEP_S},
+        {"micro_batch_time_s": STEP_S / 8},
+        {"step_time_s": STEP_S},
+    ):
+        assert figures(space, CONFIG, result) == {"samples_per_second": 16 / STEP_S}
+    assert ended(space, {"step_time_s": 4000.0}).kind is Kind.CRASH
+
+
 def test_where_nothing_says_what_is_trained_figures_stand_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "space.yaml"
-    file.write_text(SPACE.replace("model: gpt_22b\n", "").replace("OBJECTIVE", "tflops_per_gpu"))
+    nothing = SPACE.replace("model: gpt_22b\n", "").replace("  gas: [8]\n", "")
+    file.write_text(nothing.replace(', "{gas}"', "").replace("OBJECTIVE", "tflops_per_gpu"))
     space = load_space(file)
     result = {"tflops_per_gpu": 5e9, "step_time_s": 1e9}
-    assert job_of(space, CONFIG) is None
+    assert job_of(space, CONFIG | {"gas": 8}) is None
     assert ended(space, result).result == result
