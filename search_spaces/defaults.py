@@ -194,6 +194,8 @@ def _degrees(
     if "ep" in searched.further and model.mixture is not None:
         experts = model.mixture.num_experts
         degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
+        if degrees["tp"] != [1]:
+            degrees["etp"] = degrees["tp"]
     return degrees
 
 
@@ -232,7 +234,13 @@ def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
     least, most = searched.zero_stages[0], searched.split_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
     found = [f"zero_stage == {least} or {replicas} > 1"]
-    return [*found, f"pp == 1 or zero_stage <= {most}"] if most < 3 else found
+    if most < 3:
+        found.append(f"pp == 1 or zero_stage <= {most}")
+    if "etp" in parameters:  # Megatron's default is tp, its advice on mixtures 1
+        found.append("etp == 1 or etp == tp")
+    if "ep" in parameters and "sequence_parallel" in parameters:  # else Megatron refuses mixtures
+        found.append("tp == 1 or sequence_parallel")
+    return found
 
 
 def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:

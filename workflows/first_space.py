@@ -98,6 +98,9 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     )
     known = {*record.settings, "num_nodes", "gas"}
     parameters = {n: v for n, v in content["parameters"].items() if n in known}
+    unknown = content["parameters"].keys() - known
+    kept = [c for c in content["constraints"] if unknown.isdisjoint(re.findall(r"\w+", c))]
+    content["constraints"] = kept
     if batch is not None:  # which leaves gas no choice
         del parameters["gas"], content["constraints"][0]
     content |= {

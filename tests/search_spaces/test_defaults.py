@@ -73,6 +73,10 @@ def test_long_sequences_are_split(seq_length: int, searched: list[int] | None) -
 def test_experts_are_dealt_out_in_a_framework_that_can() -> None:
     content = default_space("mixtral_8x7b", "dgx_h100", 4)
     assert content["parameters"]["ep"] == [1, 2, 4, 8]
+    space = load_space(content)
+    assert values(space, "ep") == [1, 2, 4, 8] and values(space, "etp") == [1, 2, 4, 8]
+    content["constraints"].append("tp > 1")
+    assert values(load_space(content), "sequence_parallel") == [True]
     assert "ep" not in default_space("mixtral_8x7b", "dgx_h100", 4, "nanotron")["parameters"]
     assert "ep" not in default_space("llama_8b", "dgx_h100", 4)["parameters"]
 

@@ -89,3 +89,11 @@ def test_what_is_missing_is_told_and_nothing_is_written(
     assert told in capsys.readouterr().err
     assert not (here / "space.yaml").exists()
     assert (here / "exists.yaml").read_text() == "mine"
+
+
+def test_what_the_adapter_cannot_be_told_is_neither_searched_nor_constrained(here: Path) -> None:
+    # Of a mixture etp is searched elsewhere, too.
+    assert main(["init", "mine.yaml", *COMMON, "--nodes", "2", "--model", "mixtral_8x7b"]) == 0
+    space = load_space(here / "mine.yaml")
+    assert "ep" in space.parameters and "etp" not in space.parameters
+    assert check(space).valid > 0

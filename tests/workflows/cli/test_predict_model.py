@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_what_is_said_is_not_called_assumed(capsys: pytest.CaptureFixture[str]) 
     first, second, *_ = capsys.readouterr().out.splitlines()
     assert "on 1 x 8 GPUs of dgx_h100 with nanotron: steps of 64 x 4,096 tokens" in first
     assert second == ""
+
+
+def test_a_mixture_of_experts_is_split_over_more_ranks_than_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["predict", "--model", "gpt_oss_120b", "--cluster", "dgx_h100", "--nodes", "8"]
+    assert main([*command, "--top", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "116.8 billion parameters" in out
+    assert re.search(r"^1 .* num_nodes=8 .* ep=([2-9]|[1-6][0-9]) ", out, re.MULTILINE)
 
 
 def test_no_trial_is_run_so_none_takes_too_long(capsys: pytest.CaptureFixture[str]) -> None:
