@@ -64,8 +64,7 @@ class StageLayers:
     def first(self) -> Array:
         """Of the first stage; all where there is no other."""
         own = self._share(0) - self._embedding
-        own = np.where(self._first_given, self.settings.first_stage_layers, own)
-        return np.where(self.pp == 1, self.num_layers, own)
+        return self._unless_given(self._first_given, self.settings.first_stage_layers, own)
 
     @cached_property
     def second(self) -> Array:
@@ -76,8 +75,7 @@ class StageLayers:
     def last(self) -> Array:
         """Of the one with the output layer."""
         own = self._share(self._sharing - 1) - self._loss
-        own = np.where(self._last_given, self.settings.last_stage_layers, own)
-        return np.where(self.pp == 1, self.num_layers, own)
+        return self._unless_given(self._last_given, self.settings.last_stage_layers, own)
 
     @property
     def all_have_some(self) -> Array:
@@ -101,11 +99,11 @@ class StageLayers:
 
     @cached_property
     def _first_given(self) -> Array:
-        return (self.settings.first_stage_layers > 0) & (self.pp > 1)
+        return self._given(self.settings.first_stage_layers)
 
     @cached_property
     def _last_given(self) -> Array:
-        return (self.settings.last_stage_layers > 0) & (self.pp > 1)
+        return self._given(self.settings.last_stage_layers)
 
     @cached_property
     def _embedding(self) -> Array:
@@ -134,6 +132,15 @@ class StageLayers:
     @cached_property
     def _more(self) -> Array:
         return self._units - self._whole * np.maximum(self._sharing, 1)
+
+    def _given(self, layers: Array) -> Array:
+        # Hardly any jobs say so, and columns of nothing take time.
+        return (layers > 0) & (self.pp > 1) if np.any(layers) else np.False_
+
+    def _unless_given(self, given: Array, layers: Array, own: Array) -> Array:
+        if np.any(given):
+            own = np.where(given, layers, own)
+        return np.where(self.pp == 1, self.num_layers, own)
 
     def _share(self, number: Array) -> Array:
         """Units of one of the stages that share, counted from 0."""
