@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -109,14 +110,15 @@ def default_space(
             "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
         )
     world = nodes * machine.gpus_per_node
-    batch = global_batch_size or default_batch(file, world)
-    degrees = _degrees(file.config(), machine, world, SEARCHED.get(framework, Searched()))
+    degrees = _degrees(file.config(), machine, world, framework)
+    usual = default_batch(file, world, _fewest_replicas(degrees, world))
+    batch = global_batch_size or usual
     gas = _micro_batches(degrees, world, batch)
     if not gas:
         raise SpaceArgumentError(
             "global_batch_size",
             f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
-            f"{machine.name} can share, such as {default_batch(file, world):,}",
+            f"{machine.name} can share, such as {usual:,}",
         )
     parameters: dict[str, Sequence[Any]] = {
         "num_nodes": [nodes],
@@ -142,13 +144,19 @@ def default_space(
     }
 
 
-def default_batch(model: ModelConfig, world: int) -> int:
-    """Sequences of about four million tokens, which as many replicas as can be share evenly."""
+def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
+    """Sequences of about four million tokens, which as many replicas as can be share evenly.
+
+    Args:
+        model: gives the length of a sequence.
+        world: GPUs.
+        least: replicas at the least: each has a sequence, and all have as many.
+    """
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world
     while step > target and step % 2 == 0:
         step //= 2
-    return max(1, round(target / step)) * step
+    return math.ceil(max(1, round(target / step)) * step / least) * least
 
 
 def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
@@ -177,16 +185,19 @@ def _read(
 
 
 def _degrees(
-    model: ModelConfig, cluster: Cluster, world: int, searched: Searched
+    model: ModelConfig, cluster: Cluster, world: int, framework: str
 ) -> dict[str, list[int]]:
     """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
+    searched = SEARCHED.get(framework, Searched())
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
     heads = model.num_heads if model.latent else model.kv_heads
     degrees = {"tp": [1], "pp": [1]}
     if searched.tensor:
         degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
     if searched.pipelines:
-        degrees["pp"] = _divisors(world, min(MOST_STAGES, model.num_layers))
+        stages = _divisors(world, min(MOST_STAGES, model.num_layers))
+        even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
+        degrees["pp"] = [pp for pp in stages if not even or model.num_layers % pp == 0]
     if searched.chunks and degrees["pp"] != [1]:
         degrees["vpp"] = _divisors(model.num_layers, MOST_CHUNKS)
     if "cp" in searched.further and model.seq_length >= LONG_SEQUENCE:
@@ -201,6 +212,12 @@ def _degrees(
 
 def _divisors(number: int, most: int) -> list[int]:
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
+
+
+def _fewest_replicas(degrees: dict[str, list[int]], world: int) -> int:
+    """With the largest degrees that the GPUs can be split by."""
+    every = product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]))
+    return min(world // math.prod(each) for each in every if world % math.prod(each) == 0)
 
 
 def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> list[int]:
@@ -244,8 +261,9 @@ def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
 
 
 def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
-    """Of a number of layers that no pipeline divides, the last stage has fewer."""
-    even = any(model.num_layers % pp == 0 for pp in stages[1:])
+    """Stages may differ where pipelines of two stages at most divide the layers."""
+    longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
+    even = any(model.num_layers % pp == 0 for pp in longer)
     return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
 
 

@@ -88,6 +88,13 @@ def test_layers_that_no_pipeline_divides_may_be_uneven(tmp_path: Path) -> None:
     assert default_space("llama_8b", "dgx_h100", 2)["allow"] == []
 
 
+def test_no_replica_of_a_large_machine_is_without_a_sequence() -> None:
+    # Of 16,384 GPUs a replica has 8 x 32 x 16 at most; four million tokens are two sequences.
+    space = load_space(default_space("llama_8b", "dgx_h100", 2048, seq_length=2**21))
+    assert values(space, "global_batch_size") == [4]
+    assert values(space, "pp") == [32]
+
+
 def test_a_global_batch_is_kept() -> None:
     space = load_space(default_space("llama_8b", "dgx_h100", 2, global_batch_size=12))
     assert values(space, "global_batch_size") == [12]
