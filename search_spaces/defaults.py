@@ -24,6 +24,7 @@ LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried
 MBS = (1, 2, 4, 8)
 MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
+_ENDS = ("account_for_embedding", "account_for_loss")
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def default_space(
         )
     world = nodes * machine.gpus_per_node
     degrees = _degrees(file.config(), machine, world, framework)
+    layers = _shared_layers(file.config(), framework, degrees["pp"])
     usual = default_batch(file, world, _fewest_replicas(degrees, world))
     batch = global_batch_size or usual
     gas = _micro_batches(degrees, world, batch)
@@ -126,6 +128,7 @@ def default_space(
         "mbs": MBS,
         "gas": gas,
         **_others(machine, framework, degrees),
+        **({key: [True] for key in _ENDS} if layers > file.num_layers else {}),
     }
     return {
         "version": 1,
@@ -140,7 +143,7 @@ def default_space(
         "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
         "constraints": [f"global_batch_size == {batch}", *_constraints(framework, parameters)],
         "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(file, framework, degrees["pp"]),
+        "allow": _allowed(layers, framework, degrees["pp"]),
     }
 
 
@@ -196,10 +199,11 @@ def _degrees(
         degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
     if searched.pipelines:
         stages = _divisors(world, min(MOST_STAGES, model.num_layers))
-        even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
-        degrees["pp"] = [pp for pp in stages if not even or model.num_layers % pp == 0]
-    if searched.chunks and degrees["pp"] != [1]:
-        degrees["vpp"] = _divisors(model.num_layers, MOST_CHUNKS)
+        layers = _shared_layers(model, framework, stages)
+        even = FRAMEWORKS[framework].split == "even" and not _allowed(layers, framework, stages)
+        degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
+        if searched.chunks and degrees["pp"] != [1]:
+            degrees["vpp"] = _divisors(layers, MOST_CHUNKS)
     if "cp" in searched.further and model.seq_length >= LONG_SEQUENCE:
         degrees["cp"] = _divisors(world, MOST_CONTEXT)
     if "ep" in searched.further and model.mixture is not None:
@@ -260,10 +264,20 @@ def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
     return found
 
 
-def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
+def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) -> int:
+    """What pipelines share out: the layers, with embedding and loss as two more where that makes
+    more pipelines even (Llama 3 405B has 126) and the framework can be told so.
+    """
+    habits, layers = FRAMEWORKS[framework], model.num_layers
+    if habits.split != "even" or not {*_ENDS} <= {*habits.stage_settings}:
+        return layers
+    return max(layers, layers + 2, key=lambda n: sum(n % pp == 0 for pp in stages))
+
+
+def _allowed(layers: int, framework: str, stages: Sequence[int]) -> list[str]:
     """Stages may differ where pipelines of two stages at most divide the layers."""
     longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
-    even = any(model.num_layers % pp == 0 for pp in longer)
+    even = any(layers % pp == 0 for pp in longer)
     return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
 
 

@@ -81,6 +81,18 @@ def test_experts_are_dealt_out_in_a_framework_that_can() -> None:
     assert "ep" not in default_space("llama_8b", "dgx_h100", 4)["parameters"]
 
 
+def test_embedding_and_loss_count_as_layers_where_that_makes_pipelines_even() -> None:
+    content = default_space("llama_405b", "dgx_h100", 64)
+    assert content["parameters"]["account_for_embedding"] is True
+    assert content["allow"] == []
+    space = load_space(content)
+    assert values(space, "pp") == [1, 2, 4, 8, 16, 32, 64]  # of 126 layers only 1 and 2
+    assert values(space, "vpp") == [1, 2, 4, 8]
+    for model, framework in (("llama_70b", "megatron-lm"), ("llama_405b", "megatron-lm-v3")):
+        plain = default_space(model, "dgx_h100", 64, framework)
+        assert "account_for_loss" not in plain["parameters"]
+
+
 def test_layers_that_no_pipeline_divides_may_be_uneven(tmp_path: Path) -> None:
     content = default_space(model(tmp_path, num_layers=61), "dgx_h100", 2)
     assert content["allow"] == ["uneven_layers"]
