@@ -21,12 +21,14 @@ from analysis.cost import fitted
 from analysis.sweeps.read import missing_columns
 from analysis.sweeps.record import Table, TableError, read_csv
 from benchmarks.published.read import read_table
+from search_spaces.frameworks import framework_named
 
 from . import goals, report
 from .evaluate import (
     CALIBRATED,
     FROM_OTHERS,
     LEFT_OUT,
+    MACHINE_OUT,
     SHIPPED,
     ZERO_SHOT,
     Result,
@@ -123,6 +125,9 @@ def _results(table: Table, tables: Sequence[Table], known: Sequence[Predictor]) 
         for scheme in (ZERO_SHOT, LEFT_OUT, CALIBRATED)
     ]
     start = [evaluate(table, tables, Transfer(), FROM_OTHERS)]
+    if framework_named(str(table.framework[0])).own_kernels:
+        # Points of many machines: what is known of the framework is from all of them.
+        start += [evaluate(table, tables, Transfer(), way) for way in (MACHINE_OUT, LEFT_OUT)]
     if fitted.tables().get(table.name) != len(table):
         start.append(evaluate(table, tables, Shipped(), SHIPPED))
     found[1:1] = start

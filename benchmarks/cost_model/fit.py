@@ -1,6 +1,6 @@
 """Fits constants to published tables; writes analysis/cost/fitted.yaml.
 
-    python -m benchmarks.cost_model.fit --truth FOLDER
+    python -m benchmarks.cost_model.fit --truth FOLDER [--framework NAME]
 
 Each framework's to its rows on the one machine that has most of them; what of them holds elsewhere,
 and what holds for a kind of GPU, to all tables (``transfer``). The accuracy benchmark reads that
@@ -33,13 +33,21 @@ MOST_ROWS = 400  # of one table, so that none drowns the others
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--truth", type=Path, required=True, metavar="FOLDER")
-    truth = parser.parse_args().truth
+    parser.add_argument(
+        "--framework", metavar="NAME", help="fit this one only, and leave all else as it was"
+    )
+    arguments = parser.parse_args()
+    truth = arguments.truth
     tables = [
         t for path in sorted(truth.glob("*.csv")) if (t := read_table(path)) is not None and len(t)
     ]
     timed_parts = parts_of(tables)
-    frameworks = {}
+    before = yaml.safe_load(FILE.read_text())
+    only = arguments.framework
+    frameworks = {} if only is None else before["frameworks"]
     for name, framework in FRAMEWORKS.items():
+        if only not in (None, name):
+            continue
         own: dict[str, Any] = {}
         if found := _on_one_machine(tables, framework):
             own = written(found[0], found[1])
@@ -48,7 +56,7 @@ def main() -> None:
             frameworks[name] = {**own, "elsewhere": elsewhere}
     content = {
         "tables": {table.name: len(table) for table in tables},
-        "gpus": of_gpus(timed_parts),
+        "gpus": of_gpus(timed_parts) if only is None else before["gpus"],
         "frameworks": frameworks,
     }
     FILE.write_text(HEAD + yaml.safe_dump(content, sort_keys=False, default_flow_style=None))

@@ -82,6 +82,16 @@ def leave_one_out(table: Table, others: Sequence[Table] = ()) -> Iterator[Fold]:
         yield _fold(f"without {count:g} nodes", table, table.nodes == count, train)
 
 
+def leave_machine_out(table: Table, others: Sequence[Table]) -> Iterator[Fold]:
+    """A fold for each of several machines: every row of its GPU is left out, in all tables."""
+    if len(np.unique(table.cluster)) < 2:
+        return
+    others = [other for other in others if other.name != table.name]
+    for machine in np.unique(table.cluster):
+        train = [t[t.cluster != machine] for t in (table, *others)]
+        yield _fold(f"without {machine}", table, table.cluster == machine, train)
+
+
 def after_calibration(base: Fold, table: Table, chosen: Mask, name: str) -> Fold:
     """The fold once these of its rows were measured: the rest, without their repeats."""
     if np.any(chosen & ~base.rows):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.jobs import FULL, Jobs, jobs, joined
 from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
 from search_spaces.cluster import Cluster, shipped_cluster
@@ -112,7 +112,7 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
             )
             for size in mbs
         ]  # fmt: skip
-        setup = Setup(_joined(parts), shipped_cluster("frontier"), habits)
+        setup = Setup(joined(parts), shipped_cluster("frontier"), habits)
         made.append(Statement("Dash", row["model"], float(row["tflops_per_gcd"]), setup))
     return made
 
@@ -251,11 +251,6 @@ def placement_columns(placed: Placement) -> dict[str, float]:
         "reduce_bits": bits(placed.reduce_format),
         "secondary_bits": bits(copy.format) if copy else 0,
     }
-
-
-def _joined(parts: list[Jobs]) -> Jobs:
-    names = Jobs.__dataclass_fields__
-    return Jobs(**{n: np.concatenate([getattr(part, n) for part in parts]) for n in names})
 
 
 FORMS: list[tuple[set[str], Callable[[Path, pd.DataFrame], list[Statement]]]] = [

@@ -38,20 +38,29 @@ def cluster_of(part: Table) -> Cluster:
 
 
 def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
-    """What is a framework's own, from its runs on any machine; nothing without any."""
+    """What is a framework's own, from its runs on any machine; nothing without any.
+
+    Where its kernels are its own, that is what they reach of a GPU as well.
+    """
     found = [p for p in parts if p.framework[0] == name]
-    return part(shared(found), OF_FRAMEWORK) if found else {}
+    own = OF_GPU if framework_named(name).own_kernels else ()
+    return part(shared(found), (*OF_FRAMEWORK, *own)) if found else {}
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
     """What is a GPU's own, from runs of any framework; of a kind that was not seen, ``any_gpu``."""
-    found = [p for p in parts if gpu_kind(cluster_of(p)) == kind]
+    found = [p for p in parts if gpu_kind(cluster_of(p)) == kind and _common_kernels(p)]
     return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
 
 
 def of_gpus(parts: Sequence[Table]) -> dict[float, dict[str, float]]:
     """By the kinds that were seen."""
-    return {kind: of_gpu(parts, kind) for kind in sorted({gpu_kind(cluster_of(p)) for p in parts})}
+    kinds = {gpu_kind(cluster_of(p)) for p in parts if _common_kernels(p)}
+    return {kind: of_gpu(parts, kind) for kind in sorted(kinds)}
+
+
+def _common_kernels(rows: Table) -> bool:
+    return not framework_named(str(rows.framework[0])).own_kernels
 
 
 def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> TimeConstants:
