@@ -57,6 +57,8 @@ class Framework:
         step_gradient_bytes: of copies of a gradient that each rank makes of its part to apply it,
             where the optimizer is whole and where it is split.
         fixed_buffer_bytes: of buckets whose size does not depend on the model.
+        freed_weight_bytes: of a parameter, in blocks that the allocator keeps: weights are copied
+            into one flat buffer on the device, and their own memory is free from then on.
         keeps_outputs: a stage's output stays in memory until its gradient arrives.
         flat_reduction: gradients are copied into one flat buffer to be reduced where the optimizer
             is split.
@@ -98,6 +100,7 @@ class Framework:
     bucket_bytes: float = 0
     step_gradient_bytes: tuple[float, float] = (0, 0)
     fixed_buffer_bytes: float = 0
+    freed_weight_bytes: float = 0
     keeps_outputs: bool = False
     flat_reduction: bool = False
     loose_gradients: bool = False
@@ -159,6 +162,7 @@ DEEPSPEED_BF16 = Framework(
     "deepspeed-bf16",
     gradient_bytes=2,
     extra_gradient_bytes=4,
+    freed_weight_bytes=2,
     flash_attention=False,
     masked_dropout=True,
     overlaps_gradients=False,

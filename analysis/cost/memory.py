@@ -214,7 +214,7 @@ def _stage_memory(
     if state == "roomy":
         buffers += constants.cached_share * one * np.where(jobs.recompute == NONE, passing, 1.0)
         fresh = np.maximum(constants.unserved_share * flat, applied)
-        buffers += np.maximum(fresh - logits, 0.0)
+        buffers += np.maximum(fresh - logits, 0.0) + framework.freed_weight_bytes * parameters
     else:
         free = activations + working + logits
         buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)

@@ -199,6 +199,16 @@ def test_logits_and_a_recomputed_layer_are_not_in_memory_at_once() -> None:
     assert parts.working[1] == 0 and parts.logits[1] > parts.working[0]
 
 
+def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> None:
+    habits = framework_named("deepspeed-bf16")
+    without = replace(habits, freed_weight_bytes=0)
+    job = gpt(num_layers=4, dp=2, zero_stage=1)
+    peaks = [reported(job, p, MemoryConstants())[0] for p in (without, habits)]
+    assert peaks[1] - peaks[0] == pytest.approx(2 * stage_weights(job, 4, 1, job.tp))
+    short = [memory(job, p, MemoryConstants()).total for p in (without, habits)]
+    assert short[0] == short[1]
+
+
 def test_a_step_copies_gradients_where_activations_were() -> None:
     habits = framework_named("megatron-deepspeed")
     without = replace(habits, step_gradient_bytes=(0, 0))
