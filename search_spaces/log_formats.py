@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm import LogFormat, Pattern
+from slurm import PAUSES, LogFormat, Pattern
 
 _NUMBER = r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)"
 _LAST_LOSS = r"(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"
@@ -23,6 +23,11 @@ def _after(label: str, step: str = "", **how: object) -> Pattern:
 
 def _loss(label: str) -> Pattern:
     return Pattern(rf"{label}\s*{_LAST_LOSS}", reduce="last")
+
+
+def _of_the_run(label: str) -> Pattern:
+    """A mean of all steps, the first ones too."""
+    return _after(label, unit="", reduce="last", unless="step_time_s")
 
 
 def _binary(label: str, power: int) -> Pattern:
@@ -54,10 +59,12 @@ _DEEPSPEED: Mapping[str, list[Pattern]] = {
     # deepspeed/utils/timer.py: ThroughputTimer.stop; "GB" are 2^30 bytes.
     "samples_per_second": [
         Pattern(r"(?:global_step=|\] \d+/)(?P<step>\d+), .*?CurrSamplesPerSec=(?P<value>[\d.]+)"),
+        # Before 0.5.10: the mean so far.
+        Pattern(r"\] \d+/(?P<step>\d+), SamplesPerSec=(?P<value>[\d.]+)", reduce="last"),
     ],
     "peak_memory_bytes": [_binary(r"MaxMemAllocated=", 3)],
 }
-_TITAN_STEP = r"\bstep:\s*(?P<step>\d+)\s"
+_TITAN_STEP = r"(?<!validate )\bstep:\s*(?P<step>\d+)\s"
 _NANOTRON_STEP = r"\biteration:\s*(?P<step>\d+)\s*/"
 _PICOTRON_STEP = r"\bStep:\s*(?P<step>\d+)\s"
 _MAXTEXT_STEP = r"\bcompleted step:\s*(?P<step>\d+),"
@@ -93,9 +100,10 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
         {
             "tokens_per_second_per_gpu": [_after(r"\b[tw]ps:", _TITAN_STEP, unit="")],
             "tflops_per_gpu": [_after(r"\btflops:", _TITAN_STEP, unit="")],
-            "loss": [_loss(r"\bloss:")],
+            "loss": [_loss(rf"{_TITAN_STEP}\s*loss:")],
             "peak_memory_bytes": [_after(r"\bmemory:", _TITAN_STEP, reduce="max")],
-        }
+        },
+        pauses=rf"{PAUSES}|\bvalidate step:",
     ),
     # nanotron/trainer.py: train_step_logs; numbers with K, M, G and B.
     "nanotron": LogFormat(
@@ -126,7 +134,10 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
     "maxtext": LogFormat(
         {
             "step_time_s": [_after(r"seconds:", _MAXTEXT_STEP, unit="s")],
-            "tflops_per_gpu": [_after(r"TFLOP/s/device:", _MAXTEXT_STEP, unit="")],
+            "tflops_per_gpu": [
+                _after(r"TFLOP/s/device:", _MAXTEXT_STEP, unit=""),
+                _after(r"TFLOP/s:", _MAXTEXT_STEP, unit=""),  # of 2023, also per device
+            ],
             "tokens_per_second_per_gpu": [_after(r"Tokens/s/device:", _MAXTEXT_STEP, unit="")],
             "loss": [_loss(r"\bloss:")],
         }
@@ -146,12 +157,20 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
             "loss": [_loss(r"reduced_train_loss:"), *_MEGATRON["loss"]],
         }
     ),
-    # transformers.Trainer's last line, of the whole run with its start.
+    # transformers.Trainer: the time since its start at every step, if it counts tokens (from v5 on;
+    # numbers are in quotes there); else its last line, of the whole run with its start.
     "transformers": LogFormat(
         {
-            "samples_per_second": [_after(r"train_samples_per_second'?:", unit="", reduce="last")],
-            "steps_per_second": [_after(r"train_steps_per_second'?:", unit="", reduce="last")],
-            "loss": [_loss(r"'train_loss'?:"), _loss(r"'loss'?:")],
+            "step_time_s": [
+                Pattern(
+                    r"'num_input_tokens_seen': '?[\d.e+]+'?, 'train_runtime': '?(?P<value>[\d.]+)",
+                    unit="s",
+                    since_start=True,
+                )
+            ],
+            "samples_per_second": [_of_the_run(r"train_samples_per_second'?: '?")],
+            "steps_per_second": [_of_the_run(r"train_steps_per_second'?: '?")],
+            "loss": [_loss(r"'train_loss'?: '?"), _loss(r"'loss'?: '?")],
         }
     ),
     # Lightning's progress bars, rich's and tqdm's: they count batches, not steps.

@@ -46,6 +46,9 @@ class Pattern:
         scale: by which the number is multiplied besides.
         reduce: how the steps' numbers become one.
         skip: matches that are left out at the beginning; None: the trial's warm-up steps.
+        since_start: the numbers count from the run's start: a step's is what was added.
+        unless: a metric beside which this one is left out: a mean of the whole run, say, beside
+            the times of its steps.
     """
 
     regex: str
@@ -53,6 +56,8 @@ class Pattern:
     scale: float = 1.0
     reduce: Reduction = "median"
     skip: int | None = None
+    since_start: bool = False
+    unless: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,7 @@ class LogMetrics:
         self._steps: list[list[_Step]] = [[] for _ in self._patterns]
         self._disturbed = [False] * len(self._patterns)
         self._last = [""] * len(self._patterns)
+        self._so_far = [0.0] * len(self._patterns)
         self._loss_is_finite: bool | None = None
 
     def read(self, line: str) -> None:
@@ -154,10 +160,13 @@ class LogMetrics:
     def readings(self) -> list[Reading]:
         """Every metric that was found, by the first of its patterns that found it."""
         found: dict[str, Reading] = {}
+        read = {
+            metric for (metric, *_), steps in zip(self._patterns, self._steps, strict=True) if steps
+        }
         for (metric, pattern, _), steps, line in zip(
             self._patterns, self._steps, self._last, strict=True
         ):
-            if metric not in found and steps:
+            if metric not in found and steps and pattern.unless not in read:
                 values = self._counted(pattern, steps)
                 value = REDUCTIONS[pattern.reduce](values)
                 found[metric] = Reading(metric, value, len(steps), len(values), line)
@@ -185,6 +194,8 @@ class LogMetrics:
         steps = self._steps[index]
         if number is not None and steps and steps[-1].number == number:
             return  # another rank's, of the same step
+        if pattern.since_start:
+            value, self._so_far[index] = value - self._so_far[index], value
         steps.append(_Step(value, number, self._disturbed[index]))
         self._last[index] = line
         self._disturbed[index] = False

@@ -146,6 +146,39 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         {"samples_per_second": 5.25, "steps_per_second": 0.656, "loss": 9.15},
     ),
     (
+        "transformers",
+        "5, with the time at every step",
+        "".join(
+            f"{{'loss': '9.{i}', 'grad_norm': '1.2', 'learning_rate': '1e-05', 'epoch': '0.{i}', "
+            f"'num_input_tokens_seen': {1024 * i}, 'train_runtime': '{sum(MS[:i]) / 1e3:.4g}', "
+            f"'train_tokens_per_second': '1234'}}\n" for i in range(1, 6)
+        ) + "{'train_runtime': '16.2', 'train_samples_per_second': '5.2', 'train_loss': '9.5'}\n",
+        {"step_time_s": 0.81, "loss": 9.5},
+    ),
+    (
+        "deepspeed",
+        "of 2022",
+        "".join(
+            f"[2022-03-11 02:06:58,985] [INFO] [timer.py:189:stop] 0/{i}, SamplesPerSec={80 + i}.5, "
+            "MemAllocated=0.25GB, MaxMemAllocated=9.0GB\n" for i in range(10, 60, 10)
+        ),
+        {"samples_per_second": 130.5, "peak_memory_bytes": 9 * GIB},
+    ),
+    (
+        "torchtitan",
+        "with a validation, which is no step",
+        log("[rank0]:[titan] 2026-01-01 10:00:00,000 - root - INFO - step: {i:2}  loss:  9.1{i:02d}00  "
+            "grad_norm:  1.2000  memory: 12.50GiB(15.80%)  tps: {tps:,.0f}  tflops: {tflops:,.2f}  mfu: N/A",
+            "[titan] root - INFO - validate step:  5  loss:  7.0000  memory: 13.50GiB(16%)  tps: 9,999"),
+        {"tokens_per_second_per_gpu": TPS, "loss": 9.107, "peak_memory_bytes": 12.5 * GIB},
+    ),
+    (
+        "maxtext",
+        "of 2023",
+        log("completed step: {i}, seconds: {s:.3f}, TFLOP/s: {tflops:.3f}, loss: 9.1{i:02d}"),
+        {"step_time_s": MEDIAN_S, "tflops_per_gpu": 1e5 / 815},
+    ),
+    (
         "lightning",
         "progress bar",
         "\rEpoch 0:  10%|#  | 1/10 [00:09<01:21,  0.11it/s, v_num=0]"
@@ -166,6 +199,14 @@ def test_the_median_of_the_steps_that_count_is_read_with_its_unit(
     found = metrics_of(LOG_FORMATS[name], [text, ""], warmup_steps=2, num_gpus=8)
     for key, value in metrics.items():
         assert found[key] == pytest.approx(value, rel=2e-3), (key, dict(found))
+
+
+def test_the_mean_of_a_run_is_left_out_beside_its_steps() -> None:
+    [text] = [c[2] for c in CASES if c[1].startswith("5, with the time")]
+    assert "samples_per_second" not in metrics_of(LOG_FORMATS["transformers"], [text, ""])
+    last = text.splitlines()[-1]
+    alone = metrics_of(LOG_FORMATS["transformers"], [last, ""])
+    assert alone == {"samples_per_second": 5.2, "loss": 9.5}
 
 
 def test_every_format_has_a_case() -> None:
