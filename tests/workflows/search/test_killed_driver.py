@@ -60,7 +60,7 @@ def test_a_killed_driver_loses_nothing(place: Path, event: str, count: int, when
     killer = place / "killer.py"
     killer.write_text(KILLER)
     program = (str(killer), event, when, str(count))
-    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=120)
+    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=250)
     assert killed.returncode == -signal.SIGKILL
     finish(place)
     check_accounts(place)
@@ -125,7 +125,7 @@ def test_a_driver_killed_between_an_early_stop_and_its_effect_stops_it_the_next_
     with_steps(place)
     (place / "killer.py").write_text(DECIDER)
     killed = subprocess.run(
-        search(place, program=(str(place / "killer.py"),)), capture_output=True, timeout=120
+        search(place, program=(str(place / "killer.py"),)), capture_output=True, timeout=250
     )
     assert killed.returncode == -signal.SIGKILL
     finish(place)
@@ -154,7 +154,7 @@ def test_a_driver_killed_among_its_finalists_goes_on(
     (place / "space.yaml").write_text(text.replace("finalists: false", repeats))
     (place / "killer.py").write_text(KILLER)
     program = (str(place / "killer.py"), event, when, str(count))
-    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=120)
+    killed = subprocess.run(search(place, program=program), capture_output=True, timeout=250)
     assert killed.returncode == -signal.SIGKILL
     finish(place)
     check_accounts(place)

@@ -17,12 +17,12 @@ from support.waiting import wait_for
 
 
 def test_a_search_runs_to_its_report(place: Path) -> None:
-    finish(place)
+    finish(place, report=True)
     check_accounts(place)
     assert (place / "run" / "report" / "index.html").stat().st_size > 1000
     assert (place / "run" / "results.csv").exists()
     # A finished search, started again, has nothing to do and loses nothing.
-    finish(place)
+    finish(place, report=True)
     check_accounts(place)
 
 
@@ -46,12 +46,12 @@ print('MESHTUNE_RESULT {"speed": 1}')
         shutil.copytree(place / "run", place / "copy")
         (place / "copy" / "go").touch()
         resume = [str(place / "copy") if a == str(place / "run") else a for a in search(place)]
-        resumed = subprocess.run(resume, capture_output=True, text=True, timeout=180)
+        resumed = subprocess.run(resume, capture_output=True, text=True, timeout=250)
         assert resumed.returncode == 0, resumed.stdout + resumed.stderr
         assert set(running) <= set(living(place))
     finally:
         (place / "run" / "go").touch()
-        said, _ = original.communicate(timeout=180)
+        said, _ = original.communicate(timeout=250)
     assert original.returncode == 0, said
     (trial,) = read_run(place / "run").trials.values()
     assert [a.kind for a in trial.attempts] == ["ok"]
@@ -67,7 +67,7 @@ def test_a_search_that_nobody_reads_goes_on(place: Path, sink: str) -> None:
         ["bash", "-c", command],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=250,
         stdin=subprocess.DEVNULL,
     )
     assert (done.returncode, len(done.stdout.splitlines())) == (0, "head" in sink), done.stderr
@@ -96,7 +96,7 @@ def test_a_clock_that_is_set_spends_no_budget(place: Path) -> None:
     text = (place / "space.yaml").read_text()
     (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 6, wall_time: 1h"))
     program = (str(place / "setter.py"),)
-    subprocess.run(search(place, program=program), check=True, capture_output=True, timeout=180)
+    subprocess.run(search(place, program=program), check=True, capture_output=True, timeout=250)
     check_accounts(place)
     run = read_run(place / "run")
     assert run.past_sessions_s + run.last_t - run.opened_t[-1] < 3600
