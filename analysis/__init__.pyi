@@ -9,7 +9,7 @@ from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
 from .prediction.held_out import CrossValidation, cross_validated
-from .prediction.pricing import NotPricedError, Pricing, price
+from .prediction.pricing import NotPricedError, Pricing, price, unpriced_parameters
 from .prediction.ranking import (
     Ranking,
     calibration_note,
@@ -164,6 +164,7 @@ __all__ = [
     "trajectory",
     "trajectory_figure",
     "unit",
+    "unpriced_parameters",
     "verdict_lines",
     "write_atomically",
     "write_report",

@@ -12,7 +12,7 @@ from graphlib import CycleError
 from pathlib import Path
 from typing import Any
 
-from search_spaces import parameters
+from search_spaces import parameter_values, parameters
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import framework_named
@@ -27,6 +27,7 @@ from search_spaces.space import (
     Objective,
     SearchSpace,
 )
+from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import check_trainer, standing_alone, with_known_axes
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
@@ -256,16 +257,17 @@ class _Builder:
                 )
 
     def _parameters(self) -> dict[str, Parameter]:
-        found = {name: self._parameter(name) for name in self.file.parameters}
-        if math.prod(len(parameter.values) for parameter in found.values()) > MAX_CONFIGS:
-            raise self.document.error(
-                ("parameters",),
-                "found more than 2^62 combinations of values, accepted fewer: leave out values, or "
-                "parameters",
-            )
-        return found
+        for points in (FINEST, COARSEST):
+            found = {name: self._parameter(name, points) for name in self.file.parameters}
+            if math.prod(len(parameter.values) for parameter in found.values()) <= MAX_CONFIGS:
+                return found
+        raise self.document.error(
+            ("parameters",),
+            "found more than 2^62 combinations of values, accepted fewer: leave out values, or "
+            "parameters",
+        )
 
-    def _parameter(self, name: str) -> Parameter:
+    def _parameter(self, name: str, points: int) -> Parameter:
         path = ("parameters", name)
         if name in facts.DERIVED:
             raise self.document.error(path, "is derived from the others, never searched; remove it")
@@ -290,12 +292,13 @@ class _Builder:
         if builtin is not None and getattr(builtin, name, None) is not None:
             raise self.document.error(path, "found here and under trainer.builtin, accepted once")
         spec = self.file.parameters[name]
-        return parameters.build(
+        return parameter_values.build(
             name,
             spec,
             self.document,
             own_trainer=self.own_trainer,
             is_axis=name in self.program.axes,
+            points=points,
         )
 
     def _conditions(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,16 @@ class SearchSpace:
         return _facts.reads(
             self.parameters, self.conditions, self._static, self._defaults, self.program.axes
         )
+
+    def holding(self, names: Collection[str]) -> SearchSpace:
+        """The space of everything but these parameters: each at one value, no rule reads them."""
+        held = {n: p.held() if n in names else p for n, p in self.parameters.items()}
+
+        def kept(rule: Rule) -> bool:
+            return all(self.reads[name].isdisjoint(names) for name in rule.names)
+
+        rules = tuple(rule for rule in self.rules if kept(rule))
+        return replace(self, parameters=held, rules=rules)
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The raw configurations of these numbers, as one column per parameter.
@@ -270,7 +280,7 @@ class SearchSpace:
             return []
         used = frozenset[str]().union(*(self.reads.get(name, frozenset()) for name in reads))
         used |= self.reads["world_size"]
-        return [n for n, p in self.parameters.items() if len(p.values) > 1 and n not in used]
+        return [n for n, p in self.parameters.items() if p.varies and n not in used]
 
     def misplaced(self) -> list[str]:
         """Arguments that name a file here, which a trial would look for in its own folder."""
@@ -326,15 +336,12 @@ class SearchSpace:
         return written_document(content)
 
     def _definition(self) -> dict[str, Any]:
-        def compact(values: tuple[Scalar, ...]) -> Any:
-            return values[0] if len(values) == 1 else list(values)
-
         return {
             "version": 1,
             "model": None if self.model is None else self.model.model_dump(exclude_defaults=True),
             "cluster": self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
             "trainer": self.trainer.model_dump(exclude_none=True, exclude_defaults=True),
-            "parameters": {n: compact(p.values) for n, p in self.parameters.items()},
+            "parameters": {n: p.as_file() for n, p in self.parameters.items()},
             "conditions": {name: e.text for name, e in self.conditions.items()},
             "constraints": [expression.text for expression in self.constraints],
             "objective": [objective.as_dict() for objective in self.objectives]

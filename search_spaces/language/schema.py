@@ -59,16 +59,57 @@ class Log2(Record):
     log2: list[int] = Field(min_length=2, max_length=2)
 
 
+class Float(Record):
+    """Any number from the first to the last."""
+
+    ends: list[Number] = Field(alias="float", min_length=2, max_length=2)
+    log: bool = Field(default=False, description="evenly by the logarithm, as a learning rate")
+
+
+class Int(Record):
+    """Any whole number from the first to the last, where the next one hardly differs."""
+
+    ends: list[int] = Field(alias="int", min_length=2, max_length=2)
+    log: bool = Field(default=False, description="evenly by the logarithm")
+
+
+class Ordered(Record):
+    """Words from the least to the most."""
+
+    ordered: list[str] = Field(min_length=1)
+
+
+class Categories(Record):
+    """Values without an order: numbers that are mere names, as ports or seeds."""
+
+    categories: list[Scalar] = Field(min_length=1)
+
+
+_MAPPINGS: dict[str, type[Record]] = {
+    "range": Range,
+    "log2": Log2,
+    "float": Float,
+    "int": Int,
+    "ordered": Ordered,
+    "categories": Categories,
+}
+
+
 def _shape(value: Any) -> str:
-    if isinstance(value, (dict, BaseModel)):
-        log2 = "log2" in value if isinstance(value, dict) else isinstance(value, Log2)
-        return "<log2>" if log2 else "<range>"
+    if isinstance(value, dict):
+        return next((f"<{key}>" for key in _MAPPINGS if key in value), "<range>")
+    if isinstance(value, BaseModel):
+        return next(f"<{key}>" for key, record in _MAPPINGS.items() if isinstance(value, record))
     return "<list>" if isinstance(value, (list, tuple)) else "<fixed>"
 
 
 ParameterSpec = Annotated[
     Annotated[Range, Tag("<range>")]
     | Annotated[Log2, Tag("<log2>")]
+    | Annotated[Float, Tag("<float>")]
+    | Annotated[Int, Tag("<int>")]
+    | Annotated[Ordered, Tag("<ordered>")]
+    | Annotated[Categories, Tag("<categories>")]
     | Annotated[list[Scalar], Field(min_length=1), Tag("<list>")]
     | Annotated[Scalar, Tag("<fixed>")],
     Discriminator(_shape),

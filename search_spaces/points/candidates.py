@@ -26,7 +26,9 @@ class Candidates:
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
         self._space = space
         self._names = list(space.parameters)
-        self._values = [parameter.values for parameter in space.parameters.values()]
+        self._parameters = list(space.parameters.values())
+        self._radix = [len(parameter.values) for parameter in self._parameters]
+        self._uneven = any(parameter.shares is not None for parameter in self._parameters)
         self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
         self._asked: list[Mapping[str, Any]] = []  # about what last, and what was answered
         self._answered: Indices = np.zeros(0, dtype=np.int64)
@@ -70,14 +72,27 @@ class Candidates:
         if self._listed is not None:
             pool, widths = self._listed, self._listed_widths
         else:
-            pool = self._valid.sample(2 * size, rng)
+            drawn = size * (8 if self._uneven else 2)
+            pool = self._valid.sample(drawn, rng)
             widths = self._widths(pool)
             if len(pool) and np.all(widths > max_nodes):
-                pool = self._narrow(max_nodes).sample(2 * size, rng)
+                pool = self._narrow(max_nodes).sample(drawn, rng)
                 widths = self._widths(pool)
-        order = rng.permutation(np.flatnonzero(~np.isin(pool, known)))
+        order = self._shuffled(pool, np.flatnonzero(~np.isin(pool, known)), rng)
         chosen: Indices = pool[order[widths[order] <= max_nodes][:size]]
         return chosen
+
+    def _shuffled(self, pool: Indices, places: Any, rng: np.random.Generator) -> Any:
+        """Places in the pool in random order, those first that stand for more of an interval."""
+        if not self._uneven:
+            return rng.permutation(places)
+        digits = np.unravel_index(pool[places], self._radix)
+        # The greatest of logarithms plus Gumbel noise is drawn by its share (Vieira 2014).
+        keys = rng.gumbel(size=len(places))
+        for parameter, column in zip(self._parameters, digits, strict=True):
+            if parameter.shares is not None:
+                keys += np.log(parameter.shares[column])
+        return places[np.argsort(-keys, kind="stable")]
 
     def _narrow(self, max_nodes: int) -> ValidConfigs:
         """Where nearly all are wider."""
@@ -119,10 +134,6 @@ class Candidates:
         key = tuple(config.items())
         if key not in self._known:  # the whole history comes with every draw
             raw = self._space.raw(config)
-            digits = [
-                values.index(raw[name])
-                for name, values in zip(self._names, self._values, strict=True)
-            ]
-            radix = [len(values) for values in self._values]
-            self._known[key] = int(np.ravel_multi_index(digits, radix))
+            digits = [p.place(raw[p.name]) for p in self._parameters]
+            self._known[key] = int(np.ravel_multi_index(digits, self._radix))
         return self._known[key]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from search_spaces.errors import SpaceError
+from search_spaces.parameters import Parameter
 from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable
 from search_spaces.space import SearchSpace
 
@@ -53,7 +54,7 @@ class CheckReport:
         lines = [
             f"{self.space.name}: {self.raw:,} raw configurations, "
             f"{about}{self.valid:,} valid ({share:.3g} %)",
-            *(f"  {name}: {_values(p.values)}" for name, p in self.space.parameters.items()),
+            *(f"  {name}: {_values(p)}" for name, p in self.space.parameters.items()),
         ]
         if self.space.more_objectives:
             sought = [" ".join(*o.as_dict().items()) for o in self.space.objectives]
@@ -145,6 +146,9 @@ def _impossible(space: SearchSpace, counts: tuple[RuleCount, ...], proven: bool)
     return "\n".join([f"{space.file}: {head}", *lines])
 
 
-def _values(values: tuple[object, ...]) -> str:
-    shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in values]
+def _values(parameter: Parameter) -> str:
+    if parameter.span is not None:
+        scale = "even by the logarithm" if parameter.span.log else "even"
+        return f"{parameter.span}, continuous, {scale}; counted as {len(parameter.values):,} values"
+    shown = [str(v).lower() if isinstance(v, bool) else str(v) for v in parameter.values]
     return ", ".join(shown if len(shown) <= 12 else [*shown[:5], "...", *shown[-3:]])

@@ -1,21 +1,28 @@
 """The policies of ``meshtune search``: the cost model, Bayesian optimization, and their baselines.
 
-Where the cost model can price a space, it guides the search. Where it cannot, or where the search's
-own residuals show that it is wrong, DeepHyper's Bayesian optimization takes over, with everything
-that was measured so far.
+Where the cost model can price a space and what is sought in it, it guides the search. Where it
+cannot, or where the search's own residuals show that it is wrong, DeepHyper's Bayesian optimization
+takes over, with everything that was measured so far.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from analysis import MissingFactError, Run
+from analysis import Array, MissingFactError, Run, in_time
+from workflows.optimizer.continuous import ContinuousPart
 from workflows.optimizer.deephyper import DeepHyperOptimizer
 from workflows.optimizer.model_guided import ModelGuidedSearch
+from workflows.optimizer.model_trust import trusted
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.scalarization import weights_of
+
+DOUBT = 0.02  # share of what is sure not to run that is tried all the same: the model may be wrong
 
 
 class RandomPolicy(Policy):
@@ -42,7 +49,7 @@ class DeepHyperPolicy(Policy):
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         rng = self.problem.rng(run)
-        drawn = self.problem.new(run, max_nodes, rng)
+        drawn = self._drawn(run, max_nodes, rng)
         if not drawn:
             return None
         weights, towards = weights_of(self.problem.space, self.problem.seed, len(run.trials))
@@ -50,6 +57,45 @@ class DeepHyperPolicy(Policy):
         if by == "bayesian":
             why += towards
         return Proposal(self.problem.space.canonical(raw), by, why)
+
+    def _drawn(self, run: Run, max_nodes: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+        """Raw configurations to choose among."""
+        return self.problem.new(run, max_nodes, rng)
+
+
+class LikelyToRun(DeepHyperPolicy):
+    """Bayesian optimization among what the cost model, calibrated by the trials, expects to run.
+
+    For objectives that have no price, such as a loss: the model knows what fits all the same, until
+    too many trials that it expected to run have not.
+    """
+
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        proposal = super().propose(run, max_nodes)
+        chances = self._chances(run, [proposal.config]) if proposal else None
+        if proposal is None or chances is None:
+            return proposal
+        return replace(proposal, expected={"fits": float(chances[0])})
+
+    def _drawn(self, run: Run, max_nodes: int, rng: np.random.Generator) -> list[dict[str, Any]]:
+        drawn = super()._drawn(run, max_nodes, rng)
+        chances = self._chances(run, drawn) if drawn else None
+        if chances is None:
+            return drawn
+        kept = np.flatnonzero(rng.random(len(drawn)) < np.maximum(chances, DOUBT))
+        return [drawn[i] for i in kept] or drawn
+
+    def _chances(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> Array | None:
+        """Probabilities to run; None where the model cannot say, or is not to be believed."""
+        pricing = self.problem.pricing
+        if pricing is None or not trusted(run, pricing):
+            return None
+        try:
+            model = pricing.calibrated(t for t in run.trials.values() if t.ended)
+            prediction = model.predict(pricing.jobs_of(configs))
+        except MissingFactError:  # such as the network, which only some configurations need
+            return None
+        return np.asarray(prediction.fits * in_time(self.problem.space, prediction))
 
 
 class MeshtunePolicy(Policy):
@@ -62,28 +108,54 @@ class MeshtunePolicy(Policy):
 
     def __init__(self, problem: Problem, num_initial: int | None = None) -> None:
         super().__init__(problem)
-        self._fallback = DeepHyperPolicy(problem, num_initial)
+        self._num_initial = num_initial
+        self._optimizer = DeepHyperOptimizer(problem.space, num_initial)
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         model = self._model
-        if model and self._trusts(model, run):
-            weights, towards = weights_of(self.problem.space, self.problem.seed, len(run.trials))
-            suggestion = model.suggest(
-                self._lesson(run), max_nodes, self.problem.rng(run), known=run, weights=weights
-            )
-            if suggestion:
-                config = self.problem.candidates.configs(np.array([suggestion.index]))[0]
-                return Proposal(
-                    self.problem.space.canonical(config),
-                    "cost model",
-                    suggestion.why + towards,
-                    suggestion.expected,
-                )
-        proposal = self._fallback.propose(run, max_nodes)
-        if proposal and model:
+        trusted = model is not None and self._trusts(model, run)
+        if model and trusted:
+            guided = self._guided(model, run, max_nodes)
+            if guided:
+                return guided
+        proposal = self._alone.propose(run, max_nodes)
+        if proposal and model and not trusted:
             why = proposal.why + "; the cost model was wrong here"
             return Proposal(proposal.config, proposal.by, why)
         return proposal
+
+    def _guided(self, model: ModelGuidedSearch, run: Run, max_nodes: int) -> Proposal | None:
+        """The model's choice; what it sees no difference in, if continuous, is DeepHyper's."""
+        rng, space, rest = self.problem.rng(run), self.problem.space, self._continuous
+        weights, towards = weights_of(space, self.problem.seed, len(run.trials))
+        if rest.names and (again := self._best_again(run, max_nodes)):
+            completed = rest.completed(again, run, rng)
+            if completed:
+                raw, why = completed
+                return Proposal(space.canonical(raw), "bayesian", f"the best's degrees; {why}")
+        suggestion = model.suggest(self._lesson(run), max_nodes, rng, known=run, weights=weights)
+        if suggestion is None:
+            return None
+        config = rest.candidates.configs(np.array([suggestion.index]))[0]
+        why, expected = suggestion.why + towards, suggestion.expected
+        if rest.names:
+            completed = rest.completed(config, run, rng, weights)
+            if completed is None:
+                return None
+            config, chosen = completed
+            why += f"; {chosen}"
+            # What is left to gain by the rest, and so when to stop, the model cannot say.
+            expected = {k: v for k, v in expected.items() if k not in ("gain", "left")}
+        return Proposal(space.canonical(config), "cost model", why, expected)
+
+    def _best_again(self, run: Run, max_nodes: int) -> dict[str, Any] | None:
+        """The best trial's configuration, every other time once DeepHyper has enough successes."""
+        successes = sum(t.objective is not None for t in run.trials.values())
+        if run.best is None or self.problem.space.more_objectives or len(run.trials) % 2 == 0:
+            return None
+        wide = self.problem.space.num_nodes(run.best.config) > max_nodes
+        enough = successes >= self._optimizer.num_initial
+        return self.problem.space.raw(run.best.config) if enough and not wide else None
 
     def _trusts(self, model: ModelGuidedSearch, run: Run) -> bool:
         return model.trusted(run)
@@ -93,15 +165,25 @@ class MeshtunePolicy(Policy):
         return run
 
     @cached_property
+    def _alone(self) -> DeepHyperPolicy:
+        """What chooses where the model does not; where it does, it is not to filter either."""
+        kind = LikelyToRun if self._model is None else DeepHyperPolicy
+        return kind(self.problem, self._num_initial)
+
+    @cached_property
+    def _continuous(self) -> ContinuousPart:
+        return ContinuousPart(self.problem, self._optimizer)
+
+    @cached_property
     def _model(self) -> ModelGuidedSearch | None:
         """Made at the first proposal: a run that is only looked at needs no prices."""
         problem = self.problem
         if problem.pricing is None:
             return None
-        if problem.space.more_objectives and not problem.pricing.prices_all_objectives:
-            return None  # measurements alone say where its front is
         try:
-            return ModelGuidedSearch(problem.pricing, problem.candidates, problem.seed)
+            if not problem.pricing.prices_all_objectives:
+                return None  # measurements alone say what is best, or where the front is
+            return ModelGuidedSearch(problem.pricing, self._continuous.candidates, problem.seed)
         except MissingFactError:  # such as the network, which only some configurations need
             return None
 

@@ -11,13 +11,13 @@ DeepHyper repeats known points after a restart and ignores constraints in some g
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from analysis import TOLD, Array, Run, Trial, counted
-from search_spaces import SearchSpace
+from search_spaces import Parameter, SearchSpace
 from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
@@ -37,7 +37,7 @@ class DeepHyperOptimizer:
 
     def __init__(self, space: SearchSpace, num_initial: int | None = None) -> None:
         self.space = space
-        varied = sum(len(p.values) > 1 for p in space.parameters.values())
+        varied = sum(p.varies for p in space.parameters.values())
         quarter = max(2, (space.budget.trials or 1_000_000) // 4)
         self.num_initial = num_initial or min(varied + 1, quarter)
 
@@ -106,8 +106,11 @@ class DeepHyperOptimizer:
 
         problem = HpProblem()
         for name, parameter in self.space.parameters.items():
-            # Sorted, because DeepHyper refuses [True, False] in places.
-            problem.add(sorted(parameter.values), name)
+            problem.add(_hyperparameter(parameter), name)
+        words = [p for p in self.space.parameters.values() if p.ordered]
+        if words:
+            candidates = [_placed(config, words) for config in candidates]
+            history = [(_placed(config, words), value) for config, value in history]
         problem.set_sampling_fn(lambda size: candidates[:size])
         # DeepHyper's own schedule counts asks, of which a fresh optimizer has seen none.
         decay = np.log(KAPPA_FINAL / KAPPA) / KAPPA_PERIOD
@@ -133,4 +136,25 @@ class DeepHyperOptimizer:
             )
             search.tell(history)
             asked: dict[str, Any] = search.ask(1)[0]
-        return asked
+        return asked | {p.name: p.values[asked[p.name]] for p in words}
+
+
+def _hyperparameter(parameter: Parameter) -> Any:
+    """As DeepHyper's ``HpProblem.add`` takes it; ordered words by their places."""
+    from ConfigSpace import CategoricalHyperparameter
+
+    span = parameter.span
+    if span is not None and parameter.varies:
+        return (span.low, span.high, "log-uniform" if span.log else "uniform")
+    if parameter.ordered:
+        return list(range(len(parameter.values)))
+    # Sorted, because DeepHyper refuses [True, False] in places.
+    values = sorted(parameter.values)
+    if parameter.ordered is False and parameter.varies:
+        return CategoricalHyperparameter(parameter.name, choices=values)
+    return values
+
+
+def _placed(config: Mapping[str, Any], words: Sequence[Parameter]) -> dict[str, Any]:
+    """A configuration with places in place of ordered words."""
+    return {**config, **{p.name: p.place(config[p.name]) for p in words}}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from analysis import Run, Trial
+from search_spaces import Parameter
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import PolicyError
 
@@ -46,11 +47,10 @@ class OptunaPolicy(Policy):
         self._optuna = optuna
         parameters = problem.space.parameters.values()
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
-            p.name: optuna.distributions.CategoricalDistribution(p.values)
-            for p in parameters
-            if len(p.values) > 1
+            p.name: _distribution(p) for p in parameters if p.varies
         }
-        self._fixed = {p.name: p.values[0] for p in parameters if len(p.values) == 1}
+        self._fixed = {p.name: p.values[0] for p in parameters if not p.varies}
+        self._continuous = [p for p in parameters if p.span is not None]
         self._objectives = problem.space.objectives
         self._begin()
 
@@ -92,7 +92,9 @@ class OptunaPolicy(Policy):
         """The next suggestion that is accepted; None after too many in vain."""
         for _ in range(FRUITLESS):
             asked = self._study.ask(self._distributions)
-            key = _key(self.problem.space.canonical({**self._fixed, **asked.params}))
+            # Of as few digits as everyone's; what TPE learns from it is within a step of it.
+            short = {p.name: p.nearest(asked.params[p.name]) for p in self._continuous}
+            key = _key(self.problem.space.canonical({**self._fixed, **asked.params, **short}))
             if accepts(key):
                 self._asked[key] = asked
                 return key
@@ -123,6 +125,17 @@ class OptunaPolicy(Policy):
                 self._study.tell(asked, values)
             else:
                 self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+
+
+def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+    from optuna import distributions
+
+    span = parameter.span
+    if span is None:
+        return distributions.CategoricalDistribution(parameter.values)
+    if span.whole:
+        return distributions.IntDistribution(int(span.low), int(span.high), log=span.log)
+    return distributions.FloatDistribution(span.low, span.high, log=span.log)
 
 
 def _key(config: Mapping[str, Any]) -> Key:

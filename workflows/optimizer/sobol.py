@@ -16,17 +16,17 @@ from workflows.optimizer.policy import Policy, Proposal
 class SobolPolicy(Policy):
     """The candidate that is nearest to the next point of a scrambled Sobol sequence.
 
-    Each parameter is an axis from 0 to 1, on which its values lie evenly in their order.
+    Each parameter is an axis from 0 to 1: a continuous one by its own scale, of any other the
+    values lie evenly in their order.
     """
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         candidates = self.problem.new(run, max_nodes, self.problem.rng(run))
         if not candidates:
             return None
-        varied = [p for p in self.problem.space.parameters.values() if len(p.values) > 1]
-        places = np.array(
-            [[p.values.index(c[p.name]) / (len(p.values) - 1) for p in varied] for c in candidates]
-        ).reshape(len(candidates), len(varied))
+        varied = [p for p in self.problem.space.parameters.values() if p.varies]
+        places = np.array([[p.unit(c[p.name]) for p in varied] for c in candidates])
+        places = places.reshape(len(candidates), len(varied))
         number = len(run.trials)
         nearest = 0
         if varied:

@@ -310,14 +310,13 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
     assert expected_gain(mean - 1.0, covariance, runs, 0.0, 4, rng).left < 1e-6
 
 
-def test_a_minimized_objective_and_one_that_the_model_lacks_are_guided_too(
+def test_a_minimized_objective_is_guided_too_and_one_that_the_model_lacks_is_not(
     space: SearchSpace, predicted: Speed
 ) -> None:
-    fastest = ask(make_policy(space, seed=0), Run(Path())).config
     slow = replace(space, objective=Objective("step_time_s.median", maximize=False))
     proposal = ask(make_policy(slow, seed=0), Run(Path()))
     assert proposal.expected["low"] < proposal.expected["objective"]
     own = replace(space, objective=Objective("my_figure", maximize=True))
     unknown = ask(make_policy(own, seed=0), Run(Path()))
-    assert set(unknown.expected) == {"fits"}
-    assert (predicted(unknown.config) or 0) > 0.5 * (predicted(fastest) or 0)
+    assert unknown.by == "random" and set(unknown.expected) == {"fits"}
+    assert predicted(unknown.config)  # what would not fit is left out all the same

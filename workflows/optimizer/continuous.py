@@ -1,0 +1,73 @@
+"""What a guided search leaves to Bayesian optimization: continuous parameters without a price.
+
+The cost model chooses tp, pp and whatever else it sees a difference in; of a learning rate or the
+size of a buffer it sees none, and no list of candidates holds all of their values. So it chooses
+among configurations in which they are held at one value, and DeepHyper, told every trial, chooses
+theirs for what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from analysis import Array, Run, unpriced_parameters
+from search_spaces import Candidates
+from workflows.optimizer.deephyper import DeepHyperOptimizer
+from workflows.optimizer.policy import Problem
+
+NUM_VALUES = 2_000  # of the continuous parameters together, among which DeepHyper chooses
+
+
+class ContinuousPart:
+    """The continuous parameters of a problem in which its cost model sees no difference.
+
+    Args:
+        problem: in which they are.
+        optimizer: chooses their values.
+
+    Attributes:
+        names: theirs; empty where every configuration to choose from is given.
+        candidates: the problem's, with these parameters held at one value.
+    """
+
+    def __init__(self, problem: Problem, optimizer: DeepHyperOptimizer) -> None:
+        space = problem.space
+        continuous = [n for n in unpriced_parameters(space) if space.parameters[n].span is not None]
+        self.names = tuple(continuous) if problem.only is None else ()
+        held = space.holding(self.names)
+        self.candidates = Candidates(held) if self.names else problem.candidates
+        self._space, self._optimizer = space, optimizer
+
+    def completed(
+        self,
+        config: Mapping[str, Any],
+        run: Run,
+        rng: np.random.Generator,
+        weights: Array | None = None,
+    ) -> tuple[dict[str, Any], str] | None:
+        """A configuration with values of the continuous parameters, and who chose them.
+
+        Args:
+            config: of the candidates, raw.
+            run: what is learnt from.
+            rng: the source of what is drawn.
+            weights: of the objectives, where there are several.
+
+        Returns:
+            None where no value that is tried makes it valid and new.
+        """
+        columns: dict[str, Any] = {n: np.repeat([v], NUM_VALUES) for n, v in config.items()}
+        for name in self.names:
+            columns[name] = self._space.parameters[name].drawn(NUM_VALUES, rng)
+        rows = np.flatnonzero(self._space.valid(columns))
+        lists = {name: column[rows].tolist() for name, column in columns.items()}
+        proposed = {tuple(self._space.raw(t.config).items()) for t in run.trials.values()}
+        some = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        new = [raw for raw in some if tuple(raw.items()) not in proposed]
+        if not new:
+            return None
+        raw, by, why = self._optimizer.choose(run, new, rng, weights)
+        return raw, f"{', '.join(self.names)} {by}, {why}"
