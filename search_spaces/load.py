@@ -29,7 +29,12 @@ from search_spaces.space import (
 )
 from search_spaces.spans import COARSEST, FINEST
 from search_spaces.trainers.adapters import adapted
-from search_spaces.trainers.checks import check_trainer, standing_alone, with_known_axes
+from search_spaces.trainers.checks import (
+    check_trainer,
+    standing_alone,
+    with_known_axes,
+    with_workdir,
+)
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
@@ -59,8 +64,12 @@ def shipped_spaces() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def load_space(reference: str | Path | Mapping[str, Any]) -> SearchSpace:
+def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = False) -> SearchSpace:
     """Load a space from a YAML file, or a shipped one by its name, or from what a file would say.
+
+    Args:
+        reference: the file, or the name.
+        frozen: with a run, which can be looked at where its trainer's folder is not.
 
     Raises:
         SpaceError: with a complete message, for anything that is wrong with the input.
@@ -73,7 +82,7 @@ def load_space(reference: str | Path | Mapping[str, Any]) -> SearchSpace:
     model, cluster = model_of(file.model, document), file.cluster
     if isinstance(cluster, str):
         cluster = named(Cluster, ("cluster",), cluster, document)
-    builder = _Builder(document, file, model, cluster)
+    builder = _Builder(document, file, model, cluster, frozen)
     return builder.build(file.name or _default_name(Path(document.name)))
 
 
@@ -102,23 +111,38 @@ class _Builder:
     """Checks what no key shows by itself."""
 
     def __init__(
-        self, document: Document, file: SpaceFile, model: ModelFile | None, cluster: Cluster
+        self,
+        document: Document,
+        file: SpaceFile,
+        model: ModelFile | None,
+        cluster: Cluster | None,
+        frozen: bool,
     ) -> None:
         self.document, self.file, self.cluster = document, file, cluster
         self.model_name = model.name if model else ""
         self.assumed = assumed(file.model, model)
         self.own_trainer = file.trainer.builtin is None
+        ranks = file.trial.ranks_per_node or 1
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
         names |= facts.defaults(file.trainer).keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
-        self.file = file = standing_alone(document, with_known_axes(file))
+        file = with_workdir(document, with_known_axes(file), there=not frozen)
+        self.file = file = standing_alone(document, file)
         self.program = self._program()
-        self.static = facts.static_facts(self.model, cluster)
+        self.static = facts.static_facts(self.model, cluster, ranks)
         self.defaults = facts.defaults(file.trainer)
 
     def build(self, name: str) -> SearchSpace:
         if self.model is None and not self.own_trainer:
             raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        if self.cluster is None and not self.own_trainer:
+            raise self.document.error((), "key 'cluster' is missing: the built-in trainer needs it")
+        if self.cluster is not None and self.file.trial.ranks_per_node is not None:
+            raise self.document.error(
+                ("trial", "ranks_per_node"),
+                f"goes without a cluster: {self.cluster.name} has gpus_per_node "
+                f"{self.cluster.gpus_per_node}; remove it",
+            )
         if not self.own_trainer and isinstance(self.model, ModelShape):
             keys = ", ".join(self.model.beyond_trainer)
             raise self.document.error(
@@ -179,6 +203,11 @@ class _Builder:
             own_axes=self.program.axes,
             allow=self._allowed(),
         )
+        if "dp" in own:
+            ranks = f"{' * '.join(ordered(self.program.axes))} == world_size"
+            builtin.append(
+                rules.expressed("degrees_make_world", self._parse(ranks, (), types), required=True)
+            )
         if self.own_trainer:
             framework = framework_named(self.program.framework)
             uneven = "uneven_layers" in self.file.allow
@@ -214,7 +243,8 @@ class _Builder:
             )
         if self.own_trainer:
             allowed.add("uneven_layers")  # what its framework requires instead: rules.stages
-        if self.cluster.domain_gpus > self.cluster.gpus_per_node:
+        cluster = self.cluster
+        if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
             allowed.add("tp_across_nodes")  # as far as links reach: tp_within_links
         return allowed
 
@@ -269,7 +299,7 @@ class _Builder:
 
     def _parameter(self, name: str, points: int) -> Parameter:
         path = ("parameters", name)
-        if name in facts.DERIVED:
+        if name in facts.DERIVED and not (name == "dp" and self.own_trainer):
             raise self.document.error(path, "is derived from the others, never searched; remove it")
         if name in self.static or name in TRIAL_PLACEHOLDERS:
             raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
@@ -297,14 +327,16 @@ class _Builder:
             spec,
             self.document,
             own_trainer=self.own_trainer,
-            is_axis=name in self.program.axes,
+            is_axis=name == "dp" or name in self.program.axes,
             points=points,
         )
 
     def _conditions(
         self, own: Mapping[str, Parameter], types: Mapping[str, ValueType]
     ) -> dict[str, Expression]:
-        derived = {*facts.DERIVED, *(placements.TYPES.keys() - own.keys())}
+        derived = {*facts.DERIVED, *placements.TYPES} - own.keys()
+        if facts.derived_nodes(own):
+            derived.add("num_nodes")
         usable = {name: value_type for name, value_type in types.items() if name not in derived}
         conditions = {}
         for name, text in self.file.conditions.items():
@@ -344,8 +376,8 @@ class _Builder:
                 raise self.document.error(
                     ("objective", index), f"found {as_written(spec.key)} twice, accepted once"
                 )
-            widths = own.get("num_nodes")
-            if spec.key == "num_nodes" and (widths is None or len(widths.values) == 1):
+            widths = own.get("dp" if facts.derived_nodes(own) else "num_nodes")
+            if spec.key == "num_nodes" and (widths is None or not widths.varies):
                 raise self.document.error(
                     ("objective", index),
                     "num_nodes is the same in every configuration: remove it here, or give it "

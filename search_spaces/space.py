@@ -72,7 +72,7 @@ class SearchSpace:
     description: str
     model: ModelConfig | None
     model_name: str
-    cluster: Cluster
+    cluster: Cluster | None
     trainer: TrainerSpec
     parameters: dict[str, Parameter]
     conditions: dict[str, Expression]
@@ -222,6 +222,27 @@ class SearchSpace:
     def num_nodes(self, config: Mapping[str, Any]) -> int:
         return int(self.facts(config)["num_nodes"])
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes of a trial on each of its nodes."""
+        if self.cluster is not None:
+            return self.cluster.gpus_per_node
+        return self.trial.ranks_per_node or 1
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Nodes that trials may have, in order; some of them perhaps in no valid configuration."""
+        if "num_nodes" in self.parameters:
+            return tuple(sorted(int(value) for value in self.parameters["num_nodes"].values))
+        if not _facts.derived_nodes(self.parameters):
+            return (1,)
+        degrees = [self.parameters[n] for n in self.reads["num_nodes"] if n in self.parameters]
+        ranks = {1}
+        for parameter in degrees:  # a conditional one counts 1 where it is inactive
+            ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
+        nodes = {count // self.ranks_per_node for count in ranks}
+        return tuple(sorted(nodes - {0})) or (1,)
+
     def world_size(self, config: Mapping[str, Any]) -> int:
         return int(self.facts(config)["world_size"])
 
@@ -264,6 +285,11 @@ class SearchSpace:
             data=data,
         )
 
+    @property
+    def workdir(self) -> Path | None:
+        """The folder in which every rank is started; None: the trial's own."""
+        return None if self.trainer.workdir is None else Path(self.trainer.workdir)
+
     def unsupported(self) -> list[str]:
         """Objectives that the built-in trainer does not measure.
 
@@ -283,8 +309,9 @@ class SearchSpace:
         return [n for n, p in self.parameters.items() if p.varies and n not in used]
 
     def misplaced(self) -> list[str]:
-        """Arguments that name a file here, which a trial would look for in its own folder."""
+        """Arguments that name a file here, which a trial would look for where it is started."""
         here = (Path(self.file).parent, Path())
+        started_in = self.workdir
         entries = self.trainer.command or []
         return [
             entry
@@ -293,6 +320,7 @@ class SearchSpace:
             and entry.endswith((".py", ".sh"))
             and not Path(entry).is_absolute()
             and any((folder / entry).is_file() for folder in here)
+            and not (started_in and (started_in / entry).is_file())
         ]
 
     def notes(self) -> list[str]:
@@ -305,8 +333,8 @@ class SearchSpace:
                 for name in self.unused()
             ),
             *(
-                f"trials start in folders of their own and will not find {argument}: write its "
-                "whole path"
+                f"trials start in {self.workdir or 'folders of their own'} and will not find "
+                f"{argument}: write its whole path, or the folder as trainer.workdir"
                 for argument in self.misplaced()
             ),
         ]
@@ -339,7 +367,9 @@ class SearchSpace:
         return {
             "version": 1,
             "model": None if self.model is None else self.model.model_dump(exclude_defaults=True),
-            "cluster": self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
+            "cluster": None
+            if self.cluster is None
+            else self.cluster.model_dump(exclude_defaults=True, exclude={"source"}),
             "trainer": self.trainer.model_dump(exclude_none=True, exclude_defaults=True),
             "parameters": {n: p.as_file() for n, p in self.parameters.items()},
             "conditions": {name: e.text for name, e in self.conditions.items()},
@@ -356,7 +386,7 @@ class SearchSpace:
 
     @cached_property
     def _static(self) -> dict[str, Scalar]:
-        return _facts.static_facts(self.model, self.cluster)
+        return _facts.static_facts(self.model, self.cluster, self.ranks_per_node)
 
     @cached_property
     def _defaults(self) -> dict[str, Scalar]:

@@ -40,7 +40,7 @@ class ResultSource:
 class TrialSpec:
     """What to run, whatever gives it processes.
 
-    ``argv`` is the command of every rank, started in ``directory``, with torchrun's variables in
+    ``argv`` is the command of every rank, started in ``started_in``, with torchrun's variables in
     its environment (``slurm.rendezvous``).
     """
 
@@ -57,6 +57,19 @@ class TrialSpec:
     grace_s: float = 10.0  # between the polite and the final signal
     result: ResultSource = field(default_factory=ResultSource)
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
+    workdir: Path | None = None  # absolute; see started_in
+
+    @property
+    def started_in(self) -> Path:
+        """The ranks' working folder, on every node."""
+        return self.workdir or self.directory
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no rank can be started; None if one can."""
+        if self.started_in.is_dir():
+            return None
+        return f"cannot start in {self.started_in}: there is no such folder"
 
     @property
     def world_size(self) -> int:

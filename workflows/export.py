@@ -35,7 +35,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
         nodes = counted(space.num_nodes(config), "node")
     except ValueError as error:
         raise SpaceError(f"{source}: {error}") from None
-    what = f"{space.name}: {config_text(config)}; {nodes} of {space.cluster.gpus_per_node} ranks"
+    what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
     try:
         return exported(space, config, adapter), what
     except SpaceError as error:

@@ -55,8 +55,8 @@ def launcher_for(
 
         return simulated_launcher(space, simulate, max(EPOCH, run.last_t if run else 0.0))
 
-    nodes = _widest(space)
-    refuse_too_many_ranks(Path(space.file), name, nodes * space.cluster.gpus_per_node)
+    nodes = space.widths[-1]  # what the local launcher pretends to have
+    refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
     options = LauncherOptions(nodes, site, hostfile)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
 
@@ -89,9 +89,3 @@ def _refuse_mixture(run: Run, name: str | None) -> None:
             f"{run.directory} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
-
-
-def _widest(space: SearchSpace) -> int:
-    """Nodes of the widest trial: what the local launcher pretends to have."""
-    nodes = space.parameters.get("num_nodes")
-    return max(int(value) for value in nodes.values) if nodes else 1

@@ -150,6 +150,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
         timeout_s=NO_LIMIT_S,
         env=best.env,
         result=ResultSource(best.log),
+        workdir=best.workdir,
     )
 
 

@@ -73,6 +73,10 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
         SpaceError: if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
+    # Of an interval any number may be given, and hardly one of those that were drawn is.
+    between = {key: value for key, value in given.items() if space.parameters[key].span}
+    if between:
+        drawn = [raw for c in drawn if space.first_violation(raw := {**c, **between}) is None]
     fitting = [c for c in drawn if all(c.get(key) == value for key, value in given.items())]
     if not fitting and len(given) == len(space.parameters):
         raise SpaceError(f"{space.file}: {space.first_violation(given)}")
@@ -139,6 +143,8 @@ def _before(
     yield _line("command", shlex.join(launcher.command(spec, lease)))
     yield _line("program", shutil.which(spec.argv[0]) or f"{spec.argv[0]} is not on this PATH")
     yield _line("folder", str(spec.directory))
+    if spec.workdir:
+        yield _line("started in", str(spec.workdir))
     names = sorted(space.files(config, spec.directory))
     yield _line("files", ", ".join(["config.json", "trial.json", *names]))
     if spec.env:

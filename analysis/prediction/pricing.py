@@ -81,6 +81,8 @@ class Pricing:
     def __init__(self, space: SearchSpace) -> None:
         if space.model is None:
             raise NotPricedError("the space has no model")
+        if space.cluster is None:
+            raise NotPricedError("the space has no cluster")
         if unknown := unpriced_axes(space):
             raise NotPricedError(
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
@@ -158,19 +160,23 @@ class Pricing:
 
         Energy is that of the measured steps, at the power that the cluster states for a GPU.
         """
-        if key in ("energy_joules", "joules_per_token") and not self.space.cluster.power_watts:
+        if not self.prices(key):
             return None
         if key == "energy_joules":
             per_step = prediction.jobs.global_batch * prediction.jobs.seq_length
             return prediction.joules_per_token * per_step * self.space.trial.measured_steps
-        figure = _OBJECTIVES.get(key)
-        return None if figure is None else figure(prediction)
+        return _OBJECTIVES[key](prediction)
+
+    def prices(self, key: str) -> bool:
+        """Whether ``figure`` has a word for it; for energy the cluster has to state its power."""
+        if key in ("energy_joules", "joules_per_token"):
+            return bool(self.model.cluster.power_watts)
+        return key in _OBJECTIVES
 
     @property
     def prices_all_objectives(self) -> bool:
         """Whether ``figures`` has something to say."""
-        some = {name: p.values[0] for name, p in self.space.parameters.items()}
-        return self.figures(self.predict([some])) is not None
+        return all(self.prices(objective.key) for objective in self.space.objectives)
 
     def figures(self, prediction: Prediction) -> Array | None:
         """The figures of all objectives, shape (n, k); None where one of them is not priced."""

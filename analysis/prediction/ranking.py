@@ -126,7 +126,7 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
             "ranks configurations"
             for name in unpriced_axes(space)
         )
-    notes += _unpriced_note(space)
+    notes += _unpriced_note(space) + _objective_note(pricing)
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         memory = _memory_warning(pricing, prediction)
@@ -152,6 +152,7 @@ def likely_to_fit(report: CheckReport) -> str:
         f"predicted to fit in {model.memory_limit_bytes / GIB:.4g} GiB "
         "(cost model, uncalibrated)",
         *_unpriced_note(report.space),
+        *_objective_note(pricing),
     ]
     with suppress(MissingFactError):  # such as the network: it can be counted, not timed
         prediction = model.predict(jobs)
@@ -167,6 +168,17 @@ def _unpriced_note(space: SearchSpace) -> tuple[str, ...]:
     return (
         f"note: the cost model sees no difference between values of {', '.join(unknown)}: the "
         "search learns their effect from trials",
+    )
+
+
+def _objective_note(pricing: Pricing) -> tuple[str, ...]:
+    """What is sought and the cost model has no word for."""
+    unknown = [o.key for o in pricing.space.objectives if not pricing.prices(o.key)]
+    if not unknown:
+        return ()
+    return (
+        f"note: the cost model does not predict {', '.join(unknown)}: DeepHyper searches, among "
+        "what is likely to fit; a speed called tokens_per_second would be predicted",
     )
 
 

@@ -73,7 +73,9 @@ def scale(
         ValueError: if no number of nodes can be had; it says why.
     """
     space = pricing.space
-    counts = sorted(set(nodes)) or _doubled(space.num_nodes(config), space.cluster.num_nodes)
+    counts = sorted(set(nodes)) or _doubled(
+        space.num_nodes(config), pricing.model.cluster.num_nodes
+    )
     left_out: dict[str, list[int]] = {}
     wished = _resized(space, config, mode, counts, left_out)
     prices = Pricing(_widened(space, wished))
@@ -112,7 +114,7 @@ def _resized(
     wished = []
     for count in counts:
         gas = int(facts["gas"])
-        replicas = count * space.cluster.gpus_per_node // ranks
+        replicas = count * space.ranks_per_node // ranks
         if mode == "strong" and replicas:
             gas, rest = divmod(int(facts["global_batch_size"]), int(facts["mbs"]) * replicas)
             if rest or not gas:
@@ -123,6 +125,8 @@ def _resized(
                 left_out.setdefault(why, []).append(count)
                 continue
         wished.append({**space.raw(config), "num_nodes": count, "gas": gas})
+        if "dp" in space.parameters:
+            wished[-1]["dp"] = replicas
     return wished
 
 
@@ -182,8 +186,8 @@ def _widened(space: SearchSpace, configs: Sequence[Mapping[str, Any]]) -> Search
     """The space with these nodes and micro-batches, and what any configuration must keep."""
     values = {
         name: tuple(dict.fromkeys(config[name] for config in configs))
-        for name in ("num_nodes", "gas")
-        if configs
+        for name in ("num_nodes", "gas", "dp")
+        if configs and name in configs[0]
     }
     others = {name: p for name, p in space.parameters.items() if name not in values}
     return replace(

@@ -34,7 +34,7 @@ from slurm import (
 from trainer import ConfigError, TrainConfig
 
 MAX_BYTES = 10_000_000
-TRIAL_DIR = "{trial_dir}"  # in a command: the folder in which it is started
+TRIAL_DIR = "{trial_dir}"  # in a command: the folder of its results, files and logs
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Best:
     parameters: dict[str, Scalar]
     log: LogFormat
     files: dict[str, str]
+    workdir: Path | None
 
 
 class _File(BaseModel):
@@ -68,6 +69,7 @@ class _File(BaseModel):
     env: dict[VariableName, str] = {}
     log: ResultPatterns | None = None
     files: dict[str, str] = {}
+    workdir: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one(self) -> _File:
@@ -112,6 +114,8 @@ def write_best(run: Run, path: Path) -> str:
             content["env"] = spec["env"]
         if "log" in spec:
             content["log"] = spec["log"]
+        if "workdir" in spec:
+            content["workdir"] = spec["workdir"]
         if "files" in spec:
             content["files"] = {
                 name: text.replace(str(folder), TRIAL_DIR) for name, text in spec["files"].items()
@@ -154,6 +158,7 @@ def load_best(path: Path) -> Best:
         parameters=dict(file.parameters),
         log=file.log.log_format() if file.log else LogFormat(),
         files=dict(file.files),
+        workdir=None if file.workdir is None else Path(file.workdir),
     )
 
 

@@ -80,7 +80,7 @@ class RunFolder:
         """
         try:
             text = read_text(self.space_file, MAX_SPACE_BYTES)
-            space = load_space(self.space_file)
+            space = load_space(self.space_file, frozen=True)
         except FileError as error:
             raise FingerprintError(f"{error}; {self._freeze_anew()}") from None
         seal, _, rest = text.partition("\n")

@@ -120,6 +120,23 @@ class ProcessLauncherContract(LauncherContract):
             os.path.realpath(spec.directory)
         }
 
+    def test_it_is_started_in_the_folder_that_it_asks_for(
+        self, launcher: Launcher, trial: MakeTrial, shared_folder: Path
+    ) -> None:
+        there = shared_folder / "scripts"
+        there.mkdir()
+        code = """
+            Path(os.environ["MESHTUNE_TRIAL_DIR"], "at" + rank).write_text(os.getcwd())
+            """
+        spec = trial(code, 'print("MESHTUNE_RESULT {}")', workdir=there)
+        assert self.start(launcher, spec).outcome().kind is Kind.OK
+        at = [(spec.directory / f"at{rank}").read_text() for rank in range(2)]
+        assert {os.path.realpath(folder) for folder in at} == {os.path.realpath(there)}
+        assert not (there / "stdout.log").exists()
+        nowhere = trial(code, workdir=shared_folder / "nowhere")
+        outcome = self.start(launcher, nowhere).outcome()
+        assert outcome.kind is Kind.LAUNCH_FAILURE and "nowhere" in outcome.message
+
     def test_its_folder_has_the_logs_and_the_command(
         self, launcher: Launcher, trial: MakeTrial
     ) -> None:

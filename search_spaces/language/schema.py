@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from search_spaces.cluster import Cluster
+from search_spaces.cluster import MAX_GPUS_PER_NODE, Cluster
 from search_spaces.language.fields import Duration, Identifier, Number, Record, Scalar
 from search_spaces.language.model import ModelShape
 from search_spaces.language.trainer_schema import TrainerSpec
@@ -183,6 +183,13 @@ class TrialSection(Record):
         alias="no_progress_timeout",
         description="a trial is ended when its logs did not grow for so long; default: never",
     )
+    ranks_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_GPUS_PER_NODE,
+        description="processes of a trial on each node, where the space names no cluster; "
+        "default 1",
+    )
     early_stop: bool = Field(
         default=True,
         description="a trial is stopped when its steps so far are slower than the best's by more "
@@ -239,10 +246,17 @@ class SpaceFile(Record):
         description="a shipped model, a file (*.yaml, or Hugging Face's config.json), or its "
         "record; or one of the first two as base, with a seq_length",
     )
-    cluster: Annotated[
-        Annotated[str, Tag("<name>")] | Annotated[Cluster, Tag("<inline>")],
-        Discriminator(_inline),
-    ] = Field(description="a shipped cluster, a file (*.yaml), or its record")
+    cluster: (
+        Annotated[
+            Annotated[str, Tag("<name>")] | Annotated[Cluster, Tag("<inline>")],
+            Discriminator(_inline),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="a shipped cluster, a file (*.yaml), or its record; without it a trainer of "
+        "your own has one process per node, and no prices",
+    )
     trainer: TrainerSpec
     parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
     conditions: dict[Identifier, str] = Field(

@@ -224,6 +224,12 @@ class TrainerSpec(Record):
     env: dict[VariableName, str] = Field(
         default={}, description="environment of every rank, in which {tp} and the like are replaced"
     )
+    workdir: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder in which every rank is started, beside the space or absolute; default "
+        "the trial's own. Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR",
+    )
     framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
         default=None,
         description="whose habits the cost model assumes for a command; default megatron-lm",
@@ -241,6 +247,8 @@ class TrainerSpec(Record):
         for name in ("entry", "args", "config"):
             if getattr(self, name) and self.adapter is None:
                 raise ValueError(f"'{name}' goes with 'adapter'")
+        if self.workdir is not None and self.builtin is not None:
+            raise ValueError("'workdir' goes with a trainer of your own")
         if self.options and self.use is None:
             raise ValueError("'options' goes with 'use'")
         own = self.command is not None or self.adapter is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -22,36 +22,49 @@ from trainer import (
     ValueType,
     beside_dp,
     constant,
+    ordered,
     ranks_of_replica,
 )
 
 DERIVED = ("world_size", "dp", "global_batch_size")
 
 
-def static_facts(model: ModelConfig | None, cluster: Cluster) -> dict[str, Scalar]:
+def derived_nodes(parameters: Collection[str]) -> bool:
+    """Whether a trial has as many nodes as its degrees need: all are searched, nodes are not."""
+    return "dp" in parameters and "num_nodes" not in parameters
+
+
+def static_facts(
+    model: ModelConfig | None, cluster: Cluster | None, ranks_per_node: int = 1
+) -> dict[str, Scalar]:
     """What the model and the cluster say, under the names of their records.
 
     ``num_kv_heads`` and ``ffn_hidden_size`` are resolved; the cluster's own number of nodes is
-    ``cluster_nodes``, since ``num_nodes`` is a trial's.
+    ``cluster_nodes``, since ``num_nodes`` is a trial's. Without a cluster there is nothing but
+    ``gpus_per_node``: the ranks that a trial has on each of its nodes.
     """
     facts: dict[str, Any] = {}
     if model is not None:
         facts |= model.model_dump()
         facts["num_kv_heads"], facts["ffn_hidden_size"] = model.kv_heads, model.ffn_size
         facts["num_parameters"] = model.num_parameters
-    machine = cluster.model_dump(exclude={"name", "source", "gpu", "num_nodes", "links", "nic"})
-    facts |= {name: value for name, value in machine.items() if value is not None}
-    facts["ranks_per_pair"] = placements.ranks_per_pair(cluster)
-    if cluster.domain_gpus > cluster.gpus_per_node:
-        facts["gpus_on_links"] = cluster.domain_gpus
-    if cluster.num_nodes is not None:
-        facts["cluster_nodes"] = cluster.num_nodes
+    if cluster is None:
+        facts["gpus_per_node"] = ranks_per_node
+    else:
+        ours = {"name", "source", "gpu", "num_nodes", "links", "nic"}
+        machine = cluster.model_dump(exclude=ours)
+        facts |= {name: value for name, value in machine.items() if value is not None}
+        facts["ranks_per_pair"] = placements.ranks_per_pair(cluster)
+        if cluster.domain_gpus > cluster.gpus_per_node:
+            facts["gpus_on_links"] = cluster.domain_gpus
+        if cluster.num_nodes is not None:
+            facts["cluster_nodes"] = cluster.num_nodes
     return {name: v for name, v in facts.items() if isinstance(v, (bool, int, float, str))}
 
 
 def defaults(spec: TrainerSpec) -> dict[str, Scalar]:
     """Values of parameters that the space does not have, or that are inactive."""
-    known: dict[str, Any] = {"num_nodes": 1, "vpp": 1, **dict.fromkeys(beside_dp(spec.axes), 1)}
+    known: dict[str, Any] = {"num_nodes": 1, "vpp": 1, **dict.fromkeys(ordered(spec.axes), 1)}
     trainer = spec.builtin
     if trainer is not None:
         fields = TrainConfig.model_fields
@@ -104,8 +117,11 @@ def reads(
 
     for name in condition_order(conditions):
         found[name] = of(name, *conditions[name].names)
+    if derived_nodes(parameters):
+        found["num_nodes"] = of(*ordered(own_axes))
     found["world_size"] = of("num_nodes")
-    found["dp"] = of("num_nodes", *beside_dp(own_axes))
+    if "dp" not in parameters:
+        found["dp"] = of("num_nodes", *beside_dp(own_axes))
     if _places(known):
         placed = of("zero_stage", "dp", *placements.TYPES)
         for name in placements.TYPES:
@@ -144,8 +160,12 @@ def derive(
             columns[name] = np.where(is_active, typed[name], constant(known[name]))
         else:
             missing[name] = np.logical_not(is_active)
+    replica = ranks_of_replica(columns, own_axes)
+    if derived_nodes(parameters):
+        columns["num_nodes"] = np.floor_divide(replica * columns["dp"], columns["gpus_per_node"])
     columns["world_size"] = columns["num_nodes"] * columns["gpus_per_node"]
-    columns["dp"] = np.floor_divide(columns["world_size"], ranks_of_replica(columns, own_axes))
+    if "dp" not in parameters:
+        columns["dp"] = np.floor_divide(columns["world_size"], replica)
     if _places(known):
         counts = {name: active.get(name, np.True_) for name in typed}
         columns |= placements.resolved(columns, counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,11 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
 
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     """The file with what the bases of its trainer's files hold, so that it stands alone; a script
-    beside it is named by its whole path, since trials start in folders of their own.
+    beside it is named by its whole path, since trials start in folders of their own, unless the
+    trainer's working folder has one.
     """
-    folder = Path(document.name).parent.absolute()
-    command = [_beside(folder, entry) for entry in file.trainer.command or []]
+    folder, workdir = Path(document.name).parent.absolute(), file.trainer.workdir
+    command = [_beside(folder, entry, workdir) for entry in file.trainer.command or []]
     if command != (file.trainer.command or []):
         trainer = file.trainer.model_copy(update={"command": command})
         file = file.model_copy(update={"trainer": trainer})
@@ -51,10 +53,35 @@ def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
     return file.model_copy(update={"trainer": file.trainer.model_copy(update={"files": whole})})
 
 
-def _beside(folder: Path, entry: str | Flags) -> str | Flags:
-    if isinstance(entry, str) and entry.endswith((".py", ".sh")) and (folder / entry).is_file():
-        return str(folder / entry)
-    return entry
+def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flags:
+    if not isinstance(entry, str) or not entry.endswith((".py", ".sh")):
+        return entry
+    found = workdir is not None and (Path(workdir) / entry).is_file()
+    return str(folder / entry) if not found and (folder / entry).is_file() else entry
+
+
+def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
+    """The file with the whole path of its trainer's working folder.
+
+    Args:
+        document: where a mistake is shown.
+        file: its content.
+        there: the folder has to be there.
+
+    Raises:
+        SpaceError: if it is not.
+    """
+    if file.trainer.workdir is None:
+        return file
+    folder = Path(os.path.abspath(Path(document.name).parent / file.trainer.workdir))  # noqa: PTH100
+    if there and not folder.is_dir():
+        raise document.error(
+            ("trainer", "workdir"),
+            f"found {as_written(file.trainer.workdir)}, accepted a folder; there is no {folder}",
+            at_value=True,
+        )
+    trainer = file.trainer.model_copy(update={"workdir": str(folder)})
+    return file.model_copy(update={"trainer": trainer})
 
 
 def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, ValueType]) -> None:

@@ -154,6 +154,7 @@ class LocalLauncher(Launcher):
             name=spec.name,
             argv=list(spec.argv) if arguments is None else arguments,
             directory=str(spec.directory),
+            started_in=str(spec.started_in),
             env=self._env(spec),
             rank_env=self._rank_env(spec, lease),
             memory_bytes=spec.memory_bytes_per_rank,
@@ -188,7 +189,7 @@ class LocalLauncher(Launcher):
         write_private(
             spec.directory / "command.txt",
             f"# rank 0 of {spec.world_size}, on {','.join(lease.nodes)}\n"
-            f"cd {shlex.quote(str(spec.directory))}\n"
+            f"cd {shlex.quote(str(spec.started_in))}\n"
             f"{' '.join(env)} {shlex.join(self.command(spec, lease))}\n",
         )
 
@@ -224,7 +225,9 @@ def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
 
 def _cannot_start(spec: TrialSpec, env: Mapping[str, str]) -> str | None:
     program = spec.argv[0]
-    where = spec.directory / program if os.sep in program else program
+    if spec.obstacle:
+        return spec.obstacle
+    where = spec.started_in / program if os.sep in program else program
     if shutil.which(where, path=env.get("PATH")) is None:
         return f"cannot start {program!r}: no such program"
     return None

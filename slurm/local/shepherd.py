@@ -49,7 +49,8 @@ class Request:
 
     name: str
     argv: list[str]
-    directory: str  # of the ranks; stdout.log and stderr.log lie there
+    directory: str  # of the trial; stdout.log and stderr.log lie there
+    started_in: str  # of the ranks
     env: dict[str, str]  # of every rank
     rank_env: list[dict[str, str]]  # of each rank, on top
     memory_bytes: int | None
@@ -230,7 +231,7 @@ def run_rank(request: Request, rank: int) -> int:
     """Turn this freshly forked process into a rank; returns its exit code if it did not exec."""
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.chdir(request.directory)
+    os.chdir(request.started_in)
     env = {**request.env, **request.rank_env[rank], TRIAL_VARIABLE: request.name}
     if request.memory_bytes is not None:
         limit = (request.memory_bytes, request.memory_bytes)

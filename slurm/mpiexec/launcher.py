@@ -21,6 +21,7 @@ from slurm.mpiexec.proof import ANSWER_S, Sweeper
 from slurm.mpiexec.texts import MPIEXEC_TEXTS, REFUSES_ROOT
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
+from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.sweep.node import end_trials
@@ -86,6 +87,8 @@ class MpiexecLauncher(Launcher):
         argv = self.command(spec, lease)
         clear_attempt(spec.directory)
         write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
+        if spec.obstacle:
+            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         child, pump = self._start(argv, spec, lease)
         try:
             watched = watch(spec, lambda: child.poll() is not None, stop, stop_rule)
@@ -167,7 +170,7 @@ class MpiexecLauncher(Launcher):
             # A session of its own: Ctrl-C in the terminal is the driver's to handle.
             child = subprocess.Popen(
                 argv,
-                cwd=spec.directory,
+                cwd=spec.started_in,
                 env=self._trial_environ(spec, lease),
                 stdin=subprocess.DEVNULL,
                 stdout=out_w,

@@ -105,6 +105,8 @@ class SrunLauncher(Launcher):
         ) | {"SLURM_JOB_ID": self.allocation.job}
         clear_attempt(spec.directory)
         write_private(spec.directory / "command.txt", shlex.join(argv) + "\n")
+        if spec.obstacle:
+            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
         if not self._pacing.wait(stop):
             return Outcome(Kind.CANCELLED, message="stopped before it was launched")
         with (
@@ -114,7 +116,7 @@ class SrunLauncher(Launcher):
             # A session of its own: Ctrl-C in the terminal is the driver's to handle.
             child = subprocess.Popen(
                 argv,
-                cwd=spec.directory,
+                cwd=spec.started_in,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,

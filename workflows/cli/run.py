@@ -91,14 +91,9 @@ def try_out(arguments: Namespace) -> int:
     space = load_space(arguments.space)
     given = values_of(space, arguments.config)
     name = arguments.launcher
-    nodes = (
-        max(map(int, space.parameters["num_nodes"].values))
-        if "num_nodes" in space.parameters
-        else 1
-    )
-    config = choose(space, given, nodes)
+    config = choose(space, given, space.widths[-1])
     needed = space.num_nodes(config)
-    refuse_too_many_ranks(Path(space.file), name, needed * space.cluster.gpus_per_node)
+    refuse_too_many_ranks(Path(space.file), name, needed * space.ranks_per_node)
     options = LauncherOptions(needed, arguments.site, arguments.hostfile)
     with closing(make_launcher(launcher_name(name), options)) as launcher:
         lines = try_out(space, config, launcher, arguments.out)

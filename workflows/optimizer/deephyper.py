@@ -11,7 +11,7 @@ DeepHyper repeats known points after a restart and ignores constraints in some g
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,14 @@ class DeepHyperOptimizer:
             )
             search.tell(history)
             asked: dict[str, Any] = search.ask(1)[0]
-        return asked | {p.name: p.values[asked[p.name]] for p in words}
+        # It took logarithms of numbers and raised them again: 0.00050234 is 0.00050233999... now.
+        spans = [p.name for p in self.space.parameters.values() if p.span is not None]
+        numbers = {name: _nearest(asked[name], {c[name] for c in candidates}) for name in spans}
+        return asked | numbers | {p.name: p.values[asked[p.name]] for p in words}
+
+
+def _nearest(value: float, among: Iterable[float]) -> float:
+    return min(among, key=lambda number: abs(number - value))
 
 
 def _hyperparameter(parameter: Parameter) -> Any:

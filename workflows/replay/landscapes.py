@@ -27,7 +27,7 @@ from analysis import (
     resized,
 )
 from search_spaces import SearchSpace, SpaceError, load_space
-from slurm import as_written, listed
+from slurm import as_written, listed, plain_scalar
 from trainer import beside_dp
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
@@ -226,7 +226,10 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
 
 
 def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:
-    values = {str(v): v for v in space.parameters[name].values}
+    parameter = space.parameters[name]
+    if text and parameter.span is not None:
+        return plain_scalar(text)  # whether it lies in the interval is asked with the rest
+    values = {str(v): v for v in parameter.values}
     if text and text not in values:
         raise TableError(f"{where}: p:{name} is {as_written(text)}, accepted {listed(values)}")
     return values.get(text)

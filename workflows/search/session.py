@@ -200,8 +200,7 @@ def _refuse_narrow_launcher(
     if folder.started and read_run(folder.path).trials:
         return
     nodes = len(launcher.nodes())
-    widths = space.parameters.get("num_nodes")
-    if widths is None or max(int(value) for value in widths.values) <= nodes:
+    if space.widths[-1] <= nodes:
         return
     chosen = make_policy(space, 0, policy, pricing=pricing)  # its own: a proposal leaves traces
     run = Run(folder.path)
@@ -213,8 +212,7 @@ def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher
     """Raise if there are configurations to propose, but only for more nodes than there are."""
     if policy.propose(run, sys.maxsize) is None:
         return
-    parameter = space.parameters.get("num_nodes")
-    widths = sorted(int(value) for value in parameter.values) if parameter else [1]
+    widths = space.widths
     widest = len(widths) - 1
     at = bisect_left(widths, True, 0, widest, key=lambda n: policy.propose(run, n) is not None)
     left = " that is left" if run.trials else ""

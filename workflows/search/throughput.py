@@ -148,13 +148,16 @@ def contradiction(
 
 
 def _beyond_peak(space: SearchSpace, tflops: float | None, said: str) -> str | None:
-    peaks = (space.cluster.peak_bf16_tflops, space.cluster.peak_fp32_tflops)
+    cluster = space.cluster
+    if cluster is None:
+        return None
+    peaks = (cluster.peak_bf16_tflops, cluster.peak_fp32_tflops)
     peak = 2 * max(peak or 0.0 for peak in peaks)  # of 8-bit products
-    peak *= space.cluster.shared_by  # one that is busy alone has the others' share
+    peak *= cluster.shared_by  # one that is busy alone has the others' share
     if tflops is None or not math.isfinite(tflops) or tflops <= peak:
         return None
     return (
-        f"{said} means {number(tflops)} model TFLOP/s per GPU, but a GPU of {space.cluster.name} "
+        f"{said} means {number(tflops)} model TFLOP/s per GPU, but a GPU of {cluster.name} "
         f"has at most {number(peak)}: check the unit, and whether it is per GPU"
     )
 

@@ -57,6 +57,7 @@ class TrialFactory:
                 "ranks_per_node": spec.ranks_per_node,
                 "env": dict(spec.env),
                 **({"log": asdict(spec.result.log)} if spec.result.log else {}),
+                **({"workdir": str(spec.workdir)} if spec.workdir else {}),
             }
         }
         files["config.json"] = self.space.train_config(config, self.data)
@@ -74,12 +75,13 @@ class TrialFactory:
             directory=directory,
             argv=self.space.command(config, directory),
             num_nodes=self.space.num_nodes(config),
-            ranks_per_node=self.space.cluster.gpus_per_node,
+            ranks_per_node=self.space.ranks_per_node,
             timeout_s=trial.timeout_s,
             no_progress_timeout_s=trial.no_progress_timeout_s,
             env=self.space.environment(config, directory),
             result=ResultSource(self.space.program.log, trial.warmup_steps),
             config=dict(config),
+            workdir=self.space.workdir,
         )
 
 

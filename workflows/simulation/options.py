@@ -77,8 +77,8 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
     Raises:
         SimulationError: for an unknown key or a value that does not fit it.
     """
-    widest = max((int(v) for v in _values(space, "num_nodes")), default=1)
-    nodes = space.cluster.num_nodes or DEFAULT_TRIALS * widest
+    known = None if space.cluster is None else space.cluster.num_nodes
+    nodes = known or DEFAULT_TRIALS * space.widths[-1]
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
     truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):
@@ -98,8 +98,3 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
         except ValueError as mistake:
             raise SimulationError(f"--simulate {item}: {mistake}") from mistake
     return SimulatedCluster(**fields), truth
-
-
-def _values(space: SearchSpace, name: str) -> tuple[Any, ...]:
-    parameter = space.parameters.get(name)
-    return tuple(parameter.values) if parameter else ()

@@ -49,10 +49,11 @@ class SpaceWorkload:
     def __init__(
         self, space: SearchSpace, answers: Answers, misfit: float = 0.0, seed: int = 0
     ) -> None:
-        if space.model is None or not {"mbs", "gas"} <= space.facts(_any_config(space)).keys():
-            raise SimulationError(f"{space.file}: simulation needs a model, mbs and gas")
+        known = space.facts(_any_config(space)).keys()
+        if space.model is None or space.cluster is None or not {"mbs", "gas"} <= known:
+            raise SimulationError(f"{space.file}: simulation needs a model, a cluster, mbs and gas")
         self._space = space
-        self._model = space.model
+        self._model, self._cluster = space.model, space.cluster
         self._answers = answers
         self.warmup_steps = space.trial.warmup_steps
         self.measured_steps = space.trial.measured_steps
@@ -76,7 +77,7 @@ class SpaceWorkload:
     ) -> dict[str, Any]:
         """What the built-in trainer measures (``trainer.result``), and energy where it is known."""
         speed = self._speed(config, step_times_s)
-        gpus, power_watts = speed["world_size"], self._space.cluster.power_watts
+        gpus, power_watts = speed["world_size"], self._cluster.power_watts
         energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
         memory = {"peak_memory_bytes": int(peak_bytes)}
         return {"status": "ok", **speed, **memory, **energy}
@@ -111,10 +112,11 @@ class SpaceWorkload:
 
 
 class _Misfit:
-    """A factor per value of every varied parameter."""
+    """A factor per value of every varied parameter that has a list of them."""
 
     def __init__(self, space: SearchSpace, spread: float, seed: str) -> None:
-        varied = [p for p in space.parameters.values() if len(p.values) > 1]
+        # A factor for each value of an interval would be noise: neighbours train alike.
+        varied = [p for p in space.parameters.values() if p.varies and p.span is None]
         self._logs = {}
         for parameter in varied:
             chance = random.Random(f"{seed}/{parameter.name}")

@@ -102,7 +102,9 @@ def test_deephyper_finds_the_best_of_ordered_words_and_numbers_in_between(make_s
     def loss(config: Mapping[str, Any]) -> float:
         return abs(math.log10(config["lr"]) + 3) + abs(sizes.index(config["size"]) - 3)
 
-    best = search(make_policy(space, 0), 18, loss).best
+    run = search(make_policy(space, 0), 18, loss)
+    assert all(t.config["lr"] in LR.grid for t in run.trials.values())  # not 0.0005023399999
+    best = run.best
     assert best is not None and best.config["size"] == "large"
     assert best.objective is not None and best.objective < 0.2
 

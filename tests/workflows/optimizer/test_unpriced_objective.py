@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.ranking import likely_to_fit
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from search_spaces import SearchSpace, load_space
+from search_spaces import SearchSpace, check, load_space
 from workflows.optimizer.registry import make_policy
 
 SPACE = """
@@ -67,3 +68,10 @@ def test_a_model_that_is_wrong_about_memory_filters_no_longer(tmp_path: Path) ->
     assert all(t.expected["fits"] > 0.5 for t in list(run.trials.values())[:5])
     assert not run.trials[16].expected
     assert any(t.ok for t in run.trials.values())
+
+
+def test_check_says_that_measurements_alone_decide(tmp_path: Path) -> None:
+    report = check(space_of(tmp_path, "[1e-4, 1e-3]"))
+    assert "note: the cost model does not predict val_loss: DeepHyper searches" in likely_to_fit(
+        report
+    )
