@@ -72,8 +72,10 @@ class LikelyToRun(DeepHyperPolicy):
 
     def propose(self, run: Run, max_nodes: int) -> Proposal | None:
         proposal = super().propose(run, max_nodes)
-        chances = self._chances(run, [proposal.config]) if proposal else None
-        if proposal is None or chances is None:
+        if proposal is None:
+            return None
+        chances = self._chances(run, [self.problem.space.raw(proposal.config)])
+        if chances is None:
             return proposal
         return replace(proposal, expected={"fits": float(chances[0])})
 
@@ -86,13 +88,15 @@ class LikelyToRun(DeepHyperPolicy):
         return [drawn[i] for i in kept] or drawn
 
     def _chances(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> Array | None:
-        """Probabilities to run; None where the model cannot say, or is not to be believed."""
+        """Chances of raw configurations to run; None where the model cannot say, or is wrong."""
         pricing = self.problem.pricing
         if pricing is None or not trusted(run, pricing):
             return None
         try:
             model = pricing.calibrated(t for t in run.trials.values() if t.ended)
-            prediction = model.predict(pricing.jobs_of(configs))
+            columns = {n: np.array([c[n] for c in configs]) for n in self.problem.space.parameters}
+            facts = self.problem.space.columns(columns)
+            prediction = model.predict(pricing.jobs(facts, len(configs)))
         except MissingFactError:  # such as the network, which only some configurations need
             return None
         return np.asarray(prediction.fits * in_time(self.problem.space, prediction))
