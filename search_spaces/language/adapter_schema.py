@@ -37,6 +37,10 @@ class Setting(Record):
     )
     file: dict[str, Any] = Field(default={}, description="dotted path: value")
     environment: dict[VariableName, str] = Field(default={}, description="variable: value")
+    same: dict[str, Scalar] = Field(
+        default={},
+        description="the user's own options that mean it, too, as earlier versions have them",
+    )
 
     @model_validator(mode="after")
     def _unconditional(self) -> Setting:
@@ -54,8 +58,15 @@ class ModelKey(Record):
     values: dict[str, Scalar] = Field(
         default={}, description="the record's value: the trainer's; others are the same in both"
     )
-    default: Scalar | None = Field(
-        default=None, description="of the record, where the trainer is told nothing"
+    text: str | None = Field(
+        default=None,
+        description="the trainer's value where 'values' has none: a template of the record's "
+        "fields; without {this field} in it, it is written and not read",
+    )
+    default: Scalar | dict[str, Scalar] | None = Field(
+        default=None,
+        description="of the record, where the trainer is told nothing; expression: value, where "
+        "it depends on other fields",
     )
     also: dict[str, Any] = Field(default={}, description="what is told beside it")
 
@@ -126,7 +137,14 @@ class AdapterFile(Record):
         description="what trials do without of the user's: checkpoints and the like",
     )
     constraints: dict[Identifier, list[str]] = Field(
-        default={}, description="parameter: what the trainer demands of it"
+        default={},
+        description="parameter: what the trainer demands of it; those of names that the space "
+        "does not have are left out",
+    )
+    absent: dict[Identifier, str] = Field(
+        default={},
+        description="parameter: what it comes to in constraints and conditions where the space "
+        "has none, an expression",
     )
     conditions: dict[Identifier, str] = Field(
         default={}, description="parameter: where the trainer heeds it"

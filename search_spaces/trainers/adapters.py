@@ -90,13 +90,13 @@ class _Adapting:
     ) -> tuple[SpaceFile, ModelConfig | None]:
         model = self._model(model)
         batch = self._batch()
-        known = {*facts, *self.parameters, *(ModelConfig.model_fields if model is not None else ())}
+        known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
             known.add("global_batch_size")
         heeded = {
             name: text
-            for name, text in self.adapter.conditions.items()
-            if name in self.parameters and templates.names("{" + text + "}") <= known
+            for name, condition in self.adapter.conditions.items()
+            if name in self.parameters and (text := self._of(condition, known)) is not None
         }
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
@@ -111,9 +111,10 @@ class _Adapting:
         )
         demands = [
             text
-            for name, texts in self.adapter.constraints.items()
+            for name, constraints in self.adapter.constraints.items()
             if name in self.parameters
-            for text in texts
+            for constraint in constraints
+            if (text := self._of(constraint, known)) is not None
         ]
         changes = {
             "trainer": trainer,
@@ -195,6 +196,13 @@ class _Adapting:
             return None if record == "" else False
         return named(ModelFile, ("model",), record, self.document).config()
 
+    def _of(self, expression: str, known: Collection[str]) -> str | None:
+        """An expression of names that the space has; None if one is left that it has not."""
+        for name, value in self.adapter.absent.items():
+            if name not in known:
+                expression = re.sub(rf"\b{name}\b", value, expression)
+        return expression if templates.names("{" + expression + "}") <= set(known) else None
+
     def _chosen(self, known: Collection[str], conditions: Mapping[str, str]) -> Iterator[Setting]:
         """The settings of what the space has, and of any trial."""
         for setting in filter(self._applies, self.adapter.always):
@@ -225,7 +233,7 @@ class _Adapting:
         self, chosen: list[Setting], model: ModelConfig | None, files: Collection[str]
     ) -> list[str | Flags]:
         style = self.adapter.options
-        replaced = {option for setting in chosen for option in setting.arguments}
+        replaced = {o for setting in chosen for o in (*setting.arguments, *setting.same)}
         own = options.without(self.spec.args, {*replaced, *self.adapter.dropped}, style)
         command: list[str | Flags] = [*self._program()]
         if self.adapter.file is not None and self.adapter.file.name in files:
@@ -235,6 +243,7 @@ class _Adapting:
             command += own
         if model is not None and self.adapter.model_in == "arguments":
             told = model_keys.written(self.adapter.model, model, self.told)
+            told = {option: value for option, value in told.items() if option not in replaced}
             command += options.written(told, style)
         for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
             arguments = [*options.written(setting.arguments, style), *setting.words]
@@ -285,7 +294,8 @@ def _value(
     name: str, setting: Setting, given: Mapping[str, Any], paths: Mapping[str, Any]
 ) -> Scalar | None:
     """What a user's own options, or paths of their file, say of a parameter; None if nothing."""
-    for entries, told in ((setting.arguments, given), (setting.file, paths)):
+    places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
+    for entries, told in places:
         for key, template in entries.items():
             value = told.get(key)
             if value in (None, "auto") or isinstance(value, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,11 @@ from pydantic import ValidationError
 
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import ModelKey
-from slurm import as_written
+from search_spaces.language.fields import Scalar
+from search_spaces.language.model import ModelShape
+from search_spaces.language.schema import ModelFile
+from search_spaces.trainers import config_files, templates
+from slurm import as_written, plain_scalar
 from trainer import ModelConfig
 
 
@@ -24,19 +29,28 @@ def read(
         known: the model that it names, whose sequence length alone it may be told besides.
 
     Raises:
-        SpaceError: for values that make no model.
+        SpaceError: for values that make no model, or that cannot be read.
     """
-    record = ModelConfig if known is None else type(known)
-    fields = {} if known is None else known.model_dump(exclude_unset=True)
+    record = ModelFile if known is None else type(known)
+    fields: dict[str, Any] = {} if known is None else known.model_dump(exclude_unset=True)
     for name, key in keys.items():
-        counts = known is None or (name == "seq_length" and key.key in told)
-        if counts and (value := _field(key, told)) is not None:
+        if known is not None and name != "seq_length":
+            continue
+        if told.get(key.key) is not None:
+            fields[name] = _read(name, key, told[key.key])
+            if fields[name] is None:
+                raise SpaceError(
+                    f"{key.key} {as_written(told[key.key])} cannot be read: name the space's model"
+                )
+    for name, key in keys.items():
+        if known is None and name not in fields and (value := _default(key, fields)) is not None:
             fields[name] = value
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     if not all(name in fields for name in needed):
         return None
     try:
-        return record(**fields)
+        model = record(**fields)
+        return model.config() if isinstance(model, ModelFile) else model
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
@@ -46,13 +60,15 @@ def read(
 def contradiction(keys: Mapping[str, ModelKey], told: Mapping[str, Any], model: ModelConfig) -> str:
     """What a trainer is told of another model than the space's; empty if nothing is."""
     for name, key in keys.items():
-        here = getattr(model, name, None)
+        here = _fields(model).get(name)
         if not key.key:
             if here != key.default:
                 return f"a trainer of {name} {key.default} alone, the space's model has {here}"
             continue
-        there = _field(key, told) if key.key in told else here
-        if there != here and not (here is None and there == _resolved(model, name)):
+        if told.get(key.key) is None:
+            continue
+        there = _read(name, key, told[key.key])
+        if there is not None and there != here:
             return f"{key.key} {as_written(told[key.key])}, the space's model has {name} {here}"
     return ""
 
@@ -61,13 +77,22 @@ def written(
     keys: Mapping[str, ModelKey], model: ModelConfig, told: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What a trainer has to be told of a model beyond what it is told."""
+    fields = _fields(model)
+    given = model.model_dump()
     options: dict[str, Any] = {}
     for name, key in keys.items():
-        value = getattr(model, name, None)
-        if value is None or not key.key or key.key in told or value == key.default:
+        default = _default(key, fields)
+        # What the record leaves open is told where the trainer would take something else.
+        value = given.get(name) if default is None else fields.get(name)
+        if value is None or not key.key or key.key in told or value == default:
             continue
-        options[key.key] = key.values.get(_text(value), value)
-        options |= {also: each for also, each in key.also.items() if also not in told}
+        text = _text(value)
+        if text in key.values:
+            options[key.key] = key.values[text]
+        else:
+            options[key.key] = value if key.text is None else templates.value(key.text, fields)
+        also = {name: each for name, each in key.also.items() if name not in told}
+        options |= config_files.filled(also, fields)
     return options
 
 
@@ -77,20 +102,54 @@ def unwritten(keys: Mapping[str, ModelKey], model: ModelConfig) -> list[str]:
     return [name for name in changed if name not in keys]
 
 
-def _field(key: ModelKey, told: Mapping[str, Any]) -> Any:
-    """A field of the record, from what a trainer is told."""
-    value = told.get(key.key)
-    if value is None:
-        return key.default
+def names(model: ModelConfig | None) -> frozenset[str]:
+    """Of the facts that expressions can use of a model."""
+    if model is None:
+        return frozenset()
+    resolved = ("num_kv_heads", "ffn_hidden_size", "num_parameters")
+    return frozenset((*model.model_dump(exclude_none=True), *resolved))
+
+
+def _read(name: str, key: ModelKey, value: Any) -> Any:
+    """A field of the record, from what a trainer is told; None if that does not say it."""
     for here, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
-            return {"true": True, "false": False}.get(here, here)
-    return value
+            return plain_scalar(here)
+    if key.text is None:
+        return value
+    found = _pattern(name, key.text).fullmatch(str(value))
+    return plain_scalar(found["value"]) if found and "value" in found.re.groupindex else None
 
 
-def _resolved(model: ModelConfig, name: str) -> Any:
-    """What a field that is left out comes to."""
-    return {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}.get(name)
+def _pattern(name: str, template: str) -> re.Pattern[str]:
+    """What a template's texts look like, with the field itself as the group ``value``."""
+    pieces = re.split(r"(\{[^{}]*\})", template)
+    seen = False
+    for index in range(1, len(pieces), 2):
+        is_field = pieces[index].strip("{} ") == name and not seen
+        seen = seen or is_field
+        pieces[index] = r"(?P<value>[\w.]+)" if is_field else r"[\w.]+"
+    for index in range(0, len(pieces), 2):
+        pieces[index] = re.escape(pieces[index])
+    return re.compile("".join(pieces))
+
+
+def _default(key: ModelKey, fields: Mapping[str, Scalar]) -> Any:
+    """What a field is where the trainer is told nothing of it."""
+    if not isinstance(key.default, Mapping):
+        return key.default
+    for when, value in key.default.items():
+        names = templates.names("{" + when + "}") | templates.names(str(value))
+        if names <= fields.keys() and templates.holds(when, fields):
+            return templates.value(value, fields) if isinstance(value, str) else value
+    return None
+
+
+def _fields(model: ModelConfig) -> dict[str, Scalar]:
+    """A model's fields, with what those that are left out come to."""
+    shape = ModelShape(**model.model_dump())
+    resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    return {**shape.model_dump(exclude_none=True), **resolved}
 
 
 def _text(value: Any) -> str:
