@@ -1,0 +1,190 @@
+"""Every shipped adapter keeps the same promises: what it maps is written, read again and frozen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces.language.adapter_schema import AdapterFile
+from search_spaces.language.schema import ModelFile
+from search_spaces.log_formats import LOG_FORMATS
+from search_spaces.rules.facts import DERIVED
+from search_spaces.shipped import SHIPPED
+from search_spaces.trainers import model_keys, options
+from search_spaces.trainers.adapters import shipped_adapters
+from slurm import read_document, validate
+from trainer import ModelConfig
+
+Load = Callable[[str], SearchSpace]
+ADAPTERS = shipped_adapters()
+MODELS = ("gpt_22b", "llama_8b", "llama_70b", "tiny", "mixtral_8x7b", "deepseek_v3", "gpt_oss_120b")
+# Of the parameters that meshtune knows; those of an adapter's own have what its record names.
+VALUES: dict[str, list[Any]] = {
+    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas", "dp"), [1, 2]),
+    "zero_stage": [1, 0, 2, 3],
+    "recompute": ["none", "selective", "full"],
+    "precision": ["bf16", "fp16", "fp32", "fp8"],
+}
+PASTED = ("tp", "pp", "cp", "mbs", "zero_stage")
+
+
+def record_of(name: str) -> AdapterFile:
+    return validate(AdapterFile, read_document(SHIPPED / "adapters" / f"{name}.yaml", SpaceError))
+
+
+def model_named(name: str) -> ModelConfig:
+    document = read_document(SHIPPED / "models" / f"{name}.yaml", SpaceError)
+    return validate(ModelFile, document).config()
+
+
+def values_of(adapter: AdapterFile) -> dict[str, list[Any]]:
+    """Values for every parameter that an adapter has settings of."""
+    found: dict[str, list[Any]] = {"mbs": [1, 2], "gas": [4, 8]}
+    for name, settings in adapter.settings.items():
+        whens = " ".join(setting.when or "" for setting in settings)
+        named = re.findall(rf"\b{name} == '(\w+)'", whens)
+        if name in VALUES:
+            found[name] = VALUES[name]
+        elif re.search(rf"\b{name} [<>]", whens):
+            found[name] = [0, 3]
+        elif any(setting.when in (name, f"not {name}") for setting in settings):
+            found[name] = [False, True]
+        elif name not in DERIVED:
+            found[name] = [*named, "other"] if named else ["one", "two"]
+    return found | {"gas": [4, 8]}
+
+
+def space_text(adapter: AdapterFile, parameters: dict[str, Any], folder: Path, more: str) -> str:
+    trainer: dict[str, Any] = {"adapter": adapter.name, "entry": "train.py"}
+    if adapter.file is not None and "config" not in more:
+        base = folder / ("base" + Path(adapter.file.name).suffix)
+        base.write_text("" if base.suffix == ".toml" else "{}")
+        trainer["config"] = base.name
+    if adapter.log is None:
+        trainer["result"] = {"patterns": {"tokens_per_second": "tps: ([0-9]+)"}}
+    trainer |= json.loads(more)
+    space = {
+        "version": 1,
+        "cluster": "dgx_h100",
+        "model": "llama_8b",
+        "trainer": trainer,
+        "parameters": {"num_nodes": [2], **parameters},
+        "objective": {"maximize": "tokens_per_second"},
+    }
+    return json.dumps(space)
+
+
+def rendered(space: SearchSpace, config: dict[str, Any]) -> tuple[Any, ...]:
+    config = space.canonical(config)
+    return space.command(config, "/t"), space.files(config, "/t"), space.environment(config, "/t")
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_every_value_of_every_parameter_reaches_the_trainer(
+    name: str, load: Load, tmp_path: Path
+) -> None:
+    adapter = record_of(name)
+    values = values_of(adapter)
+    space = load(space_text(adapter, values, tmp_path, "{}"))
+    # A parameter may be heeded only beside others: it need not matter in each of these.
+    bases = [
+        {key: each[index] for key, each in values.items()} | {"num_nodes": 2}
+        for index in (0, 1, -1)
+    ]
+    bases.append(bases[1] | {"zero_stage": 1} if "zero_stage" in values else bases[1])
+    for parameter, each in values.items():
+        assert any(
+            len({repr(rendered(space, base | {parameter: value})) for value in each}) > 1
+            for base in bases
+        ), parameter
+    frozen = tmp_path / "frozen.yaml"
+    frozen.write_text(space.frozen())
+    again = load_space(frozen)
+    assert again.fingerprint == space.fingerprint
+    assert rendered(again, bases[1]) == rendered(space, bases[1])
+    assert adapter.log is None or adapter.log in LOG_FORMATS
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_what_was_written_says_the_parameters_when_it_is_pasted(
+    name: str, load: Load, tmp_path: Path
+) -> None:
+    adapter = record_of(name)
+    values = {key: each[:2] for key, each in values_of(adapter).items()}
+    space = load(space_text(adapter, values, tmp_path, "{}"))
+    config = {key: each[-1] for key, each in values.items()} | {"num_nodes": 2}
+    config |= {"zero_stage": 1} if "zero_stage" in values else {}
+    command, files, _ = rendered(space, config)
+    more: dict[str, Any] = {"args": [str(text) for text in command[len(adapter.command) :]]}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+        more["config"] = file
+    pasted = load(space_text(adapter, {"mbs": [config["mbs"]], "gas": [8]}, tmp_path,
+                             json.dumps(more)))  # fmt: skip
+    for parameter in PASTED:
+        if parameter in adapter.settings and parameter not in ("mbs",):
+            assert pasted.parameters[parameter].values == (config[parameter],), parameter
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if record_of(name).model])
+def test_a_model_is_read_as_it_was_written(name: str, model_name: str) -> None:
+    adapter, model = record_of(name), model_named(model_name)
+    if model_keys.unwritten(adapter.model, model):
+        return  # `check` and `export` name what the trainer is not told
+    told = model_keys.written(adapter.model, model, {})
+    if adapter.model_in == "arguments":
+        told = options.read(options.written(told, adapter.options), adapter.options)
+    else:
+        told = json.loads(json.dumps(told))
+    assert "{" not in json.dumps(list(told.values()))
+    assert not model_keys.contradiction(adapter.model, told, model)
+    needed = {name for name, field in ModelConfig.model_fields.items() if field.is_required()}
+    if not needed <= adapter.model.keys():
+        return
+    if any(key.text and f"{{{field}}}" not in key.text and key.key in told
+           for field, key in adapter.model.items()):  # fmt: skip
+        with pytest.raises(SpaceError, match="name the space's model"):
+            model_keys.read(adapter.model, told)
+        return
+    again = model_keys.read(adapter.model, told)
+    assert again is not None
+    assert comparable(again) == comparable(model)
+
+
+def comparable(model: ModelConfig) -> dict[str, Any]:
+    """A model's record, with what its open fields come to."""
+    resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
+    return {**model.model_dump(), **resolved}
+
+
+def test_a_gated_model_of_unnamed_width_has_megatrons_own() -> None:
+    keys = record_of("megatron-lm").model
+    told = {"num-layers": 2, "hidden-size": 4096, "num-attention-heads": 32, "vocab-size": 1000,
+            "seq-length": 128}  # fmt: skip
+    plain, gated = model_keys.read(keys, told), model_keys.read(keys, {**told, "swiglu": True})
+    assert plain is not None and gated is not None
+    assert (plain.ffn_size, gated.ffn_size) == (16384, 10880)  # 4 h; 8/3 h in whole 64s
+    model = ModelConfig(
+        num_layers=2, hidden_size=64, num_heads=4, vocab_size=99, seq_length=32, activation="swiglu"
+    )
+    assert model_keys.written(keys, model, {})["ffn-hidden-size"] == 256
+
+
+def test_megatrons_list_of_layers_with_experts_is_read() -> None:
+    keys = record_of("megatron-lm").model
+    model = model_named("deepseek_v3")
+    told = model_keys.written(keys, model, {})
+    assert told["moe-layer-freq"] == "([0]*3+[1]*58)"
+    assert model_keys.read(keys, {**told, "moe-layer-freq": 1}).dense_layers == 0  # type: ignore[union-attr]
+    with pytest.raises(SpaceError, match="cannot be read: name the space's model"):
+        model_keys.read(keys, {**told, "moe-layer-freq": "[0,1]*30"})
+    assert "moe-layer-freq" in model_keys.contradiction(
+        keys, {"moe-layer-freq": "([0]*1+[1]*60)"}, model
+    )
