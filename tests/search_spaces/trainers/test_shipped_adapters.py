@@ -26,7 +26,7 @@ ADAPTERS = shipped_adapters()
 MODELS = ("gpt_22b", "llama_8b", "llama_70b", "tiny", "mixtral_8x7b", "deepseek_v3", "gpt_oss_120b")
 # Of the parameters that meshtune knows; those of an adapter's own have what its record names.
 VALUES: dict[str, list[Any]] = {
-    **dict.fromkeys(("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas", "dp"), [1, 2]),
+    **{name: [1, 2] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas", "dp")},
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
     "precision": ["bf16", "fp16", "fp32", "fp8"],
