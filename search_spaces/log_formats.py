@@ -151,7 +151,7 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
                 *_MEGATRON["step_time_s"],
             ],
             "tflops_per_gpu": [
-                Pattern(r"(?P<value>[\d.]+)\s*MODEL_TFLOP/s/GPU", unit=""),
+                Pattern(r"utilization:\s*(?P<value>[\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU", unit=""),
                 *_MEGATRON["tflops_per_gpu"],
             ],
             "loss": [_loss(r"reduced_train_loss:"), *_MEGATRON["loss"]],

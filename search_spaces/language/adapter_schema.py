@@ -58,10 +58,10 @@ class ModelKey(Record):
     values: dict[str, Scalar] = Field(
         default={}, description="the record's value: the trainer's; others are the same in both"
     )
-    text: str | None = Field(
+    text: str | dict[str, str] | None = Field(
         default=None,
         description="the trainer's value where 'values' has none: a template of the record's "
-        "fields; without {this field} in it, it is written and not read",
+        "fields, or expression: template; without {this field} in it, it is written and not read",
     )
     default: Scalar | dict[str, Scalar] | None = Field(
         default=None,
@@ -89,6 +89,9 @@ class WrittenFile(Record):
     name: str = Field(description="in the trial's folder; its suffix is its format")
     arguments: list[str] = Field(default=[], description="that name it on the command line")
     required: bool = Field(default=False, description="nothing runs without the user's own")
+    underscores: bool = Field(
+        default=False, description="keys of the user's own may have dashes for underscores"
+    )
     options: bool = Field(
         default=False,
         description="its dotted paths are options as well, which count for more than it does",

@@ -139,9 +139,12 @@ class _Adapting:
                 path, f"{self.adapter.name} has arguments only, accepted: them, in args"
             )
         try:
-            return config_files.read_base(Path(self.document.name).parent / self.spec.config)
+            base = config_files.read_base(Path(self.document.name).parent / self.spec.config)
         except SpaceError as error:
             raise self.document.error(path, f"\n{error}", at_value=True) from None
+        if file.underscores:
+            base = {key.replace("-", "_"): value for key, value in base.items()}
+        return base
 
     def _fixed(self) -> dict[str, Scalar]:
         """Parameters that the space does not have and that the user's arguments or file set."""

@@ -37,7 +37,7 @@ def read(
         if known is not None and name != "seq_length":
             continue
         if told.get(key.key) is not None:
-            fields[name] = _read(name, key, told[key.key])
+            fields[name] = _read(name, key, told[key.key], fields)
             if fields[name] is None:
                 raise SpaceError(
                     f"{key.key} {as_written(told[key.key])} cannot be read: name the space's model"
@@ -67,7 +67,7 @@ def contradiction(keys: Mapping[str, ModelKey], told: Mapping[str, Any], model: 
             continue
         if told.get(key.key) is None:
             continue
-        there = _read(name, key, told[key.key])
+        there = _read(name, key, told[key.key], _fields(model))
         if there is not None and there != here:
             return f"{key.key} {as_written(told[key.key])}, the space's model has {name} {here}"
     return ""
@@ -90,7 +90,8 @@ def written(
         if text in key.values:
             options[key.key] = key.values[text]
         else:
-            options[key.key] = value if key.text is None else templates.value(key.text, fields)
+            template = _case(key.text, fields)
+            options[key.key] = value if template is None else templates.value(template, fields)
         also = {name: each for name, each in key.also.items() if name not in told}
         options |= config_files.filled(also, fields)
     return options
@@ -110,14 +111,15 @@ def names(model: ModelConfig | None) -> frozenset[str]:
     return frozenset((*model.model_dump(exclude_none=True), *resolved))
 
 
-def _read(name: str, key: ModelKey, value: Any) -> Any:
+def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) -> Any:
     """A field of the record, from what a trainer is told; None if that does not say it."""
     for here, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
             return plain_scalar(here)
     if key.text is None:
         return value
-    found = _pattern(name, key.text).fullmatch(str(value))
+    template = _case(key.text, fields)
+    found = _pattern(name, template).fullmatch(str(value)) if template is not None else None
     return plain_scalar(found["value"]) if found and "value" in found.re.groupindex else None
 
 
@@ -136,12 +138,19 @@ def _pattern(name: str, template: str) -> re.Pattern[str]:
 
 def _default(key: ModelKey, fields: Mapping[str, Scalar]) -> Any:
     """What a field is where the trainer is told nothing of it."""
-    if not isinstance(key.default, Mapping):
-        return key.default
-    for when, value in key.default.items():
-        names = templates.names("{" + when + "}") | templates.names(str(value))
-        if names <= fields.keys() and templates.holds(when, fields):
-            return templates.value(value, fields) if isinstance(value, str) else value
+    value = _case(key.default, fields)
+    if isinstance(key.default, Mapping) and isinstance(value, str):
+        return templates.value(value, fields) if templates.names(value) <= fields.keys() else None
+    return value
+
+
+def _case(cases: Any, fields: Mapping[str, Scalar]) -> Any:
+    """The value of the first expression that holds; a value without one is as it is."""
+    if not isinstance(cases, Mapping):
+        return cases
+    for when, value in cases.items():
+        if templates.names("{" + when + "}") <= fields.keys() and templates.holds(when, fields):
+            return value
     return None
 
 

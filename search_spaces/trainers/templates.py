@@ -27,7 +27,8 @@ def expressions(text: str) -> Iterator[str]:
 def names(text: str) -> frozenset[str]:
     """Every name that a template reads."""
     found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
-    return frozenset(node.id for nodes in found for node in nodes if isinstance(node, ast.Name))
+    read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
+    return frozenset(read - {"true", "false"})
 
 
 def filled(text: str, values: Mapping[str, Scalar]) -> str:

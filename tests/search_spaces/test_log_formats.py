@@ -138,6 +138,13 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
         {"step_time_s": MEDIAN_S, "tflops_per_gpu": 1e5 / 815},
     ),
     (
+        "megatron-bridge",
+        "of 2025, beside Megatron's own",
+        log("Step Time : {s:.2f}s GPU utilization: {tflops:.1f}TFLOP/s/GPU\n" + MEGATRON.replace(
+            " throughput per GPU (TFLOP/s/GPU): {tflops:.1f} |", "")),
+        {"step_time_s": MEDIAN_S, "tflops_per_gpu": 1e5 / 815, "loss": 9.107},
+    ),
+    (
         "transformers",
         "Trainer",
         "{'loss': 9.2, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.5}\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from search_spaces import SearchSpace, SpaceError, load_space
 from search_spaces.language.adapter_schema import AdapterFile
@@ -26,9 +27,11 @@ ADAPTERS = shipped_adapters()
 MODELS = ("gpt_22b", "llama_8b", "llama_70b", "tiny", "mixtral_8x7b", "deepseek_v3", "gpt_oss_120b")
 # Of the parameters that meshtune knows; those of an adapter's own have what its record names.
 VALUES: dict[str, list[Any]] = {
-    **{name: [1, 2] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas", "dp")},
+    **{name: [1, 2] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas")},
+    **{name: [True, False] for name in ("sequence_parallel", "overlap_grad_reduce")},
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
+    "overlap_param_gather": [False, True],
     "precision": ["bf16", "fp16", "fp32", "fp8"],
 }
 PASTED = ("tp", "pp", "cp", "mbs", "zero_stage")
@@ -49,13 +52,15 @@ def values_of(adapter: AdapterFile) -> dict[str, list[Any]]:
     for name, settings in adapter.settings.items():
         whens = " ".join(setting.when or "" for setting in settings)
         named = re.findall(rf"\b{name} == '(\w+)'", whens)
+        if name in DERIVED:
+            continue
         if name in VALUES:
             found[name] = VALUES[name]
         elif re.search(rf"\b{name} [<>]", whens):
             found[name] = [0, 3]
         elif any(setting.when in (name, f"not {name}") for setting in settings):
             found[name] = [False, True]
-        elif name not in DERIVED:
+        else:
             found[name] = [*named, "other"] if named else ["one", "two"]
     return found | {"gas": [4, 8]}
 
@@ -97,8 +102,11 @@ def test_every_value_of_every_parameter_reaches_the_trainer(
         {key: each[index] for key, each in values.items()} | {"num_nodes": 2}
         for index in (0, 1, -1)
     ]
-    bases.append(bases[1] | {"zero_stage": 1} if "zero_stage" in values else bases[1])
+    enabling = {"zero_stage": 1, "sequence_parallel": True, "overlap_grad_reduce": True}
+    bases.append(bases[1] | {key: value for key, value in enabling.items() if key in values})
     for parameter, each in values.items():
+        if all(setting.given for setting in adapter.settings.get(parameter, [])):
+            continue  # heeded beside certain options of the user's own alone
         assert any(
             len({repr(rendered(space, base | {parameter: value})) for value in each}) > 1
             for base in bases
@@ -128,16 +136,25 @@ def test_what_was_written_says_the_parameters_when_it_is_pasted(
     pasted = load(space_text(adapter, {"mbs": [config["mbs"]], "gas": [8]}, tmp_path,
                              json.dumps(more)))  # fmt: skip
     for parameter in PASTED:
-        if parameter in adapter.settings and parameter not in ("mbs",):
-            assert pasted.parameters[parameter].values == (config[parameter],), parameter
+        read = [parameter] if parameter in pasted.parameters else []
+        said = [
+            {**each.arguments, **each.file}.values()
+            for each in adapter.settings.get(parameter, [])
+            if not each.given
+        ]
+        needed = [parameter] if any(f"{{{parameter}}}" in each for each in said) else []
+        for found in {*read, *needed}:
+            assert pasted.parameters[found].values == (config[found],), found
 
 
 @pytest.mark.parametrize("model_name", MODELS)
 @pytest.mark.parametrize("name", [name for name in ADAPTERS if record_of(name).model])
 def test_a_model_is_read_as_it_was_written(name: str, model_name: str) -> None:
     adapter, model = record_of(name), model_named(model_name)
-    if model_keys.unwritten(adapter.model, model):
-        return  # `check` and `export` name what the trainer is not told
+    if model_keys.unwritten(adapter.model, model) or model_keys.contradiction(
+        adapter.model, {}, model
+    ):
+        return  # what the trainer is not told is named by `export`; another model is refused
     told = model_keys.written(adapter.model, model, {})
     if adapter.model_in == "arguments":
         told = options.read(options.written(told, adapter.options), adapter.options)
@@ -188,3 +205,32 @@ def test_megatrons_list_of_layers_with_experts_is_read() -> None:
     assert "moe-layer-freq" in model_keys.contradiction(
         keys, {"moe-layer-freq": "([0]*1+[1]*60)"}, model
     )
+
+
+def test_neox_reads_keys_with_dashes_and_the_width_of_gated_units(
+    load: Load, tmp_path: Path
+) -> None:
+    """Its intermediate size is that of all three matrices of a gated unit together."""
+    (tmp_path / "own.yml").write_text(
+        "pipe-parallel-size: 2\nnum-layers: 32\nactivation: swiglu\nintermediate-size: 43008\n"
+        "tokenizer-type: HFTokenizer\nhostfile: /h\nfp16: {enabled: true}\n"
+    )
+    parameters = {"tp": [2], "mbs": [1], "gas": [4], "zero_stage": [1], "precision": ["bf16"]}
+    space = load(space_text(record_of("neox"), parameters, tmp_path, '{"config": "own.yml"}'))
+    assert space.parameters["pp"].values == (2,)
+    config = {"num_nodes": 2, "pp": 2, **{name: each[0] for name, each in parameters.items()}}
+    command, files, environment = rendered(space, config)
+    written = yaml.safe_load(files["neox.yml"])
+    assert (written["intermediate_size"], written["global_num_gpus"]) == (43008, 16)
+    assert (written["pipe_parallel_size"], written["precision"]) == (2, "bfloat16")
+    assert written["fp16"] == {"enabled": False}
+    assert written["zero_optimization"] == {"stage": 1}
+    assert written["train_batch_size"] == 16
+    assert not {"hostfile", "pipe-parallel-size"} & written.keys()
+    assert (command[-2:], environment["CUDA_DEVICE_MAX_CONNECTIONS"]) == (
+        ("train.py", "neox.yml"),
+        "1",
+    )
+    (tmp_path / "own.yml").write_text("num-layers: 40\n")
+    with pytest.raises(SpaceError, match="num_layers 40, the space's model has num_layers 32"):
+        load(space_text(record_of("neox"), parameters, tmp_path, '{"config": "own.yml"}'))
