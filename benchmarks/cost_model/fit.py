@@ -51,6 +51,8 @@ def main() -> None:
         own: dict[str, Any] = {}
         if found := _on_one_machine(tables, framework):
             own = written(found[0], found[1])
+            if not _says_of_memory(tables, name):
+                del own["memory"]
             print(f"{name}: {own['source']}, spread {own['log_sd']}")
         if elsewhere := of_framework(timed_parts, name):
             frameworks[name] = {**own, "elsewhere": elsewhere}
@@ -84,6 +86,15 @@ def _on_one_machine(tables: Sequence[Table], framework: Framework) -> tuple[Cost
     model = CostModel(parts[0].clusters[key], framework).calibrated(measurements_of(parts))
     rows_of = ", ".join(f"{part.name} ({timed(part)} timed rows)" for part in parts)
     return model, f"{rows_of} on {key}"
+
+
+def _says_of_memory(tables: Sequence[Table], framework: str) -> bool:
+    """Whether any row has a peak, or failed. That others ran says less than what they recomputed,
+    which tables of times leave out."""
+    return any(
+        bool(((t.framework == framework) & (np.isfinite(t.peak_bytes) | t.failed)).any())
+        for t in tables
+    )
 
 
 def thinned(table: Table) -> Table:

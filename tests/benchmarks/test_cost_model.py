@@ -14,9 +14,9 @@ from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
-from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, evaluate
+from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, evaluate
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
-from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted
+from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted, Transfer
 from benchmarks.cost_model.statements import read_statements
 from benchmarks.published.read import read_table
 from search_spaces.cluster import Cluster
@@ -282,3 +282,21 @@ def test_fewer_are_on_many_nodes(ten_of_ten: dict[str, dict[str, float]]) -> Non
     assert max(several.values()) >= 9 and min(several.values()) >= 4
     sweep_found = list(ten_of_ten["h100_nanotron_sweep"].values())
     assert np.median(sweep_found) >= 6
+
+
+@pytest.mark.skipif(not TRUTH.is_dir(), reason="the folder of measured tables is not here")
+@pytest.mark.parametrize(
+    ("name", "median"),
+    [
+        ("h100_gb200_dgxc_scaling", 0.08),
+        ("mlperf_llm_pretraining", 0.11),
+        ("megatron_bridge_llama3", 0.09),
+        ("megatron_bridge_moe", 0.25),  # whose software became 1.3 times faster meanwhile
+    ],
+)
+def test_tuned_runs_are_near_what_the_priors_say(name: str, median: float) -> None:
+    table = read_table(TRUTH / f"{name}.csv")
+    assert table is not None
+    result = evaluate(table, [], Transfer(), ZERO_SHOT)
+    assert result is not None
+    assert result.pooled.time_error_median < median
