@@ -25,8 +25,8 @@ _MEMORY = {
 _TIME = {
     "forward_backward": "#2f6fab", "recompute": "#8fbce2", "head": "#1f3a5f",
     "optimizer": "#5aa9a3", "tensor": "#e8a33d", "pipeline": "#f4d58d", "gather": "#e07b39",
-    "context": "#7fb069", "gradients": "#b5543a", "publish": "#f2b8a0", "bubble": LIGHT,
-    "launch": "#a3a9b3",
+    "context": "#7fb069", "experts": "#9b6fb3", "gradients": "#b5543a", "publish": "#f2b8a0",
+    "bubble": LIGHT, "launch": "#a3a9b3",
 }  # fmt: skip
 
 
