@@ -18,17 +18,10 @@ from search_spaces import (
     load_space,
     read_adapter,
 )
-from slurm import read_text, written_document
+from slurm import written_document
+from trainer import ModelConfig
+from workflows import launch_script
 
-MAX_BYTES = 1_000_000
-# Of torchrun and of Slurm: meshtune's launchers start the ranks.
-_LAUNCHER = re.compile(
-    r"--(nproc|nnodes|nodes?|master|rdzv|max.restarts|monitor.interval|standalone|tee|redirects"
-    r"|log.dir|role|start.method|run.path|no.python|local.addr|ntasks|gpus|cpus|cpu.bind|mpi"
-    r"|export|kill.on.bad.exit|exclusive|label|partition|account|time|job.name|output|error)"
-    r"(?![a-z])"
-)
-_MARKS = {"(", ")", "&&", "||", "|", ";", "&", "\\", ">", "2>&1"}
 _COMMENTS = {
     "version": "check it, rank it, try one trial, then search:\n"
     "# meshtune check FILE; meshtune predict FILE; meshtune try FILE; meshtune search FILE",
@@ -80,18 +73,28 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         record = read_adapter(wanted.adapter)
     except SpaceError as error:
         raise SpaceArgumentError("adapter", str(error)) from None
-    arguments, left_out = ([], []) if wanted.arguments is None else script(wanted.arguments)
     trainer: dict[str, Any] = {"adapter": wanted.adapter}
-    if wanted.entry:
-        trainer["entry"] = wanted.entry
-    if wanted.config:
-        trainer["config"] = wanted.config
+    arguments: list[str] = []
+    left_out: list[str] = []
+    entry, config = wanted.entry, wanted.config
+    if wanted.arguments is not None:
+        launched = launch_script.read(wanted.arguments, record.options == "key=value")
+        arguments, left_out = launched.arguments, launched.left_out
+        if launched.module == ("-m" in record.command):
+            entry = entry or launched.entry
+        if record.file is not None and not config:
+            config = _named_file(arguments, record.file.arguments)
+    if entry:
+        trainer["entry"] = entry
+    if config:
+        trainer["config"] = config
     if arguments:
         trainer["args"] = _lines(arguments)
     told = _told(trainer, wanted)
     model = wanted.model or told.model
     if model is None:
-        raise SpaceError(f"--model is missing: {wanted.adapter} is told none, or not all of it")
+        keys = {name: key.key for name, key in record.model.items()}
+        raise SpaceError(_no_model(wanted.adapter, keys, arguments, left_out))
     batch = _batch(told)
     content = default_space(
         model, wanted.cluster, wanted.nodes, record.framework, global_batch_size=batch
@@ -118,38 +121,38 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     return _text(content, file), left_out
 
 
-def script(path: Path) -> tuple[list[str], list[str]]:
-    """A trainer's arguments from a launch script, and what of it cannot be passed on.
-
-    Variables of the shell, and options of torchrun and srun, are left out.
-
-    Raises:
-        FileError: if the file cannot be read.
-    """
-    text = read_text(path, MAX_BYTES)
-    try:
-        tokens = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError:  # a quote that is closed in another way than a shell's
-        tokens = text.split()
-    options: list[list[str]] = []
-    for token in tokens:
-        if token.startswith("--"):
-            options.append([token])
-        elif token in _MARKS or token.endswith(("=(", ".py")) or re.match(r"[A-Z_]+=", token):
-            options.append([])  # whatever follows belongs to no option
-        elif options and options[-1]:
-            options[-1].append(token.rstrip(")"))
-    found = [option for option in options if option and not _LAUNCHER.match(option[0])]
-    passed = [option for option in found if not any("$" in word for word in option)]
-    left_out = [" ".join(option) for option in found if any("$" in word for word in option)]
-    return [word for option in passed for word in option], left_out
-
-
 def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
     """A space that says no more than the trainer's own arguments or file do."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
-    least |= {"parameters": {"tp": 1, "mbs": 1}, "objective": {"maximize": "tokens_per_second"}}
+    least |= {
+        "parameters": {"tp": 1, "mbs": 1, "gas": 1},
+        "objective": {"maximize": "tokens_per_second"},
+    }
     return load_space(least)
+
+
+def _named_file(arguments: list[str], naming: list[str]) -> str:
+    """The configuration file that the user's own arguments name, as ``naming`` would; or empty."""
+    option = next((text for text in reversed(naming) if text[:2] == "--"), "")
+    for word, following in pairwise([*arguments, ""]):
+        name, _, value = word.partition("=")
+        if option and name == option and (value or following[:2] != "--"):
+            return value or following
+    return ""
+
+
+def _no_model(
+    adapter: str, keys: Mapping[str, str], arguments: list[str], left_out: list[str]
+) -> str:
+    """What the user's own arguments lack of a model; ``keys`` are the trainer's words for it."""
+    options = {word.lstrip("-").partition("=")[0] for word in arguments}
+    needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
+    lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
+    lacking = lacking if arguments else []
+    said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
+    unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
+    reason = f"; no shell reads {', '.join(unread)}" if unread else ""
+    return f"--model is missing: {adapter} is {said}{reason}"
 
 
 def _batch(told: SearchSpace) -> int | None:
@@ -160,8 +163,8 @@ def _batch(told: SearchSpace) -> int | None:
 
 def _lines(arguments: list[str]) -> str:
     """A command line with one option on each line."""
-    starts = [n for n, word in enumerate(arguments) if word.startswith("--")]
-    parts = [arguments[start:end] for start, end in pairwise([*starts, len(arguments)])]
+    starts = [n for n, word in enumerate(arguments) if n and (word[:2] == "--" or "=" in word)]
+    parts = [arguments[start:end] for start, end in pairwise([0, *starts, len(arguments)])]
     return "".join(shlex.join(part) + "\n" for part in parts)
 
 

@@ -237,6 +237,8 @@ class _Adapting:
     ) -> list[str | Flags]:
         style = self.adapter.options
         replaced = {o for setting in chosen for o in (*setting.arguments, *setting.same)}
+        if self.adapter.file is not None and self.adapter.file.name in files:
+            replaced |= {text[2:] for text in self.adapter.file.arguments if text[:2] == "--"}
         own = options.without(self.spec.args, {*replaced, *self.adapter.dropped}, style)
         command: list[str | Flags] = [*self._program()]
         if self.adapter.file is not None and self.adapter.file.name in files:

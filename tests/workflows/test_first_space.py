@@ -12,7 +12,8 @@ from workflows.cli.main import main
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --nodes=8
-DATA=/data/x
+DATA=$1
+SEQ=${SEQ:-2048}
 DISTRIBUTED_ARGS=(
     --nproc_per_node 8
     --master_addr $MASTER_ADDR
@@ -21,12 +22,14 @@ GPT_MODEL_ARGS=(
     --num-layers 32
     --hidden-size 4096   # wide
     --num-attention-heads 32
-    --seq-length 2048
-    --max-position-embeddings 2048
+    --seq-length $SEQ
+    --max-position-embeddings ${SEQ}
+    --account-for-loss-in-pipeline-split
 )
-torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${GPT_MODEL_ARGS[@]} \\
+torchrun ${DISTRIBUTED_ARGS[@]} /opt/megatron/pretrain_gpt.py ${GPT_MODEL_ARGS[@]} \\
     --global-batch-size 96 --micro-batch-size 2 \\
     --bf16 --data-path $DATA --vocab-size 51200 --split 949,50,1 2>&1 | tee log
+echo done
 """
 COMMON = ["--adapter", "megatron-lm", "--cluster", "dgx_h100"]
 
@@ -41,7 +44,7 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
     (here / "launch.sh").write_text(SCRIPT)
     assert main(["init", "mine.yaml", *COMMON, "--nodes", "2", "--args", "launch.sh"]) == 0
     shown = capsys.readouterr().out
-    assert "left out, as no shell reads it: --data-path $DATA" in shown
+    assert "left out, as no shell reads it: --data-path $1" in shown
     assert "MASTER_ADDR" not in shown
     space = load_space(here / "mine.yaml")
     assert space.name == "mine"
@@ -52,8 +55,10 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
     assert len(space.parameters["tp"].values) > 1
     assert check(space).valid > 0
     command = " ".join(str(word) for word in space.trainer.command or [])
+    assert "/opt/megatron/pretrain_gpt.py" in command
     assert "--split 949,50,1" in command
-    assert "tee" not in command
+    assert "account_for_loss" in space.parameters  # although srun has an --account
+    assert "tee" not in command and "done" not in command
     assert "nproc" not in command
     assert "# what may vary" in (here / "mine.yaml").read_text()
 
@@ -77,6 +82,10 @@ def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
         ),
         ([*COMMON, "--args", "nothing.sh"], "nothing.sh"),
         ([*COMMON, "--args", "empty.sh"], "--model is missing"),
+        (
+            [*COMMON, "--args", "unknown.sh"],
+            "not told num-attention-heads, vocab-size, seq-length; no shell reads --seq-length $1",
+        ),
         (["exists.yaml", *COMMON, "--model", "llama_8b"], "exists.yaml exists"),
     ],
 )
@@ -84,11 +93,41 @@ def test_what_is_missing_is_told_and_nothing_is_written(
     here: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "empty.sh").write_text("echo hello\n")
+    (here / "unknown.sh").write_text("x.py --num-layers 2 --hidden-size 64 --seq-length $1\n")
     (here / "exists.yaml").write_text("mine")
     assert main(["init", *arguments]) == 2
     assert told in capsys.readouterr().err
     assert not (here / "space.yaml").exists()
     assert (here / "exists.yaml").read_text() == "mine"
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 4096
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--config", "llama3_8b.toml"], ["--args", "run_train.sh"]],
+    ids=["named", "in the launch script"],
+)
+def test_a_configuration_file_is_enough(here: Path, arguments: list[str]) -> None:
+    (here / "llama3_8b.toml").write_text(TITAN)
+    (here / "run_train.sh").write_text(
+        'CONFIG=${CONFIG:-"llama3_8b.toml"}\n'
+        "torchrun --role rank -m torchtitan.train --job.config_file ${CONFIG} --compile.enable\n"
+    )
+    assert main(["init", "--adapter", "torchtitan", "--cluster", "dgx_h100", *arguments]) == 0
+    space = load_space(here / "space.yaml")
+    assert space.model is not None
+    assert (space.model.num_layers, space.model.seq_length) == (32, 4096)
+    assert check(space).valid > 0
+    assert list(space.trainer.command or []).count("--job.config_file") == 1
 
 
 def test_what_the_adapter_cannot_be_told_is_neither_searched_nor_constrained(here: Path) -> None:

@@ -94,6 +94,13 @@ def test_a_configuration_becomes_arguments_file_and_environment(load: Load) -> N
     assert space.first_violation(CONFIG | {"tp": 4}) == "constraint_1: tp <= 2 (tp 4)"
 
 
+def test_the_file_is_named_once_where_the_pasted_command_line_names_it(load: Load) -> None:
+    space = space_of(load, "args: [--config, /home/me/own.json, --lr=1]")
+    command = space.command(CONFIG, "/t")
+    assert command[2:5] == ("--config", "run.json", "--lr=1")
+    assert "/home/me/own.json" not in command
+
+
 def test_the_frozen_space_needs_the_adapter_no_more(load: Load, tmp_path: Path) -> None:
     space = space_of(load)
     (tmp_path / "mine.yaml").unlink()

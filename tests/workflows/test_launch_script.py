@@ -1,0 +1,91 @@
+"""What is read from launch scripts in the styles of several frameworks' examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workflows.launch_script import read
+
+OLD = """\
+#!/bin/bash
+# Trains the "345M" model; it's distributed
+TP=2
+CHECKPOINT=<Specify path>
+GPT_ARGS="
+    --tensor-model-parallel-size ${TP} \\
+    --micro-batch-size ${MICRO:-"4"} \\
+    --global-batch-size $((TP * 8))
+"
+cat <<EOT > ds_config.json
+{ "x": "it's", "y": $TP }
+EOT
+GPT_ARGS="$GPT_ARGS --fp16"
+torchrun $DISTRIBUTED_ARGS --nproc_per_node 8 pretrain_gpt.py \\
+    $GPT_ARGS \\
+    --save $CHECKPOINT --bf16 >> log 2>&1 &
+echo done
+"""
+QUOTED = """\
+CMD="python -u -m torch.distributed.run --nproc_per_node=8 /opt/train.py --num-layers 4"
+ARGS=(--betas 0.9 0.95)  # of AdamW
+ARGS+=(--name "a b" --shift -1)
+UNUSED=(--never 1)
+srun --label bash -c "$CMD ${ARGS[*]} --account-for-loss"
+"""
+TITAN = """\
+CONFIG=${CONFIG:-"./llama.toml"}
+PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True" \\
+torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --tee 3 \\
+-m torchtitan.train --job.config_file ${CONFIG} --compile.enable $overrides
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "entry", "arguments", "left_out"),
+    [
+        (
+            OLD,
+            "pretrain_gpt.py",
+            "--tensor-model-parallel-size 2 --micro-batch-size 4 --fp16 --bf16",
+            ["--global-batch-size $((TP * 8))", "--save $CHECKPOINT"],
+        ),
+        (
+            QUOTED,
+            "/opt/train.py",
+            "--num-layers 4 --betas 0.9 0.95 --name a b --shift -1 --account-for-loss",
+            [],
+        ),
+        (
+            TITAN,
+            "torchtitan.train",
+            "--job.config_file ./llama.toml",
+            ["--compile.enable $overrides"],
+        ),
+        ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
+        ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
+        ("x.py a 'open\necho \"", "x.py", "a 'open", []),
+        ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
+        ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
+    ],
+)
+def test_a_script_is_read_without_running_it(
+    tmp_path: Path, text: str, entry: str, arguments: str, left_out: list[str]
+) -> None:
+    (tmp_path / "launch.sh").write_text(text)
+    launched = read(tmp_path / "launch.sh")
+    assert launched.entry == entry
+    assert " ".join(launched.arguments) == arguments
+    assert launched.left_out == left_out
+
+
+def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "export LOSS=1\nRUN=a\n"
+        "python3 -m MaxText.train base.yml run_name=$RUN steps=$STEPS dtype=bfloat16\n"
+    )
+    launched = read(tmp_path / "run.sh", key_value=True)
+    assert (launched.entry, launched.module) == ("MaxText.train", True)
+    assert launched.arguments == ["base.yml", "run_name=a", "dtype=bfloat16"]
+    assert launched.left_out == ["steps=$STEPS"]

@@ -1,0 +1,181 @@
+"""The trainer's arguments in a launch script, as far as they can be read without running it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm import read_text
+
+MAX_BYTES = 200_000
+MOST_WORDS = 20_000
+DEEPEST = 4  # quotes within quotes
+_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2$", re.DOTALL | re.MULTILINE)
+_PART = (
+    r"\\.|\"(?>\\.|\$\{[^}\n]*\}|[^\"\\])*+\"|'[^']*'|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
+    r"|\$\{[^}\n]*\}|`[^`\n]*`|[^\s;&|()<>]"
+)
+_TOKEN = re.compile(
+    rf"(?P<skipped>[ \t\r]+|(?<!\S)\#[^\n]*|(?:&|\d)?>>?(?:&\d|[ \t]*\S+))"
+    rf"|(?P<array>\w+\+?=\()|(?P<word>(?:{_PART})+)|(?P<end>.)",
+    re.DOTALL,
+)
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
+_LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a script starts.
+
+    Attributes:
+        entry: the trainer's script, or its module after ``-m``; empty where none is named.
+        module: whether it is one.
+        arguments: of the trainer, without those of srun and torchrun.
+        left_out: options whose value is known to a shell alone.
+    """
+
+    entry: str
+    module: bool
+    arguments: list[str]
+    left_out: list[str]
+
+
+def read(path: Path, key_value: bool = False) -> Launched:
+    """The command with the most arguments that a script starts, variables and arrays replaced.
+
+    A file without a command is one of arguments alone.
+
+    Args:
+        path: of the script.
+        key_value: the trainer's options are ``key=value``, not ``--key value``.
+
+    Raises:
+        FileError: if the file cannot be read.
+    """
+    shell = _Shell()
+    shell.run(read_text(path, MAX_BYTES))
+    found = [_program(words) for words in shell.commands]
+    entry, module, arguments = max(found, key=lambda each: (bool(each[0]), len(each[2])))
+    if not entry:
+        arguments = [word for words in shell.arrays.values() for word in words] or [
+            word for words in shell.commands for word in words
+        ]
+    passed, left_out = _passed(arguments, key_value)
+    return Launched("" if "$" in entry else entry, module, passed, left_out)
+
+
+@dataclass
+class _Shell:
+    """Commands of a script, one after the other whatever it branches on."""
+
+    commands: list[list[str]] = field(default_factory=lambda: [[]])
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    depth: int = 0
+
+    def run(self, text: str) -> None:
+        array = ""
+        text = _HERE_DOCUMENT.sub("", text.replace("\\\r\n", " ").replace("\\\n", " "))
+        for token in _TOKEN.finditer(text):
+            if token["array"]:
+                array = token["array"].rstrip("+=(")
+                if "+" not in token["array"] or array not in self.arrays:
+                    self.arrays[array] = []
+            elif token["word"] and array:
+                room = MOST_WORDS - len(self.arrays[array])
+                self.arrays[array] += self._words(token["word"])[: max(room, 0)]
+            elif token["word"]:
+                self._word(token["word"])
+            elif token["end"] == ")":
+                array = ""
+            elif token["end"] and not array:
+                self.commands.append([])
+
+    def _word(self, raw: str) -> None:
+        if (assigned := _ASSIGNED.fullmatch(raw)) and set(self.commands[-1]) <= {"export", "local"}:
+            name, more, value = assigned.groups()
+            text = self.texts.get(name, "") * bool(more) + self._text(value)
+            self.texts[name] = text[:MAX_BYTES]
+            return
+        for word in self._words(raw):
+            if self.depth < DEEPEST and re.search(
+                r"\s--\w|\.py\s", word
+            ):  # bash -c "torchrun train.py --bf16"
+                self.commands.append([])
+                self.depth += 1
+                self.run(word)
+                self.depth -= 1
+                self.commands.append([])
+            elif sum(map(len, self.commands)) < MOST_WORDS:
+                self.commands[-1].append(word)
+
+    def _words(self, raw: str) -> list[str]:
+        """A word with its variables replaced: several words, if it is a list."""
+        if reference := _REFERENCE.fullmatch(raw.strip('"')):
+            name = reference[1] or reference[2]
+            if name in self.arrays:
+                return self.arrays[name]
+            if raw[0] != '"':
+                return [part.strip("\"'") for part in self._text(raw).split()]
+        return [self._text(raw)]
+
+    def _text(self, raw: str) -> str:
+        parts = (part[0] for part in re.finditer(_PART + r"|\s|[;&|()<>]", raw, re.DOTALL))
+        return "".join(self._part(part) for part in _joined(parts))
+
+    def _part(self, part: str) -> str:
+        if part[0] == part[-1] == "'" and len(part) > 1:
+            return part[1:-1]
+        if part[0] == part[-1] == '"' and len(part) > 1:
+            part = re.sub(r"\\([\"\\$`])", r"\1", part[1:-1])
+        elif part[0] == "\\":
+            return part[1:]
+        return _REFERENCE.sub(self._value, part)
+
+    def _value(self, reference: re.Match[str]) -> str:
+        name = reference[1] or reference[2]
+        if name in self.arrays:
+            return " ".join(self.arrays[name])
+        default = reference[0] if reference[3] is None else self._text(reference[3])
+        return self.texts.get(name) or default
+
+
+def _joined(parts: Iterator[str]) -> Iterator[str]:
+    """Characters without quotes in one piece, for the names of variables in them."""
+    plain = ""
+    for part in parts:
+        if part[0] in "\"'\\" and len(part) > 1:
+            yield from filter(None, [plain, part])
+            plain = ""
+        else:
+            plain += part
+    yield from filter(None, [plain])
+
+
+def _program(words: list[str]) -> tuple[str, bool, list[str]]:
+    """A command's script or module, and what follows it."""
+    for index, word in enumerate(words):
+        if word.endswith(".py"):
+            return word, False, words[index + 1 :]
+        if index and words[index - 1] == "-m" and word not in _LAUNCHERS:
+            return word, True, words[index + 1 :]
+    return "", False, words
+
+
+def _passed(words: list[str], key_value: bool) -> tuple[list[str], list[str]]:
+    """Arguments, and the options among them whose value is known to a shell alone."""
+    options: list[list[str]] = []
+    for word in words:
+        starts = key_value or re.match(r"--?[A-Za-z]", word)
+        alone = word[:1] == "$" and options and (len(options[-1]) > 1 or "=" in options[-1][0])
+        if starts or alone or not options:
+            options.append([word])
+        else:
+            options[-1].append(word)
+    unknown = [option for option in options if any(re.search(r"[$`]", word) for word in option)]
+    passed = [word for option in options if option not in unknown for word in option]
+    return passed, [" ".join(option) for option in unknown]
