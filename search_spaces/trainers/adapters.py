@@ -9,23 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
-from search_spaces.language.fields import Scalar
-from search_spaces.language.schema import ModelFile, SpaceFile
+from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
     Flags,
     ResultPatterns,
-    TrainerSpec,
 )
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import SHIPPED, named, read_named
 from search_spaces.trainers import config_files, model_keys, options, templates
-from slurm import Document, plain_scalar
+from search_spaces.trainers.told import Told
+from slurm import Document
 from trainer import ModelConfig
 
 _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
@@ -75,20 +73,14 @@ class _Adapting:
     def __init__(self, document: Document, file: SpaceFile, adapter: AdapterFile) -> None:
         self.document, self.file, self.adapter = document, file, adapter
         self.spec = file.trainer
-        self.base = self._base()
-        self.paths = _flat(self.base)
-        own = options.read(self.spec.args, adapter.options)
-        written = adapter.file or WrittenFile(name="")
-        self.options = {**self.paths, **own} if written.options else own
-        self.told = self.options if adapter.model_in == "arguments" else self.paths
-        if written.defaults:
-            self.told = own
-        self.parameters: dict[str, Any] = {**file.parameters, **self._fixed()}
+        self.told = Told(document, self.spec, adapter)
+        fixed = self.told.parameters()
+        self.parameters: dict[str, Any] = {**file.parameters, **(fixed | file.parameters)}
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
     ) -> tuple[SpaceFile, ModelConfig | None]:
-        model = self._model(model)
+        model = self.told.model(model)
         batch = self._batch()
         known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
@@ -101,14 +93,17 @@ class _Adapting:
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
         files = self._files(chosen, model)
-        trainer = TrainerSpec(
-            command=self._command(chosen, model, files),
-            files=files,
-            env={**{k: v for s in chosen for k, v in s.environment.items()}, **self.spec.env},
-            result=self._log(),
-            framework=self.spec.framework or self.adapter.framework,
-            axes=self.spec.axes,
-        )
+        command = {
+            "adapter": None,
+            "entry": None,
+            "args": [],
+            "config": None,
+            "command": self._command(chosen, model, files),
+            "files": files,
+            "env": {**{k: v for s in chosen for k, v in s.environment.items()}, **self.spec.env},
+            "result": self._log(),
+            "framework": self.spec.framework or self.adapter.framework,
+        }
         demands = [
             text
             for name, constraints in self.adapter.constraints.items()
@@ -117,87 +112,23 @@ class _Adapting:
             if (text := self._of(constraint, known)) is not None
         ]
         changes = {
-            "trainer": trainer,
+            "trainer": self.spec.model_copy(update=command),
             "conditions": conditions,
             "parameters": self.parameters,
             "constraints": [*self.file.constraints, *batch, *demands],
         }
         return self.file.model_copy(update=changes), model
 
-    def _base(self) -> dict[str, Any]:
-        """The user's own configuration file."""
-        file, path = self.adapter.file, ("trainer", "config")
-        if self.spec.config is None:
-            if file is not None and file.required:
-                raise self.document.error(
-                    ("trainer",),
-                    f"key 'config' is missing: {self.adapter.name}'s configuration file",
-                )
-            return {}
-        if file is None:
-            raise self.document.error(
-                path, f"{self.adapter.name} has arguments only, accepted: them, in args"
-            )
-        try:
-            base = config_files.read_base(Path(self.document.name).parent / self.spec.config)
-        except SpaceError as error:
-            raise self.document.error(path, f"\n{error}", at_value=True) from None
-        if file.underscores:
-            base = {key.replace("-", "_"): value for key, value in base.items()}
-        return base
-
-    def _fixed(self) -> dict[str, Scalar]:
-        """Parameters that the space does not have and that the user's arguments or file set."""
-        found = {}
-        for name, settings in self.adapter.settings.items():
-            if name in DERIVED:
-                continue
-            values = [_value(name, setting, self.options, self.paths) for setting in settings]
-            given = [value for value in values if value is not None]
-            if given and name not in self.file.parameters:
-                found[name] = given[0]
-        return found
-
     def _batch(self) -> list[str]:
         """The constraint of a global batch that the user's arguments or file set.
 
         Where nothing accumulates gradients, ``gas`` is what the batch leaves it.
         """
-        for setting in self.adapter.settings.get("global_batch_size", []):
-            size = _value("global_batch_size", setting, self.options, self.paths)
-            if isinstance(size, int) and size > 0 and "mbs" in self.parameters:
-                self.parameters.setdefault("gas", _divisors(size))
-                return [f"global_batch_size == {size}"]
-        return []
-
-    def _model(self, model: ModelConfig | None) -> ModelConfig | None:
-        keys = self.adapter.model
-        path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
-        if model is None:
-            try:
-                known = self._known_model()
-                told = {**self.told, **self.options}
-                return model_keys.read(keys, told, known) if known is not False else None
-            except SpaceError as error:
-                raise self.document.error(path, str(error)) from None
-        if problem := model_keys.contradiction(keys, self.told, model):
-            raise self.document.error(path, f"found {problem}: leave one of them out")
-        return model
-
-    def _known_model(self) -> ModelConfig | Literal[False] | None:
-        """The model that the trainer is told by its name; None if by its sizes, False if it is one
-        that is not known here.
-        """
-        models = self.adapter.models
-        if models is None:
-            return None
-        said = [self.options.get(key, self.paths.get(key)) for key in models.keys]
-        record = models.names.get(
-            " ".join(map(str, said)), "" if said == [None] * len(said) else None
-        )
-        if not record:
-            return None if record == "" else False
-        return named(ModelFile, ("model",), record, self.document).config()
+        size = self.told.batch()
+        if size is None or "mbs" not in self.parameters:
+            return []
+        self.parameters.setdefault("gas", _divisors(size))
+        return [f"global_batch_size == {size}"]
 
     def _of(self, expression: str, known: Collection[str]) -> str | None:
         """An expression of names that the space has; None if one is left that it has not."""
@@ -219,7 +150,7 @@ class _Adapting:
 
     def _applies(self, setting: Setting) -> bool:
         """Whether a setting is of the version, and of the case, that the user's own are of."""
-        told = _beginnings({*self.options, *self.paths})
+        told = self.told.keys
         return told.isdisjoint(setting.unless) and (
             not setting.given or not told.isdisjoint(setting.given)
         )
@@ -243,11 +174,11 @@ class _Adapting:
         command: list[str | Flags] = [*self._program()]
         if self.adapter.file is not None and self.adapter.file.name in files:
             first = options.first(own, style)  # a subcommand of theirs goes before the file
-            command += [*own[:first], *self.adapter.file.arguments, *own[first:]]
+            command += [*own[:first], *self._of_file(self.adapter.file), *own[first:]]
         else:
             command += own
         if model is not None and self.adapter.model_in == "arguments":
-            told = model_keys.written(self.adapter.model, model, self.told)
+            told = model_keys.written(self.adapter.model, model, self.told.of_model)
             told = {option: value for option, value in told.items() if option not in replaced}
             command += options.written(told, style)
         for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
@@ -257,6 +188,12 @@ class _Adapting:
             else:
                 command += arguments
         return command
+
+    def _of_file(self, file: WrittenFile) -> list[str]:
+        """The arguments that name the written file, wherever ranks are started."""
+        if self.spec.workdir is None:
+            return file.arguments
+        return [text.replace(file.name, f"{{trial_dir}}/{file.name}") for text in file.arguments]
 
     def _program(self) -> list[str]:
         entry = self.spec.entry or self.adapter.entry
@@ -275,7 +212,7 @@ class _Adapting:
             return self.spec.files
         entries: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "file":
-            entries |= model_keys.written(self.adapter.model, model, self.told)
+            entries |= model_keys.written(self.adapter.model, model, self.told.of_model)
         cases = []
         for setting in chosen:
             if setting.file and setting.when is not None:
@@ -284,7 +221,7 @@ class _Adapting:
                 entries |= setting.file
         if self.spec.config is None and not (entries or cases):
             return self.spec.files
-        base = config_files.without(self.base, self.adapter.dropped)
+        base = config_files.without(self.told.file, self.adapter.dropped)
         own = ConfigFile(content=base, set=entries, cases=cases)
         return {**self.spec.files, self.adapter.file.name: own}
 
@@ -295,36 +232,12 @@ class _Adapting:
         return result if result.format else result.model_copy(update={"format": self.adapter.log})
 
 
-def _value(
-    name: str, setting: Setting, given: Mapping[str, Any], paths: Mapping[str, Any]
-) -> Scalar | None:
-    """What a user's own options, or paths of their file, say of a parameter; None if nothing."""
-    places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
-    for entries, told in places:
-        for key, template in entries.items():
-            value = told.get(key)
-            if value in (None, "auto") or isinstance(value, list):
-                continue
-            heeded = templates.names(f"{{{setting.when or ''}}}")
-            if template == f"{{{name}}}" and (heeded <= {name} or name not in heeded):
-                return _scalar(value)
-            means = _IS.fullmatch(setting.when or "")
-            if means and means["name"] == name and value == template:
-                said: Scalar = plain_scalar(means["value"]) if means["value"] else True
-                return said
-    return None
-
-
 def _where(condition: str | None, setting: Setting) -> Setting:
     """A setting where its parameter is active alone."""
     if condition is None or setting.environment:
         return setting
     when = condition if setting.when is None else f"({condition}) and ({setting.when})"
     return setting.model_copy(update={"when": when})
-
-
-def _scalar(value: Any) -> Scalar | None:
-    return value if isinstance(value, (bool, int, float, str)) else None
 
 
 def _divisors(size: int) -> list[int]:
@@ -342,21 +255,3 @@ def names_of(setting: Setting) -> frozenset[str]:
         *(["{" + setting.when + "}"] if setting.when else []),
     ]
     return frozenset[str]().union(*(templates.names(text) for text in texts))
-
-
-def _beginnings(keys: Collection[str]) -> set[str]:
-    """Dotted keys, with every beginning of them."""
-    parts = [key.split(".") for key in keys]
-    return {".".join(each[: i + 1]) for each in parts for i in range(len(each))}
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted path."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, dict):
-            found |= _flat(value, f"{path}.")
-        else:
-            found[path] = value
-    return found

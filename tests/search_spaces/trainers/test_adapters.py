@@ -298,3 +298,11 @@ def test_options_are_read_as_they_are_written(style: str) -> None:
         "a": 1,
         "d": 0.5,
     }
+
+
+def test_the_written_file_is_found_from_another_folder(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "repository").mkdir()
+    space = space_of(load, "workdir: repository")
+    assert space.workdir == tmp_path / "repository"
+    command = space.command(CONFIG, "/t")
+    assert command[command.index("--config") + 1] == "/t/run.json"
