@@ -29,6 +29,7 @@ MODELS = ("gpt_22b", "llama_8b", "llama_70b", "tiny", "mixtral_8x7b", "deepseek_
 VALUES: dict[str, list[Any]] = {
     **{name: [1, 2] for name in ("tp", "pp", "vpp", "cp", "ep", "etp", "mbs", "gas")},
     **{name: [True, False] for name in ("sequence_parallel", "overlap_grad_reduce")},
+    **{name: [True, False] for name in ("account_for_embedding", "account_for_loss")},
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
     "overlap_param_gather": [False, True],
