@@ -82,6 +82,9 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         arguments, left_out = launched.arguments, launched.left_out
         if launched.module == ("-m" in record.command):
             entry = entry or launched.entry
+        if record.options == "key=value":  # what is none is the file: train.py base.yml steps=9
+            config = config or next((word for word in arguments if "=" not in word), "")
+            arguments = [word for word in arguments if "=" in word]
         if record.file is not None and not config:
             config = _named_file(arguments, record.file.arguments)
     if entry:

@@ -130,6 +130,18 @@ def test_a_configuration_file_is_enough(here: Path, arguments: list[str]) -> Non
     assert list(space.trainer.command or []).count("--job.config_file") == 1
 
 
+def test_a_configuration_file_without_an_option_is_named_once(here: Path) -> None:
+    (here / "base.yml").write_text("max_target_length: 2048\n")
+    (here / "run.sh").write_text(
+        "python3 -m MaxText.train base.yml model_name=llama3-8b steps=30 attention=cudnn_flash_te\n"
+    )
+    told = ["--adapter", "maxtext", "--cluster", "dgx_h100", "--args", "run.sh"]
+    assert main(["init", *told]) == 0
+    command = load_space(here / "space.yaml").trainer.command or []
+    assert command[:4] == ["python", "-m", "MaxText.train", "run.yml"]
+    assert "base.yml" not in command and "attention=cudnn_flash_te" in command
+
+
 def test_what_the_adapter_cannot_be_told_is_neither_searched_nor_constrained(here: Path) -> None:
     # DeepSpeed's pipelines are modelled; a script of one's own is not told of them.
     told = ["--adapter", "deepspeed", "--entry", "train.py", "--model", "llama_8b"]
