@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from search_spaces.cluster import Cluster
+from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
     BudgetSection,
@@ -26,8 +27,8 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from slurm import written_document
-from trainer import Array, Expression, ModelConfig
+from slurm import as_written, written_document
+from trainer import Array, Expression, ModelConfig, nearest
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 
@@ -337,6 +338,16 @@ class SearchSpace:
                 f"{argument}: write its whole path, or the folder as trainer.workdir"
                 for argument in self.misplaced()
             ),
+            *self._unknown_framework(),
+        ]
+
+    def _unknown_framework(self) -> list[str]:
+        named = self.program.framework
+        if self.model is None or named in FRAMEWORKS:
+            return []
+        return [
+            f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "
+            f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
         ]
 
     @cached_property

@@ -8,6 +8,7 @@ import numpy as np
 
 from analysis.cost.activations import refused
 from analysis.cost.constants import fit, log_sd
+from analysis.cost.habits import Hypotheses, log_probability, reweighed
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, rank_state_bytes, reported
 from search_spaces import Framework
@@ -26,6 +27,7 @@ NOISE_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
+NEGLIGIBLE = 0.005  # weight of habits that say nothing of whether a job fits
 NEAR = 0.25  # logarithms from the limit, beyond which no uncertainty of constants matters
 TRANSFER = 3.0  # times wider than what other runs left open, but no wider than the first prior
 
@@ -38,25 +40,36 @@ class MemoryModel:
         constants: of the formulas.
         covariance: of their logarithms; None before any evidence, when it is their spreads'.
         log_sd: standard deviation of the logarithm of the memory needed.
+        habits: what the framework may keep instead of what its record says; without any, the
+            record holds.
     """
 
     constants: MemoryConstants = field(default_factory=MemoryConstants)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
+    habits: Hypotheses = ()
 
     def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
-        """What the fullest rank needs, in parts; bytes."""
-        return memory(jobs, framework, self.constants)
+        """What the fullest rank needs, in parts; bytes. By the most probable habits."""
+        return memory(jobs, self._likely(framework), self.constants)
 
     def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
-        """What the framework would report as its peak."""
-        return reported(jobs, framework, self.constants)[0]
+        """What the framework would report as its peak, by the most probable habits."""
+        return reported(jobs, self._likely(framework), self.constants)[0]
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
         """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
+        likely = [(h, w) for h, w in self.habits or ((framework, 1.0),) if w > NEGLIGIBLE]
+        shares = [weight * self._fits(jobs, habits, limit_bytes) for habits, weight in likely]
+        return np.asarray(sum(shares) / sum(weight for _, weight in likely))
+
+    def _likely(self, framework: Framework) -> Framework:
+        return self.habits[0][0] if self.habits else framework
+
+    def _fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
-        needed = self.parts(jobs, framework).total
+        needed = memory(jobs, framework, self.constants).total
         margin = np.log(limit_bytes / needed)
         deviation = np.full(len(jobs), self.log_sd)
         near = np.abs(margin) < NEAR
@@ -92,6 +105,10 @@ class MemoryModel:
             out_of_memory: failed for lack of memory, or for a reason unknown.
             limit_bytes: memory of the device.
         """
+        if self.habits:
+            weighed = self._weighed(jobs, peak_bytes, out_of_memory, limit_bytes)
+            framework = weighed[0][0]
+            self = replace(self, habits=weighed)
         needed = self.parts(jobs, framework).total
         believed = out_of_memory & (needed > OTHER_CAUSE * limit_bytes) & ~refused(jobs, framework)
         measured = np.isfinite(peak_bytes) & ~out_of_memory
@@ -117,3 +134,19 @@ class MemoryModel:
             learnt = np.linalg.inv(first + np.linalg.inv(TRANSFER**2 * self.covariance))
         found = fit(self.constants, residuals, noise, covariance=learnt)
         return replace(self, constants=found.constants, covariance=found.covariance)
+
+    def _weighed(
+        self, jobs: Jobs, peak_bytes: Array, out_of_memory: Mask, limit_bytes: float
+    ) -> Hypotheses:
+        """The habits after evidence; see :meth:`calibrated`."""
+        measured = np.isfinite(peak_bytes) & ~out_of_memory
+        known, peaks = jobs[measured], np.log(peak_bytes[measured])
+        evidence = [
+            log_probability(
+                self._fits(jobs, habits, limit_bytes),
+                out_of_memory,
+                np.log(reported(known, habits, self.constants)[0]) - peaks,
+            )
+            for habits, _ in self.habits
+        ]
+        return reweighed(self.habits, np.array(evidence))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from analysis.cost.fitted import cost_model
+from analysis.cost.habits import hypotheses
 from analysis.cost.jobs import PRICED_AXES, RECOMPUTE, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
@@ -220,6 +222,19 @@ class Pricing:
         """Take over what another model has learnt; machine and framework stay this space's."""
         own = self.model
         self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
+
+    def supposing(self) -> Pricing:
+        """The same prices, as unsure of the framework's habits as a search should be.
+
+        Of the built-in trainer they are known.
+        """
+        other = copy(self)
+        if self.space.trainer.builtin is None:
+            other.model = of_engines(
+                replace(model, memory=replace(model.memory, habits=hypotheses(model.framework)))
+                for model in self.model.engines
+            )
+        return other
 
     def teaching(self, trials: Iterable[Trial]) -> list[Trial]:
         """Those that say something about time or memory."""

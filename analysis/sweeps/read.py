@@ -27,7 +27,6 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
-from search_spaces import FRAMEWORKS
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
@@ -60,13 +59,11 @@ class _Columns:
         return np.array([accepted.get(value, default) for value in plain])
 
     def framework(self) -> Keys:
-        """Names of framework records; nanotron where nothing is said."""
+        """Names of frameworks, known or not; nanotron where nothing is said."""
         if "framework" not in self.frame:
             return np.full(len(self.frame), "nanotron")
         words = self.frame["framework"].str.strip().str.lower()
-        names = [re.sub(r"[\s_]+", "-", word) or "nanotron" for word in words]
-        known = [name in FRAMEWORKS for name in names]
-        check(self.frame, "framework", known, ", ".join(FRAMEWORKS), self.path)
+        names = [re.sub(r"[^a-z0-9.]+", "-", word).strip("-.") or "nanotron" for word in words]
         return np.array(names, dtype=str)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import Candidates, SearchSpace, framework_named, load_space
+from search_spaces import Candidates, SearchSpace, load_space
 
 SAMPLED = 50  # configurations on which the rules are tried
 
@@ -74,9 +74,6 @@ class TrainerContract:
         for config in configs:
             content = space.train_config(config, "tokens")
             assert json.loads(json.dumps(content, allow_nan=False)) == content
-
-    def test_its_framework_is_one_that_the_cost_model_knows(self, space: SearchSpace) -> None:
-        assert framework_named(space.program.framework).name
 
     def test_its_patterns_have_the_number_in_a_group(self, space: SearchSpace) -> None:
         for metric, patterns in space.program.log.patterns.items():

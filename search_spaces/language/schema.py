@@ -207,8 +207,8 @@ class BudgetSection(Record):
         default=0.01,
         ge=0,
         lt=1,
-        description="the search ends once the cost model expects another batch to gain less than "
-        "this share of the best; 0: never",
+        description="the search ends once the cost model has expected another batch to gain less "
+        "than this share of the best three times running; 0: never",
     )
 
 

@@ -14,7 +14,6 @@ from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern
 from trainer import OptimizerConfig, Precision
 
-FRAMEWORK_NAMES = tuple(FRAMEWORKS)
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
 
@@ -230,9 +229,11 @@ class TrainerSpec(Record):
         description="folder in which every rank is started, beside the space or absolute; default "
         "the trial's own. Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR",
     )
-    framework: Literal[FRAMEWORK_NAMES] | None = Field(  # type: ignore[valid-type]
+    framework: str | None = Field(
         default=None,
-        description="whose habits the cost model assumes for a command; default megatron-lm",
+        pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
+        description="whose habits the cost model assumes for a command "
+        f"({', '.join(FRAMEWORKS)}; those of any other the search infers); default megatron-lm",
     )
     axes: list[Identifier] = Field(
         default=[],

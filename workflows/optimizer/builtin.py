@@ -187,7 +187,9 @@ class MeshtunePolicy(Policy):
         try:
             if not problem.pricing.prices_all_objectives:
                 return None  # measurements alone say what is best, or where the front is
-            return ModelGuidedSearch(problem.pricing, self._continuous.candidates, problem.seed)
+            return ModelGuidedSearch(
+                problem.pricing.supposing(), self._continuous.candidates, problem.seed
+            )
         except MissingFactError:  # such as the network, which only some configurations need
             return None
 

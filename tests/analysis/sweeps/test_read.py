@@ -23,12 +23,13 @@ def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
 
 def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     columns = SWEEP + ",recompute,sequence_parallel,framework"
-    rows = [row(4, 2) + ",full,0,Megatron-LM", row(4, 2) + ",selective,1,", row(4, 2) + ",,,fsdp"]
+    options = [",full,0,Megatron-LM", ",selective,1,", ",,,In house"]
+    rows = [row(4, 2) + option for option in options]
     table = read_table(sweep(tmp_path / "a.csv", rows, columns))
     assert table is not None
     assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.sequence_parallel) == [False, True, True]
-    assert list(table.framework) == ["megatron-lm", "nanotron", "fsdp"]
+    assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
 
 
 def test_flags_are_words_or_digits(tmp_path: Path) -> None:

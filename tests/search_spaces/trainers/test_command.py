@@ -85,6 +85,18 @@ def test_parameters_that_the_command_does_not_depend_on_are_told(load: Load) -> 
     assert [note for note in check(space).notes if "does not depend on mbs" in note]
 
 
+@pytest.mark.parametrize(
+    ("framework", "told"), [("megatron", "did you mean 'megatron-lm'?"), ("megatron-lm", None)]
+)
+def test_a_framework_without_a_record_is_welcome_and_said_once(
+    load: Load, framework: str, told: str | None
+) -> None:
+    space = load(STAGES.format(framework=framework, allow="[]"))
+    notes = [note for note in check(space).notes if "no record of the framework" in note]
+    assert len(notes) == (told is not None)
+    assert all((told or "") in note for note in notes)
+
+
 @pytest.mark.parametrize("command", ["[train, config.json]", '[train, --dir, "{trial_dir}"]'])
 def test_a_command_that_may_read_the_trials_files_may_depend_on_all(
     load: Load, command: str

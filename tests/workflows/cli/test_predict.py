@@ -109,7 +109,7 @@ def test_an_own_trainer_is_priced_with_its_frameworks_habits(
     [
         ({"model": None}, "no model"),
         ({"parameters": {"tp": [1, 2]}}, "mbs"),
-        ({"trainer": {"command": ["x"], "framework": "megatron"}}, "framework"),
+        ({"trainer": {"command": ["x"], "framework": ""}}, "framework"),
         (
             {
                 "cluster": {

@@ -1,0 +1,78 @@
+"""What a framework may keep in memory: hypotheses, weighed by what its trials needed.
+
+Habits such as the format of gradients, copies of the logits, or what recomputation keeps are facts
+of a framework's record. Where nobody has written one, or the program in use differs from it, trials
+tell: each that ran, failed or reported its peak is more probable under some hypotheses than others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from analysis.cost.jobs import Array, Mask
+from search_spaces import FRAMEWORKS, Framework
+
+NAMED = 0.95  # share of the record of a framework that has one; all others have the rest together
+OTHER_CAUSE = 0.05  # of what fits, share that fails as if it did not
+NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
+LEVEL_LOG_SD = 0.1  # of all peaks together: constants are fitted only to the likely hypotheses
+PEAK_LOG_SD = 0.1  # of each, beside the others
+FAR_OFF = 0.5  # logarithms: a peak further off says no more than one that is so far
+
+Hypotheses = tuple[tuple[Framework, float], ...]
+"""Habits and their weights, which sum to 1; the most probable first."""
+
+
+def hypotheses(named: Framework) -> Hypotheses:
+    """What a framework of that record may keep, before any trial.
+
+    Its own record has most of the weight; without one, all records have the same.
+    """
+    # How layers are split over stages is no matter of memory: the named one's holds for all.
+    stages = {name: getattr(named, name) for name in ("split", "counts_ends", "stage_settings")}
+    records = [replace(f, **stages) for f in FRAMEWORKS.values() if f.name != named.name]
+    others = [variant for record in records for variant in _variants(record)]
+    if named.name not in FRAMEWORKS:
+        return tuple((framework, 1 / len(others)) for framework in others)
+    own = _variants(named)[1:]
+    beside = [*own, *others]
+    shares = [0.5 / len(own)] * len(own) + [0.5 / len(others)] * len(others)
+    rest = [(f, (1 - NAMED) * share) for f, share in zip(beside, shares, strict=True)]
+    return ((named, NAMED), *rest)
+
+
+def reweighed(before: Hypotheses, evidence: Array) -> Hypotheses:
+    """The hypotheses after evidence: logarithms of how probable each makes it; shape (h,)."""
+    logs = np.log([weight for _, weight in before]) + evidence
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    order = np.argsort(-weights, kind="stable")
+    return tuple((before[i][0], float(weights[i])) for i in order)
+
+
+def log_probability(fits: Array, failed: Mask, off: Array) -> float:
+    """Logarithm of how probable trials are under one hypothesis.
+
+    Args:
+        fits: probability that it gives each trial to fit; shape (n,).
+        failed: which of them failed for lack of memory.
+        off: logarithms of predicted over measured peaks, where there are any; shape (m,).
+    """
+    ran = NEVERTHELESS + (1 - NEVERTHELESS - OTHER_CAUSE) * fits
+    outcome = np.log(np.where(failed, 1 - ran, ran)).sum()
+    if not len(off):
+        return float(outcome)
+    off = np.clip(off, -FAR_OFF, FAR_OFF)
+    # One error common to all, and one of each: normal, with the common one integrated out.
+    level, each = LEVEL_LOG_SD**2 * len(off), PEAK_LOG_SD**2
+    scattered = ((off - off.mean()) ** 2).sum() / each
+    common = len(off) * off.mean() ** 2 / (each + level)
+    return float(outcome - 0.5 * (scattered + common))
+
+
+def _variants(framework: Framework) -> list[Framework]:
+    """A record, and the same with gradients in the other format."""
+    other = 2.0 if framework.gradient_bytes == 4 else 4.0
+    return [framework, replace(framework, gradient_bytes=other)]
