@@ -17,9 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from analysis.sweeps.record import Table
 from benchmarks.cost_model.report import machine
 from benchmarks.published.read import read_table
-from benchmarks.search.games import REPLAYED, LeftOut, Unseen, against_wrong, by_stop_rule, replayed
+from benchmarks.search.games import (
+    REPLAYED,
+    LeftOut,
+    Unseen,
+    against_wrong,
+    by_stop_rule,
+    forgotten,
+    replayed,
+)
 from benchmarks.search.unrecorded import TOLD, at_scale, simulated
 from benchmarks.search.wrong_models import inverted, shuffled
 from workflows.replay.landscapes import Landscape, landscapes
@@ -27,6 +36,7 @@ from workflows.replay.play import NEARER
 
 PEERS: tuple[str, ...] = ("cost-model", "deephyper", "optuna", "random")
 UNSEEN = "meshtune, framework unseen"
+FORGOTTEN = "meshtune, framework without a record"
 SIMULATED = ("gpt_175b_frontier_table4", "gpt_175b_frontier")
 QUICK_LANDSCAPES = 7  # of a table
 
@@ -34,7 +44,7 @@ QUICK_LANDSCAPES = 7  # of a table
 def table_figures(
     recorded: Sequence[Landscape],
     models: LeftOut,
-    unseen: Unseen,
+    tables: Sequence[Table],
     seeds: int,
 ) -> dict[str, Any]:
     """All policies on the landscapes of one table.
@@ -42,15 +52,18 @@ def table_figures(
     Args:
         recorded: what is played.
         models: of that table.
-        unseen: the cost model without its framework.
+        tables: all that there are, for a cost model without this one's framework.
         seeds: how many.
     """
     figures: dict[str, dict[str, Any]] = {
         "meshtune": replayed(recorded, models, "meshtune", seeds),
         "meshtune, 8 at a time": replayed(recorded, models, "meshtune", seeds, parallel=8),
-        UNSEEN: replayed(recorded, unseen, "meshtune", seeds),
+        UNSEEN: replayed(recorded, Unseen.among(models.table, tables), "meshtune", seeds),
         **{p: replayed(recorded, models, p, seeds) for p in PEERS},
     }
+    with forgotten(str(models.table.framework[0])):
+        unseen = Unseen.among(models.table, tables)
+        figures[FORGOTTEN] = replayed(recorded, unseen, "meshtune", seeds)
     if models.table.failed.any():  # a table of failures is the harder one to be wrong on
         figures |= {
             name: against_wrong(recorded, models, seeds, permutation, figures["deephyper"])
@@ -106,16 +119,18 @@ def _line(what: str, goal: float, measured: float, at_least: bool = False) -> st
 def policy_lines(figures: Mapping[str, Any]) -> list[str]:
     """One row a policy."""
     lines = [
-        "| policy | to 5 %: geometric mean / worst | to 1 % | best of 8 | of 16 | failed |",
-        "|---|---|---|---|---|---|",
+        "| policy | to 5 %: geometric mean / worst | to 1 % | best of 8 | of 16 | failed "
+        "| in the interval |",
+        "|---|---|---|---|---|---|---|",
     ]
     for name, figure in figures.items():
         o = figure["overall"]
         to5, to1 = o["trials_to_5pct"], o["trials_to_1pct"]
+        inside = "-" if o["in_interval"] is None else f"{100 * o['in_interval']:.0f} %"
         lines.append(
             f"| {name} | {to5['geometric_mean']:.2f} / {to5['worst']:.0f} "
             f"| {to1['geometric_mean']:.2f} / {to1['worst']:.0f} | {o['best_of_8']:.3f} "
-            f"| {o['best_of_16']:.3f} | {100 * o['failed_share']:.1f} % |"
+            f"| {o['best_of_16']:.3f} | {100 * o['failed_share']:.1f} % | {inside} |"
         )
     return lines
 
@@ -133,7 +148,7 @@ def _replayed(arguments: argparse.Namespace, seeds: int, everything: dict[str, A
             recorded = recorded[:: max(1, len(recorded) // QUICK_LANDSCAPES)]
         for landscape in recorded:
             models.without(landscape.model)  # once, not in every process
-        figures = table_figures(recorded, models, Unseen.among(table, tables), seeds)
+        figures = table_figures(recorded, models, tables, seeds)
         ends = by_stop_rule(recorded, models, seeds)
         everything["tables"][table.name], everything["stop_rule"][table.name] = figures, ends
         lines = [f"\n{table.name}: {len(recorded)} landscapes", *policy_lines(figures)]

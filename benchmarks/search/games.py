@@ -5,18 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from analysis.cost.model import CostModel, Measurements
+from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.search.wrong_models import wrong
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.frameworks import FRAMEWORKS, framework_named
 from workflows.replay.landscapes import Landscape
 from workflows.replay.play import NEAR, Played, play, policy_for, summary
 from workflows.search.budget import Budget
@@ -43,6 +46,16 @@ class LeftOut:
             measurements = Measurements(rest.jobs, rest.step_time_s, rest.peak_bytes, rest.failed)
             self.fitted[held] = model.calibrated(measurements) if len(rest) else model
         return self.fitted[held]
+
+
+@contextmanager
+def forgotten(framework: str) -> Iterator[None]:
+    """As if nobody had written a record of that framework: searches have to infer its habits."""
+    record = FRAMEWORKS.pop(framework)
+    try:
+        yield
+    finally:
+        FRAMEWORKS[framework] = record
 
 
 Game = Callable[[Landscape, int], Played]
@@ -100,7 +113,7 @@ class Unseen:
     @classmethod
     def among(cls, table: Table, tables: Sequence[Table]) -> Unseen:
         cluster = table.clusters[str(table.cluster[0])]
-        habits = FRAMEWORKS[str(table.framework[0])]
+        habits = framework_named(str(table.framework[0]))
         others = [t[~np.isin(t.model, table.model)] for t in tables if t.name != table.name]
         parts = [part for part in parts_of(others) if part.framework[0] != habits.name]
         return cls(table, CostModel(cluster, habits, transferred(parts, cluster, habits)))
@@ -143,9 +156,11 @@ def by_stop_rule(
         chosen = policy_for(landscape, "meshtune", seed, models.without(landscape.model))
         played = play(landscape, chosen, seed, until=None, max_trials=STOP_TRIALS)
         budget = Budget.of(landscape.space)
+        before = Run(Path())
         for number, trial in played.run.trials.items():
-            if budget.not_worth_it(trial.expected):
+            if budget.not_worth_it(trial.expected, before):
                 return Played(shares=played.shares[: number - 1])
+            before.trials[number] = trial
         return played
 
     games = play_every(recorded, game, seeds)

@@ -6,16 +6,21 @@ takes several times as long as its repeat; such trials are told apart and left o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
-from analysis import Array, Jobs, Mask
-from search_spaces import Indices
+from analysis import Array, Jobs, Mask, unpriced_parameters
+from search_spaces import Indices, SearchSpace
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
+APART = 2.0  # doublings that values without an order are apart
 NOISE_LOG_SD = 0.03  # of one measurement
 DISTURBED_SHARE = 0.1  # share of trials on a shared machine
+PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
+PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 
 
@@ -35,6 +40,9 @@ class ResidualProcess:
         noise = noise_log_sd / log_sd
         kept = _undisturbed_trials(kernel(features, features), left / log_sd, noise)
         self._log_sd, self._features = log_sd, features[kept]
+        self._noise_log_sd = noise_log_sd
+        self._slower = -np.delete(left, kept)
+        self._num_trials = len(left)
         among = kernel(self._features, self._features) + noise**2 * np.eye(len(kept))
         self._inverse = np.linalg.inv(among)
         self._weights = self._inverse @ left[kept]
@@ -45,6 +53,22 @@ class ResidualProcess:
         share = 1 - np.einsum("ij,jk,ik->i", across, self._inverse, across, optimize=True)
         return across @ self._weights, self._log_sd * np.sqrt(np.maximum(share, 1e-6))
 
+    def edges(self, deviation: float) -> tuple[float, float]:
+        """How far a run may come out below and above what is expected; logarithms, with 95 %.
+
+        Student's t, for the scale is learnt from the trials, and below it what disturbs runs: as
+        often and as much as it disturbed this search's.
+
+        Args:
+            deviation: of the configuration, from :meth:`at`.
+        """
+        edge = student.ppf(0.975, PRIOR_TRIALS + self._num_trials)
+        calm = float(edge * np.hypot(deviation, self._noise_log_sd))
+        disturbed = len(self._slower)
+        share = (PRIOR_RUNS * DISTURBED_SHARE + disturbed) / (PRIOR_RUNS + self._num_trials)
+        mean = (MEAN_SLOWDOWN * self._log_sd + self._slower.sum()) / (1 + disturbed)
+        return max(calm, float(mean * np.log(share / 0.025))), calm
+
     def covariance(self, features: Array) -> Array:
         """Between configurations; shape (m, m)."""
         across = kernel(features, self._features)
@@ -53,19 +77,61 @@ class ResidualProcess:
         )
 
 
-def features(of: Jobs) -> Array:
-    """What configurations differ in, in doublings; shape (n, k)."""
+def features(of: Jobs, unpriced: Array) -> Array:
+    """What configurations differ in, in doublings; shape (n, k).
+
+    Args:
+        of: what the cost model sees of them.
+        unpriced: what it does not, from :func:`unpriced_features`.
+    """
     columns: list[Any] = [
         *(np.log2(x) for x in (of.tp, of.pp, of.vpp, of.dp, of.mbs, of.gas)),
         *(np.log2(x) for x in (of.weight_shard, of.gradient_shard, of.optimizer_shard)),
         np.log2(of.secondary_shard + 1),
-        2.0 * of.sequence_parallel,
-        2.0 * of.recompute,
-        2.0 * (of.gather_bits > 0),
-        2.0 * (of.reduce_bits > 0),
-        2.0 * (of.secondary_bits > 0),
+        APART * of.sequence_parallel,
+        APART * of.recompute,
+        APART * (of.gather_bits > 0),
+        APART * (of.reduce_bits > 0),
+        APART * (of.secondary_bits > 0),
     ]
-    return np.stack(columns, axis=1) / LENGTH_SCALE
+    return np.concatenate([np.stack(columns, axis=1), unpriced], axis=1) / LENGTH_SCALE
+
+
+def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) -> Array:
+    """The parameters in which the cost model sees no difference; shape (count, k).
+
+    A positive number that has an order counts in doublings, any other value is as far from each of
+    the others.
+
+    Args:
+        space: of the parameters.
+        raw: a column of values for each.
+        count: rows.
+    """
+    found: list[Array] = []
+    for name in unpriced_parameters(space):
+        parameter = space.parameters[name]
+        numbers = [v for v in parameter.values if isinstance(v, int | float) and v > 0]
+        ordered = parameter.value_type == "number" and parameter.ordered is not False
+        if ordered and len(numbers) == len(parameter.values):
+            found.append(np.log2(np.asarray(raw[name], dtype=float)))
+        else:
+            found += [APART * (np.asarray(raw[name]) == value) for value in parameter.values]
+    return np.stack(found, axis=1) if found else np.zeros((count, 0))
+
+
+def survival(here: Array, failed: Array, blame: Array, ran: Array) -> Array:
+    """Probability of no failure that memory does not explain, by what failed and ran nearby.
+
+    Args:
+        here: features of the candidates; shape (m, k).
+        failed: of the trials that failed; shape (f, k).
+        blame: of each, how far memory does not explain it.
+        ran: features of the trials that ran.
+    """
+    against, support = kernel(here, failed) @ blame, kernel(here, ran).sum(axis=1)
+    # One success, far away, is what every candidate has to begin with.
+    return np.asarray((support + 1) / (support + against + 1))
 
 
 def kernel(a: Array, b: Array) -> Array:

@@ -10,30 +10,39 @@ the favourites of differently wrong models and not eight neighbours of one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from analysis import (
-    EDGE,
     PRIOR_LOG_SD,
     Array,
     CostModel,
     Prediction,
     Pricing,
     Run,
-    TimeConstants,
     Trial,
     counted,
     in_time,
-    of_engines,
 )
 from search_spaces import Candidates, Indices
 from slurm import FAILURES
-from workflows.optimizer.expected_gain import ExpectedGain, expected_gain, most_promising
-from workflows.optimizer.gaussian_process import NOISE_LOG_SD, ResidualProcess, features, kernel
-from workflows.optimizer.model_trust import log_odds, positive, trusted
+from workflows.optimizer.drawn_model import drawn
+from workflows.optimizer.expected_gain import (
+    ExpectedGain,
+    expected_gain,
+    most_promising,
+)
+from workflows.optimizer.gaussian_process import (
+    NOISE_LOG_SD,
+    PRIOR_TRIALS,
+    ResidualProcess,
+    features,
+    survival,
+    unpriced_features,
+)
+from workflows.optimizer.model_trust import errors, foresees, positive, trusted
 from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks
 
 PRICED = 300_000  # configurations of a space that are priced at the start
@@ -78,7 +87,10 @@ class ModelGuidedSearch:
         self._indices: Indices = indices[order]
         self._jobs = prediction.jobs[order]
         self._nodes = prediction.num_nodes[order]
-        self._features = features(self._jobs)
+        unpriced = unpriced_features(
+            self._space, candidates.columns(self._indices), len(self._indices)
+        )
+        self._features = features(self._jobs, unpriced)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def trusted(self, run: Run) -> bool:
@@ -109,11 +121,11 @@ class ModelGuidedSearch:
         calibrated = model = self._calibrated(told)
         rule = "highest confidence bound"
         if len(told) < len(run.trials):
-            model, rule = self._drawn(model, rng), "favourite of one of several models"
+            model, rule = drawn(model, rng), "favourite of one of several models"
         prediction = model.predict(self._jobs[free])
         successes = [t for t in told if t.ok and positive(t)]
         aim = None if weights is None else self._aim(weights, prediction, successes)
-        residual = self._residual(model, successes, aim)
+        residual = self._residual(model, successes, run, aim)
         shift, deviation = residual.at(self._features[free])
         mean = self._log_promise(prediction, aim) + shift
         ends = prediction.fits * in_time(self._space, prediction)
@@ -123,10 +135,11 @@ class ModelGuidedSearch:
         if self._pricing.objective(prediction) is not None:
             log = mean[at] if aim is None else self._log_promise(prediction)[at]
             scale = 1.0 if aim is None else aim.scale
-            expected = self._interval(float(log), float(deviation[at]) / scale)
+            edges = residual.edges(float(deviation[at]))
+            expected = self._interval(float(log), edges[0] / scale, edges[1] / scale)
         expected["fits"] = float(runs[at])
         # A model that does not foresee its trials cannot say what is left either.
-        foreseen = len(successes) >= GAIN_TRIALS and log_odds(run) > 0
+        foreseen = len(successes) >= GAIN_TRIALS and foresees(run)
         if aim is None and foreseen and len(expected) > 1 and run.best and positive(run.best):
             gain = self._gain(calibrated, residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
@@ -141,18 +154,18 @@ class ModelGuidedSearch:
         new = ~np.isin(self._indices, proposed) & (self._nodes <= max_nodes)
         return np.flatnonzero(new)
 
-    def _interval(self, log: float, deviation: float) -> dict[str, float]:
+    def _interval(self, log: float, worse: float, better: float) -> dict[str, float]:
         """The objective that is expected of a candidate, and its 95 % interval.
 
         Args:
             log: its expected logarithm, more being better.
-            deviation: of the logarithm.
+            worse, better: how far from it the interval's edges are.
         """
-        objective = float(np.exp(log))
-        if not self._space.objective.maximize:
-            objective = 1 / objective
-        factor = float(np.exp(EDGE * deviation))
-        return {"objective": objective, "low": objective / factor, "high": objective * factor}
+        maximize = self._space.objective.maximize
+        objective = float(np.exp(log if maximize else -log))
+        below, above = (worse, better) if maximize else (better, worse)
+        low, high = float(objective * np.exp(-below)), float(objective * np.exp(above))
+        return {"objective": objective, "low": low, "high": high}
 
     # ---- what the model says ----
 
@@ -210,17 +223,6 @@ class ModelGuidedSearch:
             self._calibrations = {key: self._pricing.calibrated(by_number.values())}
         return self._calibrations[key]
 
-    def _drawn(self, model: CostModel, rng: np.random.Generator) -> CostModel:
-        """The model with constants as they may be as well."""
-        if model.others:
-            return of_engines(self._drawn(one, rng) for one in model.engines)
-        covariance = model.covariance
-        if covariance is None:
-            # Before any evidence the whole prior would draw machines that do not exist.
-            covariance = np.diag((0.5 * TimeConstants.spreads()) ** 2)
-        logs = rng.multivariate_normal(model.constants.logs(), covariance, method="eigh")
-        return replace(model, constants=TimeConstants.from_logs(logs))
-
     # ---- what it does not know ----
 
     def _gain(
@@ -248,37 +250,56 @@ class ModelGuidedSearch:
         )
 
     def _residual(
-        self, model: CostModel, successes: Sequence[Trial], aim: Scalarization | None = None
+        self,
+        model: CostModel,
+        successes: Sequence[Trial],
+        run: Run,
+        aim: Scalarization | None = None,
     ) -> ResidualProcess:
         """What the model leaves at any candidate, from what it left of the successes."""
-        # Disturbed trials widen what calibration leaves; they must not pass for a wide model.
         scale = 1.0 if aim is None else aim.scale
-        log_sd = scale * min(model.log_sd, WIDEST * PRIOR_LOG_SD)
+        log_sd = scale * self._off(run)
         if not successes or self._pricing.objective(self._one) is None:
             return ResidualProcess(self._features[:0], np.zeros(0), log_sd)
         successes = successes[-CALIBRATED_WITH:]
         own = self._pricing.jobs_of([t.config for t in successes])
         logs = np.array([self._log_objective(t, aim) for t in successes])
         left = logs - self._log_promise(model.predict(own), aim)
-        return ResidualProcess(features(own), left, log_sd, scale * NOISE_LOG_SD)
+        return ResidualProcess(self._features_of(successes), left, log_sd, scale * NOISE_LOG_SD)
+
+    def _off(self, run: Run) -> float:
+        """What the model is off, in logarithms: so far, and as its earlier evidence says.
+
+        By the trials that it foretold, not by those that it was then fitted to. Their median:
+        disturbed trials must not pass for a wide model.
+        """
+        off = np.abs(errors(run))
+        spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0
+        known, new = PRIOR_TRIALS * self._pricing.model.log_sd**2, len(off) * spread**2
+        return float(np.sqrt((known + new) / (PRIOR_TRIALS + len(off))))
 
     def _survival(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""
         failed = [t for t in told if t.kind in FAILURES][-CALIBRATED_WITH:]
         if not failed:
             return np.ones(len(free))
-        jobs = self._pricing.jobs_of([t.config for t in failed])
         # What the model expects to run out of memory says nothing more when it does.
         memory = [t.kind in self._pricing.memory_failures for t in failed]
-        blame = np.where(memory, model.predict(jobs).fits, 1.0)
-        against = kernel(self._features[free], features(jobs)) @ blame
-        ran = [t.config for t in told if t.ok][-CALIBRATED_WITH:]
-        support = np.zeros(len(free))
-        if ran:
-            there = features(self._pricing.jobs_of(ran))
-            support = kernel(self._features[free], there).sum(axis=1)
-        # One success, far away, is what every candidate has to begin with.
-        return np.asarray((support + 1) / (support + against + 1))
+        fits = model.predict(self._pricing.jobs_of([t.config for t in failed])).fits
+        return survival(
+            self._features[free],
+            self._features_of(failed),
+            np.where(memory, fits, 1.0),
+            self._features_of([t for t in told if t.ok][-CALIBRATED_WITH:]),
+        )
+
+    def _features_of(self, trials: Sequence[Trial]) -> Array:
+        if not trials:
+            return self._features[:0]
+        rows = [self._space.raw(t.config) for t in trials]
+        raw = {name: np.array([row[name] for row in rows]) for name in self._space.parameters}
+        unpriced = unpriced_features(self._space, raw, len(rows))
+        return features(self._pricing.jobs(self._space.columns(raw), len(rows)), unpriced)
 
     @cached_property
     def _one(self) -> Prediction:

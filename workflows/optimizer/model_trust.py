@@ -8,13 +8,14 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import spearmanr
 
-from analysis import EDGE, Pricing, Run, Trial
+from analysis import EDGE, PRIOR_LOG_SD, Array, Pricing, Run, Trial
 from workflows.optimizer.gaussian_process import DISTURBED_SHARE, MEAN_SLOWDOWN, NOISE_LOG_SD
 
 PRIOR_LOG_ODDS = 5.0  # logarithm of the odds that the model is right, before any trial
 ALTERNATIVE_WIDTH = 5.0  # width in logarithms over which figures lie if it is not
 PROBES = 3  # successes that others chose, before a model in doubt is heard again
 MIN_RANK_CORRELATION = 0.5  # rank correlation from which it is
+NEAR = PRIOR_LOG_SD  # logarithms by which a prediction may be off and still be good
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
@@ -58,6 +59,31 @@ def log_odds(run: Run) -> float:
     )
 
 
+def errors(run: Run) -> Array:
+    """Logarithms of measured over expected, of all trials that were foretold and ran."""
+    told = _foretold(run)
+    return np.log([(t.objective or 1.0) / t.expected["objective"] for t in told])
+
+
+def foresees(run: Run) -> bool:
+    """Whether the model has foretold this run's trials better than their own mean does.
+
+    Each trial is set against the mean of all others. Trials of equal speed tell no model from a
+    constant: there it is enough to be near.
+    """
+    told = _foretold(run)
+    if len(told) < 3:
+        return False
+    logs = np.log([t.objective or 1.0 for t in told])
+    others = (logs - logs.mean()) * len(logs) / (len(logs) - 1)
+    by_constant = float(np.median(np.abs(others)))
+    return float(np.median(np.abs(errors(run)))) <= max(by_constant, NEAR)
+
+
+def _foretold(run: Run) -> list[Trial]:
+    return [t for t in run.trials.values() if t.ok and positive(t) and t.expected.get("objective")]
+
+
 def positive(trial: Trial) -> bool:
     """Whether its objectives have a logarithm; others say nothing of a model that predicts one."""
     return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
@@ -70,7 +96,10 @@ def _log_likelihood_ratio(objective: float, expected: float, low: float, high: f
     If it is right, the figure is within the interval, or the run was disturbed: far off either way
     (a trial that is faster than anything expected says no less that the model is not right).
     """
-    log_sd = math.log(high / low) / (2 * EDGE) + NOISE_LOG_SD
+    edge = min(
+        math.log(high / expected), math.log(expected / low)
+    )  # the other is of disturbed runs
+    log_sd = edge / EDGE + NOISE_LOG_SD
     off = abs(math.log(objective / expected)) / log_sd
     within = math.log((1 - DISTURBED_SHARE) / math.sqrt(2 * math.pi)) - 0.5 * off**2
     disturbed = math.log(DISTURBED_SHARE / MEAN_SLOWDOWN) - off / MEAN_SLOWDOWN

@@ -51,6 +51,14 @@ class Played:
         first = self.shares[:count]
         return sum(share == 0 for share in first) / max(len(first), 1)
 
+    def in_interval(self) -> list[bool]:
+        """Of each trial that ran and was foretold: whether it came out as the interval says."""
+        return [
+            t.expected["low"] <= t.objective <= t.expected["high"]
+            for t in self.run.trials.values()
+            if t.ok and t.objective is not None and "low" in t.expected
+        ]
+
 
 def policy_for(
     landscape: Landscape,
@@ -170,6 +178,8 @@ def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) ->
         }
     for name in ("best_of_8", "best_of_16", "failed_share", "proposer_s"):
         overall[name] = float(np.mean([row[name] for row in rows]))
+    foretold = [inside for games in played.values() for g in games for inside in g.in_interval()]
+    overall["in_interval"] = float(np.mean(foretold)) if foretold else None
     overall["landscapes_with_5pct_in_first_8"] = sum(r["worst_best_of_8"] >= 1 - NEAR for r in rows)
     return {"overall": overall, "landscapes": rows}
 

@@ -6,6 +6,7 @@ for 48.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from slurm import BLAMELESS
 if TYPE_CHECKING:
     from analysis import Pricing  # scipy: half a second
 
+SMALL_GAINS = 3  # in a row, after which a search ends
+SUCCESSES = 8  # before which it does not, however small the gain
 RECENT = 50  # successes from which a trial's time is learnt
 
 
@@ -62,15 +65,23 @@ class Budget:
             return f"budget: {counted(self.node_hours, 'node-hour')}"
         return None
 
-    def not_worth_it(self, expected: Mapping[str, float]) -> str | None:
+    def not_worth_it(self, expected: Mapping[str, float], run: Run) -> str | None:
         """Why the next trial should not start although there is budget, or None if it should.
+
+        One small gain may be a belief that the next trial shakes: only several in a row end a
+        search, and none before enough trials succeeded.
 
         Args:
             expected: of the proposal; without ``gain`` nobody knows.
+            run: what was proposed before.
         """
-        gain = expected.get("gain")
-        if gain is None or gain >= self.expected_gain:
+        before = [t.expected for t in run.trials.values()][1 - SMALL_GAINS :]
+        gains = [e.get("gain", math.inf) for e in [*before, expected]]
+        if len(gains) < SMALL_GAINS or max(gains) >= self.expected_gain:
             return None
+        if sum(t.ok for t in run.trials.values()) < SUCCESSES:
+            return None
+        gain = gains[-1]
         return (
             f"another batch is expected to gain {100 * gain:.2g} %, less than "
             f"budget.expected_gain ({100 * self.expected_gain:.3g} %); about "

@@ -98,7 +98,7 @@ class Schedule:
         if spent := self._budget.spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
         proposal = self._policy.propose(self._run, self._pool.size)
-        if proposal and (enough := self._budget.not_worth_it(proposal.expected)):
+        if proposal and (enough := self._budget.not_worth_it(proposal.expected, self._run)):
             return Ending(enough, DONE)
         if proposal and not self._affordable(proposal.config, started):
             proposal = self._narrower(proposal, started)

@@ -221,7 +221,8 @@ def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> Non
             number, dict(proposal.config), 0.0, proposal.by, proposal.why, proposal.expected
         )
     rules = [t.why.split(",")[0] for t in run.trials.values()]
-    assert rules == ["highest confidence bound"] + ["favourite of one of several models"] * 23
+    alone, among_others = "highest confidence bound", "favourite of one of several models"
+    assert rules == [alone] + [among_others] * 23
     ranking = search(make_policy(space, seed=0, name="cost-model"), 24, lambda _: 1.0)
     ranked = [t.config for t in ranking.trials.values()]
     assert [t.config for t in run.trials.values()] != ranked
@@ -308,6 +309,40 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
     assert one[0].next < batch.next < batch.left
     assert expected_gain(mean, covariance, 0 * runs + 1e-9, 0.0, 4, rng).left < 1e-3
     assert expected_gain(mean - 1.0, covariance, runs, 0.0, 4, rng).left < 1e-6
+
+
+def test_parameters_that_the_model_does_not_price_are_tried_early_and_learnt(
+    tmp_path: Path,
+) -> None:
+    """Beside tp, pp and mbs: a kernel, workers and a switch, whose best levels come last."""
+    path = tmp_path / "switches.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2], gas: 16, "
+        "zero_stage: 1, kernel: [eager, sdpa, flash], workers: [1, 2, 4, 8], graphs: [false, true]}"
+        "\nobjective: {maximize: tokens_per_second_per_gpu}\n"
+    )
+    space = load_space(str(path))
+    pricing = Pricing(space)
+    factors: dict[str, dict[Any, float]] = {
+        "kernel": {"eager": 0.7, "sdpa": 0.9, "flash": 1.0},
+        "workers": {1: 0.8, 2: 0.9, 4: 0.97, 8: 1.0},
+        "graphs": {False: 0.85, True: 1.0},
+    }
+
+    def speed(config: Mapping[str, Any]) -> float | None:
+        prediction = pricing.predict([config])
+        figure = pricing.objective(prediction)
+        assert figure is not None
+        slower = np.prod([levels[config[name]] for name, levels in factors.items()])
+        return float(figure[0] * slower) if prediction.fits[0] > 0.5 else None
+
+    candidates = Candidates(space).draw(999, np.random.default_rng(0), [], 64)
+    best = max(speed(c) or 0.0 for c in candidates)
+    run = search(make_policy(space, seed=0), 12, speed)
+    reached = [(t.objective or 0.0) / best for t in run.trials.values()]
+    assert max(reached[:6]) > 0.95
+    assert np.mean(reached[4:]) > 0.8  # what is learnt of a level holds elsewhere
 
 
 def test_a_minimized_objective_is_guided_too_and_one_that_the_model_lacks_is_not(

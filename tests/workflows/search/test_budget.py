@@ -13,7 +13,7 @@ from analysis.run.fold import Run, read_run
 from analysis.run.trial import Attempt, Trial
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
-from workflows.search.budget import NodeHours, node_hours
+from workflows.search.budget import SUCCESSES, Budget, NodeHours, node_hours
 
 Make = Callable[..., SearchSpace]
 PRICED = """\
@@ -142,3 +142,32 @@ def test_a_budget_for_less_than_a_trial_is_spent_on_one(
     assert main([*arguments, "--run-dir", str(run_dir)]) == 0
     assert len(read_run(run_dir).trials) == 1
     assert "ended: budget: 0.001 node-hours\n" in capsys.readouterr().out
+
+
+# ---- the expected gain ----
+
+
+@pytest.mark.parametrize(
+    ("successes", "gains", "ends"),
+    [
+        (SUCCESSES, [0.005, 0.005, 0.005], True),
+        (SUCCESSES - 1, [0.005, 0.005, 0.005], False),
+        (SUCCESSES, [0.005, 0.02, 0.005], False),
+        (SUCCESSES, [0.005, None, 0.005], False),
+        (SUCCESSES, [0.02, 0.005, 0.005], False),
+        (SUCCESSES, [0.02, 0.005, 0.005, 0.005], True),
+    ],
+)
+def test_a_search_ends_when_three_proposals_in_a_row_promise_little(
+    successes: int, gains: list[float | None], ends: bool
+) -> None:
+    """The last of the gains is that of the proposal in question."""
+    run = Run(Path())
+    told = [{} if gain is None else {"gain": gain, "left": 2 * gain} for gain in gains]
+    before = [*[{}] * (successes - len(told) + 1), *told[:-1]]
+    for number, expected in enumerate(before, start=1):
+        trial = Trial(number, {}, 0.0, expected=dict(expected), kind="ok", objective=1.0)
+        run.trials[number] = trial
+    reason = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
+    assert (reason is not None) == ends
+    assert reason is None or ("0.5 %" in reason and "1 % is left" in reason)
