@@ -172,7 +172,6 @@ def test_the_users_own_file_is_the_base_and_says_the_model(load: Load, tmp_path:
         ("config: none.json", "", "", "none.json"),
         ("command: [x]", "", "", "exactly one of: builtin, adapter, command, use"),
         ("options: {a: 1}", "", "", "'options' goes with 'use'"),
-        ("framework: nothing", "", "", "framework"),
         ("args: []", "  gas: [4]\n", "", "told mbs by gas: add the space's parameter gas"),
     ],
 )  # fmt: skip
