@@ -27,6 +27,7 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
+from search_spaces.trainers.unmodelled import offloading
 from slurm import as_written, written_document
 from trainer import Array, Expression, ModelConfig, nearest
 
@@ -339,6 +340,11 @@ class SearchSpace:
                 for argument in self.misplaced()
             ),
             *self._unknown_framework(),
+            *(
+                f"the cost model knows nothing of offloading ({name}): more will fit, and steps "
+                "take longer, than it says"
+                for name in offloading(self.trainer)[:1]
+            ),
         ]
 
     def _unknown_framework(self) -> list[str]:

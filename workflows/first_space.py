@@ -44,7 +44,7 @@ class Wanted:
         adapter: of the trainer, by name.
         model: shipped, or a file; empty where the trainer's own arguments say it.
         cluster: shipped, or a file.
-        nodes: of each trial.
+        nodes: of each trial; 0 for what the launch script asks for, or else one.
         entry: the trainer's script; empty for the adapter's default.
         arguments: a file with the trainer's arguments, such as a launch script.
         config: the trainer's own configuration file.
@@ -53,14 +53,14 @@ class Wanted:
     adapter: str
     model: str
     cluster: str
-    nodes: int = 1
+    nodes: int = 0
     entry: str = ""
     arguments: Path | None = None
     config: str = ""
 
 
 def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
-    """The text of a space file, and notes on what was left out of the user's arguments.
+    """The text of a space file, and notes: what it is of, and what of the user's was left out.
 
     Args:
         wanted: what is known.
@@ -76,10 +76,12 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     trainer: dict[str, Any] = {"adapter": wanted.adapter}
     arguments: list[str] = []
     left_out: list[str] = []
+    nodes = wanted.nodes or 1
     entry, config = wanted.entry, wanted.config
     if wanted.arguments is not None:
         launched = launch_script.read(wanted.arguments, record.options == "key=value")
         arguments, left_out = launched.arguments, launched.left_out
+        nodes = wanted.nodes or launched.nodes or 1
         if launched.module == ("-m" in record.command):
             entry = entry or launched.entry
         if record.options == "key=value":  # what is none is the file: train.py base.yml steps=9
@@ -99,9 +101,7 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, arguments, left_out))
     batch = _batch(told)
-    content = default_space(
-        model, wanted.cluster, wanted.nodes, record.framework, global_batch_size=batch
-    )
+    content = default_space(model, wanted.cluster, nodes, record.framework, global_batch_size=batch)
     known = {*record.settings, "num_nodes", "gas"}
     parameters = {n: v for n, v in content["parameters"].items() if n in known}
     unknown = content["parameters"].keys() - known
@@ -121,7 +121,8 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
     load_space(content)  # before anything is written
-    return _text(content, file), left_out
+    notes = [f"left out, as no shell reads it: {words}" for words in left_out]
+    return _text(content, file), [content["description"], *notes]
 
 
 def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:

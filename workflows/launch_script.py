@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     rf"|(?P<array>\w+\+?=\()|(?P<word>(?:{_PART})+)|(?P<end>.)",
     re.DOTALL,
 )
+_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]\s*|-N\s*)(\d{1,6})\s*$", re.MULTILINE)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
@@ -36,12 +37,14 @@ class Launched:
         module: whether it is one.
         arguments: of the trainer, without those of srun and torchrun.
         left_out: options whose value is known to a shell alone.
+        nodes: that the script asks Slurm for; 0 where it asks for none.
     """
 
     entry: str
     module: bool
     arguments: list[str]
     left_out: list[str]
+    nodes: int = 0
 
 
 def read(path: Path, key_value: bool = False) -> Launched:
@@ -57,7 +60,8 @@ def read(path: Path, key_value: bool = False) -> Launched:
         FileError: if the file cannot be read.
     """
     shell = _Shell()
-    shell.run(read_text(path, MAX_BYTES))
+    text = read_text(path, MAX_BYTES)
+    shell.run(text)
     found = [_program(words) for words in shell.commands]
     entry, module, arguments = max(found, key=lambda each: (bool(each[0]), len(each[2])))
     if not entry:
@@ -65,7 +69,9 @@ def read(path: Path, key_value: bool = False) -> Launched:
             word for words in shell.commands for word in words
         ]
     passed, left_out = _passed(arguments, key_value)
-    return Launched("" if "$" in entry else entry, module, passed, left_out)
+    asked = _NODES.search(text)
+    nodes = int(asked[1]) if asked else 0
+    return Launched("" if "$" in entry else entry, module, passed, left_out, nodes)
 
 
 @dataclass

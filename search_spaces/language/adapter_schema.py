@@ -120,6 +120,10 @@ class AdapterFile(Record):
     framework: Literal[_FRAMEWORK_NAMES] = Field(  # type: ignore[valid-type]
         description="whose habits the cost model assumes"
     )
+    frameworks: dict[str, Literal[_FRAMEWORK_NAMES]] = Field(  # type: ignore[valid-type]
+        default={},
+        description="option, path or variable: whose habits instead, where the user's own have it",
+    )
     log: Literal[_FORMAT_NAMES] | None = Field(  # type: ignore[valid-type]
         default=None, description="the format of its log"
     )

@@ -102,7 +102,7 @@ class _Adapting:
             "files": files,
             "env": {**{k: v for s in chosen for k, v in s.environment.items()}, **self.spec.env},
             "result": self._log(),
-            "framework": self.spec.framework or self.adapter.framework,
+            "framework": self.spec.framework or self._framework(),
         }
         demands = [
             text
@@ -118,6 +118,14 @@ class _Adapting:
             "constraints": [*self.file.constraints, *batch, *demands],
         }
         return self.file.model_copy(update=changes), model
+
+    def _framework(self) -> str:
+        """Whose habits the trainer has, in the case that the user's own words are of."""
+        on = {name for name, value in self.spec.env.items() if value.lower() in ("1", "true")}
+        framework: str = self.adapter.framework
+        for key, other in self.adapter.frameworks.items():
+            framework = other if key in self.told.keys | on else framework
+        return framework
 
     def _batch(self) -> list[str]:
         """The constraint of a global batch that the user's arguments or file set.

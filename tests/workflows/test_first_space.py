@@ -63,6 +63,15 @@ def test_a_launch_script_is_enough(here: Path, capsys: pytest.CaptureFixture[str
     assert "# what may vary" in (here / "mine.yaml").read_text()
 
 
+def test_nodes_are_those_that_the_script_asks_for(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text(SCRIPT)
+    assert main(["init", "mine.yaml", *COMMON, "--args", "launch.sh"]) == 0
+    assert load_space(here / "mine.yaml").parameters["num_nodes"].values == (8,)
+    assert "8 x 8 GPUs of dgx_h100" in capsys.readouterr().out
+
+
 def test_a_model_and_a_cluster_are_enough(here: Path) -> None:
     assert main(["init", *COMMON, "--model", "llama_8b"]) == 0
     space = load_space(here / "space.yaml")

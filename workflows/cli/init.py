@@ -29,7 +29,9 @@ def add_commands(commands: Commands) -> None:
         "--model", metavar="MODEL", help="a Hugging Face config.json, a *.yaml, or a shipped model"
     )
     parser.add_argument("--cluster", metavar="CLUSTER", help="a *.yaml, or a shipped cluster")
-    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="default: 1")
+    parser.add_argument(
+        "--nodes", type=positive, default=0, metavar="N", help="default: the launch script's, or 1"
+    )
     parser.add_argument("--entry", default="", metavar="SCRIPT", help="that the trainer starts")
     parser.add_argument(
         "--args", type=path, metavar="FILE", help="a launch script, for its arguments and model"
@@ -63,12 +65,11 @@ def init(arguments: Namespace) -> int:
         arguments.config,
     )
     try:
-        text, left_out = first_space(wanted, str(file))
+        text, notes = first_space(wanted, str(file))
     except SpaceArgumentError as error:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
     file.write_text(text)
-    for words in left_out:
-        print(f"left out, as no shell reads it: {words}")
+    print(*notes, sep="\n")
     print(f"{shown(file)}; next: meshtune check {shown(file)}")
     return 0
 

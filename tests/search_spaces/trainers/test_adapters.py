@@ -305,3 +305,33 @@ def test_the_written_file_is_found_from_another_folder(load: Load, tmp_path: Pat
     assert space.workdir == tmp_path / "repository"
     command = space.command(CONFIG, "/t")
     assert command[command.index("--config") + 1] == "/t/run.json"
+
+
+def test_habits_are_those_of_the_case_that_the_users_own_words_are_of(
+    load: Load, tmp_path: Path
+) -> None:
+    case = "framework: fsdp\nframeworks: {zero_optimization: deepspeed-bf16, USE_IT: megatron-lm}\n"
+    (tmp_path / "mine.yaml").write_text(ADAPTER.replace("framework: fsdp\n", case))
+    (tmp_path / "own.json").write_text('{"zero_optimization": {"stage": 2}}')
+    assert space_of(load).program.framework == "fsdp"
+    assert space_of(load, "config: own.json").program.framework == "deepspeed-bf16"
+    assert space_of(load, 'env: {USE_IT: "true"}').program.framework == "megatron-lm"
+    assert space_of(load, "framework: nanotron").program.framework == "nanotron"
+
+
+@pytest.mark.parametrize(
+    ("more", "content", "named"),
+    [
+        ("args: [--cpu-offload]", {}, "--cpu-offload"),
+        ("config: own.json", {"zero": {"offload_optimizer": {"device": "cpu"}}}, "zero.offload"),
+        ("config: own.json", {"zero": {"offload_optimizer": {"device": "none"}}}, ""),
+        ("env: {FSDP_OFFLOAD_PARAMS: 'true'}", {}, "FSDP_OFFLOAD_PARAMS"),
+    ],
+)
+def test_offloading_is_said_to_have_no_price(
+    load: Load, tmp_path: Path, more: str, content: dict[str, object], named: str
+) -> None:
+    (tmp_path / "own.json").write_text(json.dumps(content))
+    notes = [note for note in space_of(load, more).notes() if "offloading" in note]
+    assert bool(notes) == bool(named)
+    assert named in "".join(notes)
