@@ -9,13 +9,16 @@ from pathlib import Path
 
 from slurm import read_text
 
-MAX_BYTES = 200_000
+MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
-_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2$", re.DOTALL | re.MULTILINE)
+_HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+# What is nested is bounded, or text that opens and never closes would be read for minutes.
+_PLAIN = r"(?>[^()]{0,400})"
+_CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
 _PART = (
-    r"\\.|\"(?>\\.|\$\{[^}\n]*\}|[^\"\\])*+\"|'[^']*'|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-    r"|\$\{[^}\n]*\}|`[^`\n]*`|[^\s;&|()<>]"
+    rf"\\.|\"(?>\\.|\$\{{[^}}\n]{{0,400}}\}}|[^\"\\])*+\"|'[^']*+'|\$\({_CODE}\)"
+    r"|\$\{[^}\n]{0,400}\}|`[^`\n]{0,400}`|[^\s;&|()<>]"
 )
 _TOKEN = re.compile(
     rf"(?P<skipped>[ \t\r]+|(?<!\S)\#[^\n]*|(?:&|\d)?>>?(?:&\d|[ \t]*\S+))"
@@ -82,10 +85,11 @@ class _Shell:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     depth: int = 0
+    count: int = 0  # of words
 
     def run(self, text: str) -> None:
         array = ""
-        text = _HERE_DOCUMENT.sub("", text.replace("\\\r\n", " ").replace("\\\n", " "))
+        text = _without_documents(text.replace("\\\r\n", " ").replace("\\\n", " "))
         for token in _TOKEN.finditer(text):
             if token["array"]:
                 array = token["array"].rstrip("+=(")
@@ -116,7 +120,8 @@ class _Shell:
                 self.run(word)
                 self.depth -= 1
                 self.commands.append([])
-            elif sum(map(len, self.commands)) < MOST_WORDS:
+            elif self.count < MOST_WORDS:
+                self.count += 1
                 self.commands[-1].append(word)
 
     def _words(self, raw: str) -> list[str]:
@@ -148,6 +153,19 @@ class _Shell:
             return " ".join(self.arrays[name])
         default = reference[0] if reference[3] is None else self._text(reference[3])
         return self.texts.get(name) or default
+
+
+def _without_documents(text: str) -> str:
+    """A script without its here-documents, each from ``<<WORD`` to a line that is WORD."""
+    kept, until = [], ""
+    for line in text.split("\n"):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        found = _HERE_DOCUMENT.search(line)
+        until = found[2] if found else ""
+        kept.append(line[: found.start()] if found else line)
+    return "\n".join(kept)
 
 
 def _joined(parts: Iterator[str]) -> Iterator[str]:

@@ -38,7 +38,6 @@ NAN = float("nan")
         ([changed(kv_heads="")], SWEEP, ["a.csv:3:", "kv_heads", "''", "whole number"]),
         ([changed(zero_stage="5")], SWEEP, ["a.csv:3:", "zero_stage", "'5'", "0, 1, 2, 3"]),
         ([row() + ",half"], SWEEP + ",recompute", ["a.csv", "'half'", "selective"]),
-        ([row() + ",jax"], SWEEP + ",framework", ["a.csv", "'jax'", "nanotron"]),
         ([row(tok_s="fast")], SWEEP, ["a.csv", "tok_s", "'fast'"]),
         ([row() + ",1"], SWEEP, ["a.csv:3:", "a row of 24 values, accepted 23"]),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,14 @@ def test_options_of_key_and_value_have_no_dashes(tmp_path: Path) -> None:
     assert (launched.entry, launched.module) == ("MaxText.train", True)
     assert launched.arguments == ["base.yml", "run_name=a", "dtype=bfloat16"]
     assert launched.left_out == ["steps=$STEPS"]
+
+
+@pytest.mark.parametrize("text", ['"', "$(", "${", "$((((", '"$(a"\'', "<<EOT\n", "a ", "`a", "\\"])
+def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
+    tmp_path: Path, text: str
+) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text((text * 100_000)[:99_000])
+    began_s = time.process_time()
+    read(script)
+    assert time.process_time() - began_s < 10  # minutes where it is quadratic
