@@ -14,6 +14,7 @@ from .defaults import SpaceArgumentError, default_space
 from .errors import SpaceError
 from .export import Export, exported
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
+from .hints import notes
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
@@ -67,6 +68,7 @@ __all__ = [
     "framework_named",
     "json_schema",
     "load_space",
+    "notes",
     "read_adapter",
     "read_cluster",
     "seconds",

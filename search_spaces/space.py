@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
     BudgetSection,
@@ -27,9 +26,8 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from search_spaces.trainers.unmodelled import offloading
-from slurm import as_written, written_document
-from trainer import Array, Expression, ModelConfig, nearest
+from slurm import written_document
+from trainer import Array, Expression, ModelConfig
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 
@@ -309,52 +307,6 @@ class SearchSpace:
         used = frozenset[str]().union(*(self.reads.get(name, frozenset()) for name in reads))
         used |= self.reads["world_size"]
         return [n for n, p in self.parameters.items() if p.varies and n not in used]
-
-    def misplaced(self) -> list[str]:
-        """Arguments that name a file here, which a trial would look for where it is started."""
-        here = (Path(self.file).parent, Path())
-        started_in = self.workdir
-        entries = self.trainer.command or []
-        return [
-            entry
-            for entry in entries
-            if isinstance(entry, str)
-            and entry.endswith((".py", ".sh"))
-            and not Path(entry).is_absolute()
-            and any((folder / entry).is_file() for folder in here)
-            and not (started_in and (started_in / entry).is_file())
-        ]
-
-    def notes(self) -> list[str]:
-        """What is allowed, but hardly meant."""
-        return [
-            *([self.assumed] if self.assumed else []),
-            *(
-                f"the trainer's command does not depend on {name}: trials that differ only in it "
-                f"are the same; pass {{{name}}} on, or give it one value"
-                for name in self.unused()
-            ),
-            *(
-                f"trials start in {self.workdir or 'folders of their own'} and will not find "
-                f"{argument}: write its whole path, or the folder as trainer.workdir"
-                for argument in self.misplaced()
-            ),
-            *self._unknown_framework(),
-            *(
-                f"the cost model knows nothing of offloading ({name}): more will fit, and steps "
-                "take longer, than it says"
-                for name in offloading(self.trainer)[:1]
-            ),
-        ]
-
-    def _unknown_framework(self) -> list[str]:
-        named = self.program.framework
-        if self.model is None or named in FRAMEWORKS:
-            return []
-        return [
-            f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "
-            f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
-        ]
 
     @cached_property
     def fingerprint(self) -> str:

@@ -71,10 +71,11 @@ def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
     """
     cores = os.cpu_count() or 1
     if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):
-        insist = ", the launcher 'local' insists on this machine" if ranks <= MAX_RANKS else ""
+        here = ", `--launcher local` starts them here all the same" if ranks <= MAX_RANKS else ""
         raise LaunchError(
-            f"{file}: a trial has up to {ranks} ranks, and this machine "
-            f"{counted(cores, 'core')}; `meshtune submit` searches on a cluster{insist}"
+            f"{file}: a trial has up to {ranks} ranks, and this machine {counted(cores, 'core')}; "
+            "`meshtune submit` searches on a cluster, `search --launcher simulate --dry-run` "
+            f"shows the commands{here}"
         )
 
 

@@ -24,7 +24,7 @@ from analysis import (
     number,
     unit,
 )
-from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check
+from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
     Kind,
@@ -172,7 +172,7 @@ def _after(
             what = f"{found.metric} = {number(found.value)} {unit(found.metric)}".rstrip()
             yield _line("read", f"{what}, of {found.counted} of {found.lines} lines in {log};")
             yield _line("", f"the last one: {found.last.strip()[:120]}")
-    for note in space.notes():
+    for note in notes(space):
         yield _line("note", note)
 
 

@@ -20,7 +20,7 @@ from analysis.prediction.pricing import (
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
 from analysis.units import GIB, config_text, counted, duration
-from search_spaces import Candidates, CheckReport, SearchSpace, check
+from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits
 SAMPLED = 1_000_000  # configurations priced of a space too large to list
@@ -119,19 +119,19 @@ def search_warnings(space: SearchSpace, pricing: Pricing | None) -> tuple[str, .
     indices = candidates.indices(COUNTED, np.random.default_rng(0), [], max_nodes=2**31)
     if not len(indices):
         check(space)
-    notes = tuple(f"note: {note}" for note in space.notes())
+    said = tuple(f"note: {note}" for note in notes(space))
     if pricing is None:
-        return notes + tuple(
+        return said + tuple(
             f"note: the cost model cannot price the parallel axis {name}: it neither filters nor "
             "ranks configurations"
             for name in unpriced_axes(space)
         )
-    notes += _unpriced_note(space) + _objective_note(pricing)
+    said += _unpriced_note(space) + _objective_note(pricing)
     with suppress(MissingFactError):
         prediction = pricing.predict_columns(candidates.columns(indices), len(indices))
         memory = _memory_warning(pricing, prediction)
-        return notes + memory + _time_limit_warning(pricing, prediction)
-    return notes
+        return said + memory + _time_limit_warning(pricing, prediction)
+    return said
 
 
 def likely_to_fit(report: CheckReport) -> str:

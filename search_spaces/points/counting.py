@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from search_spaces.errors import SpaceError
+from search_spaces.hints import notes as notes_of
 from search_spaces.parameters import Parameter
 from search_spaces.points.enumeration import MAX_EDGES, MAX_WORK, ValidConfigs, affordable
 from search_spaces.space import SearchSpace
@@ -42,7 +43,7 @@ class CheckReport:
                 f"the built-in trainer does not have {', '.join(missing)} yet: "
                 "this space can be checked, not searched"
             )
-        notes += self.space.notes()
+        notes += notes_of(self.space)
         if not self.exact:
             notes.append("counts are estimates from random configurations")
         return notes

@@ -10,7 +10,8 @@ import pytest
 from analysis.run.best import load_best
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
-from search_spaces import SpaceError, check, load_space
+from search_spaces import SpaceError, check, load_space, notes
+from search_spaces.hints import misplaced
 from workflows.cli.main import main
 
 SCRIPT = """\
@@ -85,16 +86,16 @@ def test_a_script_is_looked_for_where_trials_start(
 ) -> None:
     config = {"lr": 1e-3}
     monkeypatch.chdir(space.parent.parent / "scripts")
-    assert load_space(space).misplaced() == []
+    assert misplaced(load_space(space)) == []
     (space.parent / "train.py").write_text("")
     assert load_space(space).command(config, "/t")[1] == "train.py"  # that of the folder
     (space.parent / "train.py").unlink()
     here = space.parent / "here.yaml"
     here.write_text(EIGHT_LINES.replace("../scripts", "..").replace("mine", "here"))
-    (note,) = load_space(here).notes()
+    (note,) = notes(load_space(here))
     assert f"trials start in {space.parent.parent} and will not find train.py" in note
     here.write_text(EIGHT_LINES.replace("  workdir: ../scripts\n", ""))
-    (note,) = load_space(here).notes()
+    (note,) = notes(load_space(here))
     assert "trials start in folders of their own and will not find train.py" in note
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces import SearchSpace, SpaceError, load_space, notes
 from search_spaces.huggingface.architectures import ARCHITECTURES
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import ModelFile
@@ -203,7 +203,7 @@ def _space(folder: Path, model: Any) -> SearchSpace:
 def test_a_space_names_a_configuration_beside_it(tmp_path: Path) -> None:
     space = _space(tmp_path, "config.json")
     assert space.model is not None and space.model.seq_length == 8192
-    assert any("sequences of 8,192 tokens" in note for note in space.notes())
+    assert any("sequences of 8,192 tokens" in note for note in notes(space))
     frozen = tmp_path / "frozen.yaml"
     frozen.write_text(space.frozen())
     assert load_space(frozen).fingerprint == space.fingerprint
@@ -213,7 +213,7 @@ def test_a_space_names_a_configuration_beside_it(tmp_path: Path) -> None:
 def test_a_space_says_how_long_a_named_models_sequences_are(base: str, tmp_path: Path) -> None:
     space = _space(tmp_path, {"base": base, "seq_length": 1024})
     assert space.model is not None and space.model.seq_length == 1024
-    assert not any("sequences of" in note for note in space.notes())
+    assert not any("sequences of" in note for note in notes(space))
 
 
 @pytest.mark.parametrize(

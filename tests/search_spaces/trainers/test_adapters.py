@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, load_space
+from search_spaces import SearchSpace, SpaceError, load_space, notes
 from search_spaces.trainers import options
 
 Load = Callable[[str], SearchSpace]
@@ -332,6 +332,6 @@ def test_offloading_is_said_to_have_no_price(
     load: Load, tmp_path: Path, more: str, content: dict[str, object], named: str
 ) -> None:
     (tmp_path / "own.json").write_text(json.dumps(content))
-    notes = [note for note in space_of(load, more).notes() if "offloading" in note]
-    assert bool(notes) == bool(named)
-    assert named in "".join(notes)
+    told = [note for note in notes(space_of(load, more)) if "offloading" in note]
+    assert bool(told) == bool(named)
+    assert named in "".join(told)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, check
+from search_spaces import SearchSpace, SpaceError, check, notes
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -134,3 +135,13 @@ def test_stages_may_differ_where_the_framework_or_the_space_says_so(
 def test_the_built_in_trainers_stages_are_alike(load: Load, good: str) -> None:
     with pytest.raises(SpaceError, match=r"found uneven_layers, accepted with a command"):
         load(good + "allow: [uneven_layers]\n")
+
+
+def test_a_script_that_is_not_here_is_noted(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "there.py").touch()
+    command = (
+        f"[python, {tmp_path}/there.py, {tmp_path}/gone.py, '{{tp}}{{pp}}{{mbs}}{{flag}}{{extra}}']"
+    )
+    told = notes(load(SPACE.format(command=command)))
+    assert [note for note in told if "gone.py on this machine" in note]
+    assert not [note for note in told if "there.py" in note]

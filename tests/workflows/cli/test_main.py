@@ -108,7 +108,7 @@ def test_a_token_file_that_is_not_there_is_named_before_anything_is_made(tmp_pat
     space = tmp_path / "space.yaml"
     space.write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: tokens/code}}\n"
-        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+        "parameters: {num_nodes: [1, 2], tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
     )
     done = run("search", str(space), cwd=tmp_path)
     assert done.returncode == 2
@@ -199,7 +199,7 @@ def test_a_launcher_is_closed_also_where_an_argument_is_refused_after_it_was_mad
     monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: no, device: cpu}}\n"
-        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+        "parameters: {num_nodes: [1, 2], tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
     )
     assert main(arguments) == 2
     assert complaint in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""What a space may say, but hardly means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.space import SearchSpace
+from search_spaces.trainers.unmodelled import offloading
+from slurm import as_written
+from trainer import nearest
+
+
+def notes(space: SearchSpace) -> list[str]:
+    """Lines for whoever checks, tries or searches a space."""
+    return list(_notes(space))
+
+
+def _notes(space: SearchSpace) -> Iterator[str]:
+    if space.assumed:
+        yield space.assumed
+    for name in space.unused():
+        yield (
+            f"the trainer's command does not depend on {name}: trials that differ only in it are "
+            f"the same; pass {{{name}}} on, or give it one value"
+        )
+    for argument in misplaced(space):
+        yield (
+            f"trials start in {space.workdir or 'folders of their own'} and will not find "
+            f"{argument}: write its whole path, or the folder as trainer.workdir"
+        )
+    for script in _scripts(space):
+        if Path(script).is_absolute() and not Path(script).exists():
+            yield f"there is no {script} on this machine; trials need it on their nodes"
+    named = space.program.framework
+    if space.model is not None and named not in FRAMEWORKS:
+        yield (
+            f"no record of the framework {as_written(named)}: what it keeps in memory is inferred "
+            f"from the trials, starting from what others keep{nearest(named, FRAMEWORKS)}"
+        )
+    for name in offloading(space.trainer)[:1]:
+        yield (
+            f"the cost model knows nothing of offloading ({name}): more will fit, and steps take "
+            "longer, than it says"
+        )
+
+
+def misplaced(space: SearchSpace) -> list[str]:
+    """Arguments that name a file here, which a trial would look for where it is started."""
+    here = (Path(space.file).parent, Path())
+    started_in = space.workdir
+    return [
+        script
+        for script in _scripts(space)
+        if not Path(script).is_absolute()
+        and any((folder / script).is_file() for folder in here)
+        and not (started_in and (started_in / script).is_file())
+    ]
+
+
+def _scripts(space: SearchSpace) -> list[str]:
+    """Arguments that are a script's name, or its path."""
+    entries = [entry for entry in space.trainer.command or [] if isinstance(entry, str)]
+    return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]
