@@ -25,7 +25,7 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import one_cluster_table
 from search_spaces.language.schema import ModelFile
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import read_document, validate
 from trainer import Latent, Mixture, ModelConfig
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshtune.own_packages import PACKAGES, ROOT
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -11,7 +11,7 @@ from analysis.cost.jobs import jobs, joined
 from search_spaces import SpaceError, load_space
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import read_document, validate
 from trainer import ModelConfig, model_flops, model_weights
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from analysis.run.fold import read_run
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from trainer.config import TrainConfig
 from trainer.data.prepare import prepare_data
 

@@ -13,7 +13,7 @@ import yaml
 from search_spaces import check, json_schema, load_space, shipped_spaces
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import ModelFile
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import read_document, validate
 
 REQUIRED = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from analysis.report.page import write_report
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import written_document
 from workflows.cli.main import main
 

@@ -17,7 +17,7 @@ from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_parame
 from search_spaces import SearchSpace, check, load_space, shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE
 from search_spaces.language.schema import ModelFile
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import read_document, validate
 from trainer import ModelConfig, expert_weights
 

@@ -15,7 +15,7 @@ from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
 from analysis.cost.groups import LinkConstants, RankGroup, group_of, path_of
 from search_spaces.cluster import Cluster, Collective
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from slurm import read_document, validate
 
 Array = NDArray[np.float64]

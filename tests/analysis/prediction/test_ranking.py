@@ -9,7 +9,7 @@ import pytest
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
 from search_spaces import load_space, shipped_spaces
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 
 
 def test_the_recipe_found_by_hand_is_near_the_top_of_frontiers_space() -> None:

@@ -13,7 +13,7 @@ import pytest
 from meshtune.testing.trainers import TrainerContract
 from search_spaces import SpaceError, load_space
 from search_spaces.language.trainer_schema import TrainerSpec
-from search_spaces.load import SHIPPED
+from search_spaces.shipped import SHIPPED
 from search_spaces.trainers.trainer import Trainer, TrialFacts
 
 MINE = """

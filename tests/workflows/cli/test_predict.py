@@ -12,8 +12,8 @@ import yaml
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
 from search_spaces import load_space
-from search_spaces.load import SHIPPED
 from search_spaces.points.candidates import Candidates
+from search_spaces.shipped import SHIPPED
 from workflows.cli.main import main
 
 

@@ -1,0 +1,302 @@
+"""A checked file becomes a space: what no key shows by itself."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from collections.abc import Iterable, Mapping
+from functools import partial
+from graphlib import CycleError
+
+from search_spaces import parameter_values, parameters
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import framework_named
+from search_spaces.language.model import ModelShape
+from search_spaces.language.schema import ModelFile, SpaceFile
+from search_spaces.model_files import assumed
+from search_spaces.objectives import objectives_of
+from search_spaces.parameters import MAX_CONFIGS, Parameter
+from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
+from search_spaces.space import SearchSpace
+from search_spaces.spans import COARSEST, FINEST
+from search_spaces.trainers.adapters import adapted
+from search_spaces.trainers.checks import (
+    check_trainer,
+    standing_alone,
+    with_known_axes,
+    with_workdir,
+)
+from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
+from search_spaces.trainers.registry import make_trainer
+from search_spaces.trainers.trainer import Trainer
+from slurm import Document, RegistryError
+from trainer import MAX_NUMBER, Expression, ExpressionError, ValueType, nearest, ordered, parse
+
+
+class Builder:
+    """Checks what no key shows by itself."""
+
+    def __init__(
+        self,
+        document: Document,
+        file: SpaceFile,
+        model: ModelFile | None,
+        cluster: Cluster | None,
+        frozen: bool,
+    ) -> None:
+        self.document, self.file, self.cluster = document, file, cluster
+        self.model_name = model.name if model else ""
+        self.assumed = assumed(file.model, model)
+        self.own_trainer = file.trainer.builtin is None
+        ranks = file.trial.ranks_per_node or 1
+        names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
+        names |= facts.defaults(file.trainer).keys()
+        file, self.model = adapted(document, file, model.config() if model else None, names)
+        file = with_workdir(document, with_known_axes(file), there=not frozen)
+        self.file = file = standing_alone(document, file)
+        self.program = self._program()
+        self.static = facts.static_facts(self.model, cluster, ranks)
+        self.defaults = facts.defaults(file.trainer)
+
+    def build(self, name: str) -> SearchSpace:
+        if self.model is None and not self.own_trainer:
+            raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        if self.cluster is None and not self.own_trainer:
+            raise self.document.error((), "key 'cluster' is missing: the built-in trainer needs it")
+        if self.cluster is not None and self.file.trial.ranks_per_node is not None:
+            raise self.document.error(
+                ("trial", "ranks_per_node"),
+                f"goes without a cluster: {self.cluster.name} has gpus_per_node "
+                f"{self.cluster.gpus_per_node}; remove it",
+            )
+        if not self.own_trainer and isinstance(self.model, ModelShape):
+            keys = ", ".join(self.model.beyond_trainer)
+            raise self.document.error(
+                ("model",),
+                f"found a model with {keys}, accepted plain dense ones: the built-in trainer "
+                "trains no other; name a command of your own under trainer",
+                at_value=True,
+            )
+        self._facts()
+        self._axes()
+        own = self._parameters()
+        types = facts.types(own, self.static, self.defaults)
+        conditions = self._conditions(own, types)
+        constraints = tuple(
+            self._parse(text, ("constraints", index), types)
+            for index, text in enumerate(self.file.constraints)
+        )
+        check_trainer(self.document, self.file.trainer, types)
+        self._timeouts()
+        objectives = objectives_of(self.document, self.file, own)
+        file = self.file
+        return SearchSpace(
+            file=self.document.name,
+            name=name,
+            description=file.description,
+            model=self.model,
+            model_name=self.model_name,
+            cluster=self.cluster,
+            trainer=file.trainer,
+            parameters=own,
+            conditions=conditions,
+            constraints=constraints,
+            rules=self._rules(own, types, conditions, constraints),
+            objective=objectives[0],
+            trial=file.trial,
+            budget=file.budget,
+            finalists=file.finalists,
+            failure_penalty=file.failure_penalty,
+            allow=tuple(sorted(set(file.allow))),
+            more_objectives=objectives[1:],
+            assumed=self.assumed,
+        )
+
+    def _rules(
+        self,
+        own: Mapping[str, Parameter],
+        types: Mapping[str, ValueType],
+        conditions: Mapping[str, Expression],
+        constraints: Iterable[Expression],
+    ) -> tuple[rules.Rule, ...]:
+        once = [
+            rules.pinned(name, own[name].array[0], condition)
+            for name, condition in conditions.items()
+        ]
+        builtin = rules.builtin(
+            types,
+            own_trainer=self.own_trainer,
+            own_axes=self.program.axes,
+            allow=self._allowed(),
+        )
+        if "dp" in own:
+            ranks = f"{' * '.join(ordered(self.program.axes))} == world_size"
+            builtin.append(
+                rules.expressed("degrees_make_world", self._parse(ranks, (), types), required=True)
+            )
+        if self.own_trainer:
+            framework = framework_named(self.program.framework)
+            uneven = "uneven_layers" in self.file.allow
+            builtin += stages.rules(framework, own, types.keys(), uneven=uneven)
+        if "tp_across_nodes" not in self.file.allow and {"tp", "gpus_on_links"} <= types.keys():
+            within = self._parse("gpus_on_links % tp == 0", (), types)
+            builtin.append(rules.expressed("tp_within_links", within))
+        builtin += experts.rules(self.model, own, self.program.axes, types)
+        if self.file.trainer.builtin is not None:
+            if "engine" in own:
+                builtin += deepspeed.rules(self.file.trainer.builtin, types)
+            derive = partial(facts.derive, own, conditions, self.static, self.defaults, ())
+            builtin += placements.one_placement(own)
+            builtin += placements.counted_once(own, conditions, derive)
+        given = [
+            rules.expressed(f"constraint_{number}", expression)
+            for number, expression in enumerate(constraints, start=1)
+        ]
+        needed = [
+            rules.expressed(f"trainer_{number}", self._parse(text, ("trainer", "use"), types))
+            for number, text in enumerate(self.program.constraints, start=1)
+        ]
+        return (*once, *builtin, *given, *needed)
+
+    def _allowed(self) -> set[str]:
+        """Rules that are switched off, by the space or because its trainer has its own."""
+        allowed = set[str](self.file.allow)
+        if not self.own_trainer and "uneven_layers" in allowed:
+            raise self.document.error(
+                ("allow",),
+                "found uneven_layers, accepted with a command; the built-in trainer's stages have "
+                "as many layers each",
+            )
+        if self.own_trainer:
+            allowed.add("uneven_layers")  # what its framework requires instead: rules.stages
+        cluster = self.cluster
+        if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
+            allowed.add("tp_across_nodes")  # as far as links reach: tp_within_links
+        return allowed
+
+    def _program(self) -> Trainer:
+        try:
+            return make_trainer(self.file.trainer)
+        except RegistryError as error:
+            raise self.document.error(("trainer", "use"), str(error), at_value=True) from error
+        except ValueError as error:  # the trainer's own
+            raise self.document.error(("trainer", "options"), str(error)) from error
+
+    def _facts(self) -> None:
+        for name, value in self.static.items():
+            if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
+                key = "cluster" if hasattr(self.cluster, name) else "model"
+                raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
+
+    def _axes(self) -> None:
+        """Further parallel axes are parameters of whole numbers."""
+        axes = self.program.axes
+        for index, name in enumerate(axes):
+            path = ("trainer", "axes", index)
+            if name in ordered() or name in facts.DERIVED:
+                known = ", ".join(ordered())
+                raise self.document.error(
+                    path, f"found {name}, accepted names other than {known}, which always count"
+                )
+            if name in parameters.BUILTIN_NAMES:
+                raise self.document.error(
+                    path, f"found {name}, which is no axis; accepted degrees of parallelism"
+                )
+            if name in axes[:index]:
+                raise self.document.error(path, f"found {name} twice, accepted once")
+            if name not in self.file.parameters:
+                raise self.document.error(
+                    path,
+                    f"found {name}, accepted parameters of this space: "
+                    f"{', '.join(self.file.parameters)}{nearest(name, self.file.parameters)}",
+                    at_value=True,
+                )
+
+    def _parameters(self) -> dict[str, Parameter]:
+        for points in (FINEST, COARSEST):
+            found = {name: self._parameter(name, points) for name in self.file.parameters}
+            if math.prod(len(parameter.values) for parameter in found.values()) <= MAX_CONFIGS:
+                return found
+        raise self.document.error(
+            ("parameters",),
+            "found more than 2^62 combinations of values, accepted fewer: leave out values, or "
+            "parameters",
+        )
+
+    def _parameter(self, name: str, points: int) -> Parameter:
+        path = ("parameters", name)
+        if name in facts.DERIVED and not (name == "dp" and self.own_trainer):
+            raise self.document.error(path, "is derived from the others, never searched; remove it")
+        if name in self.static or name in TRIAL_PLACEHOLDERS:
+            raise self.document.error(path, "is a fact of the model, cluster or trial; rename it")
+        if self.own_trainer and (usual := parameters.usual_name(name)) != name:
+            raise self.document.error(
+                path,
+                f"is {usual} here: rename it, so that dp, batch and cost model know it; the "
+                f"command can pass {{{usual}}} on by any name",
+            )
+        if keyword.iskeyword(name) or name in ("true", "false"):
+            raise self.document.error(path, "is a word of the constraint grammar; rename it")
+        if not self.own_trainer and name not in parameters.BUILTIN_NAMES:
+            names = sorted(parameters.BUILTIN_NAMES)
+            raise self.document.error(
+                path,
+                f"unknown parameter of the built-in trainer, accepted: {', '.join(names)}"
+                f"{nearest(name, names)}",
+            )
+        builtin = self.file.trainer.builtin
+        if builtin is not None and getattr(builtin, name, None) is not None:
+            raise self.document.error(path, "found here and under trainer.builtin, accepted once")
+        spec = self.file.parameters[name]
+        return parameter_values.build(
+            name,
+            spec,
+            self.document,
+            own_trainer=self.own_trainer,
+            is_axis=name == "dp" or name in self.program.axes,
+            points=points,
+        )
+
+    def _conditions(
+        self, own: Mapping[str, Parameter], types: Mapping[str, ValueType]
+    ) -> dict[str, Expression]:
+        derived = {*facts.DERIVED, *placements.TYPES} - own.keys()
+        if facts.derived_nodes(own):
+            derived.add("num_nodes")
+        usable = {name: value_type for name, value_type in types.items() if name not in derived}
+        conditions = {}
+        for name, text in self.file.conditions.items():
+            if name not in own:
+                raise self.document.error(
+                    ("conditions", name),
+                    f"not a parameter of this space, accepted: {', '.join(own)}"
+                    f"{nearest(name, own)}",
+                )
+            conditions[name] = self._parse(text, ("conditions", name), usable)
+        try:
+            facts.condition_order(conditions)
+        except CycleError as error:
+            circle = list(reversed(error.args[1]))
+            raise self.document.error(
+                ("conditions", circle[0]),
+                f"conditions name each other in a circle: {' -> '.join(circle)}",
+            ) from None
+        return conditions
+
+    def _parse(
+        self, text: str, path: tuple[str | int, ...], types: Mapping[str, ValueType]
+    ) -> Expression:
+        try:
+            return parse(text, types)
+        except ExpressionError as error:
+            raise self.document.error(path, str(error), at_value=True) from None
+
+    def _timeouts(self) -> None:
+        trial = self.file.trial
+        quiet = trial.no_progress_timeout_s
+        if quiet is not None and quiet > trial.timeout_s:
+            raise self.document.error(
+                ("trial", "no_progress_timeout"),
+                f"found {quiet:g} s, accepted at most the timeout of {trial.timeout_s:g} s",
+                at_value=True,
+            )

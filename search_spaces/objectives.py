@@ -1,0 +1,64 @@
+"""What a space seeks, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from search_spaces.language.schema import ObjectiveSpec, SpaceFile
+from search_spaces.parameters import Parameter
+from search_spaces.rules import facts
+from search_spaces.space import ENERGY_FIGURES, Objective
+from slurm import Document, Where, as_written
+from trainer import FIGURES, nearest
+
+
+def objectives_of(
+    document: Document, file: SpaceFile, own: Mapping[str, Parameter]
+) -> tuple[Objective, ...]:
+    """The objectives of a file.
+
+    Args:
+        document: where mistakes are shown.
+        file: the space.
+        own: its parameters.
+
+    Raises:
+        SpaceError: for two of one kind, one that never varies, or one that nobody reports.
+    """
+    given = file.objective
+    if isinstance(given, ObjectiveSpec):
+        _known_figure(document, file, given, ("objective",))
+        return (Objective.of(given),)
+    found: list[Objective] = []
+    for index, spec in enumerate(given):
+        if spec.key in (objective.key for objective in found):
+            raise document.error(
+                ("objective", index), f"found {as_written(spec.key)} twice, accepted once"
+            )
+        widths = own.get("dp" if facts.derived_nodes(own) else "num_nodes")
+        if spec.key == "num_nodes" and (widths is None or not widths.varies):
+            raise document.error(
+                ("objective", index),
+                "num_nodes is the same in every configuration: remove it here, or give it "
+                "several values under parameters",
+            )
+        _known_figure(document, file, spec, ("objective", index))
+        found.append(Objective.of(spec))
+    return tuple(found)
+
+
+def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:
+    """A trainer of the user's may report anything; what the built-in one reports is known."""
+    key, root = spec.key, spec.key.split(".")[0]
+    if file.trainer.builtin is None or root.startswith("communication_"):
+        return
+    known = (*FIGURES, "num_nodes", "node_seconds_per_token", *ENERGY_FIGURES)
+    if root not in known or key == "step_time_s":
+        often = ("tflops_per_gpu", "tokens_per_second", "step_time_s.median")
+        names = [*often, *(name for name in known if name != "step_time_s")]
+        raise document.error(
+            (*path, "maximize" if spec.is_maximized else "minimize"),
+            f"found {as_written(key)}, accepted a figure of the built-in trainer, such as "
+            f"{', '.join(often)}{nearest(key, names)}",
+            at_value=True,
+        )
