@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -106,16 +107,20 @@ def damage_and_repair(world: World, planned: Planned) -> None:
 def results_unwritable(world: World, planned: Planned) -> Course:
     """A folder is where ``results.csv`` should be."""
     path = world.run_dir / "results.csv"
+    aside = world.root / "results.aside"  # a driver that has written its last is not to blame
     if not world.run_dir.is_dir():
         return
     try:
         with contextlib.suppress(OSError):  # the driver has written it again meanwhile
-            path.unlink(missing_ok=True)
+            if path.exists():
+                shutil.move(path, aside)
             path.mkdir()
         yield planned.hold_s
     finally:
         if path.is_dir():
             path.rmdir()
+        if aside.exists() and not path.exists():
+            shutil.move(aside, path)
 
 
 @fault(hold_s=(1.0, 8.0), interrupts=0)
