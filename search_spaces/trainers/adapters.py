@@ -75,7 +75,10 @@ class _Adapting:
         self.spec = file.trainer
         self.told = Told(document, self.spec, adapter)
         fixed = self.told.parameters()
-        self.parameters: dict[str, Any] = {**file.parameters, **(fixed | file.parameters)}
+        self.parameters: dict[str, Any] = {
+            **file.parameters,
+            **{name: value for name, value in fixed.items() if name not in file.parameters},
+        }
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
