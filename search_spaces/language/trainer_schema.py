@@ -67,6 +67,12 @@ class PatternSpec(Record):
     skip: int | None = Field(
         default=None, ge=0, description="first matches that do not count; default warmup_steps"
     )
+    since_start: bool = Field(
+        default=False, description="numbers count from the run's start: a step's is what was added"
+    )
+    unless: str | None = Field(
+        default=None, description="a metric beside which this pattern is left out"
+    )
 
     def pattern(self) -> Pattern:
         return Pattern(**self.model_dump())
