@@ -8,6 +8,7 @@ from .cost.step import TimeConstants
 from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
+from .prediction.drawn_model import drawn
 from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price, unpriced_parameters
 from .prediction.ranking import (
@@ -19,6 +20,16 @@ from .prediction.ranking import (
     rank_one,
     ranking_table,
     search_warnings,
+)
+from .prediction.residual import (
+    DISTURBED_SHARE,
+    MEAN_SLOWDOWN,
+    NOISE_LOG_SD,
+    PRIOR_TRIALS,
+    ResidualProcess,
+    features,
+    survival,
+    unpriced_features,
 )
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.time_limits import in_time, start_up_s
@@ -62,8 +73,12 @@ from .verdict import (
 )
 
 __all__ = [
+    "DISTURBED_SHARE",
     "EDGE",
+    "MEAN_SLOWDOWN",
+    "NOISE_LOG_SD",
     "PRIOR_LOG_SD",
+    "PRIOR_TRIALS",
     "RECOMPUTE",
     "SECTIONS",
     "TABLE_FORMATS",
@@ -96,6 +111,7 @@ __all__ = [
     "Proposed",
     "Ranking",
     "Repair",
+    "ResidualProcess",
     "ResultsFile",
     "Run",
     "RunBusyError",
@@ -116,12 +132,14 @@ __all__ = [
     "config_text",
     "counted",
     "cross_validated",
+    "drawn",
     "driver_of",
     "duration",
     "early_stop_lines",
     "explain",
     "failure_sensitivity",
     "failures",
+    "features",
     "front_lines",
     "in_time",
     "likely_to_fit",
@@ -161,9 +179,11 @@ __all__ = [
     "search_warnings",
     "sensitivity_figure",
     "start_up_s",
+    "survival",
     "trajectory",
     "trajectory_figure",
     "unit",
+    "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
     "write_atomically",

@@ -16,31 +16,29 @@ from functools import cached_property
 import numpy as np
 
 from analysis import (
+    NOISE_LOG_SD,
     PRIOR_LOG_SD,
+    PRIOR_TRIALS,
     Array,
     CostModel,
     Prediction,
     Pricing,
+    ResidualProcess,
     Run,
     Trial,
     counted,
+    drawn,
+    features,
     in_time,
+    survival,
+    unpriced_features,
 )
 from search_spaces import Candidates, Indices
 from slurm import FAILURES
-from workflows.optimizer.drawn_model import drawn
 from workflows.optimizer.expected_gain import (
     ExpectedGain,
     expected_gain,
     most_promising,
-)
-from workflows.optimizer.gaussian_process import (
-    NOISE_LOG_SD,
-    PRIOR_TRIALS,
-    ResidualProcess,
-    features,
-    survival,
-    unpriced_features,
 )
 from workflows.optimizer.model_trust import errors, foresees, positive, trusted
 from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks

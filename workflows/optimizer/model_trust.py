@@ -8,8 +8,17 @@ from functools import lru_cache
 import numpy as np
 from scipy.stats import spearmanr
 
-from analysis import EDGE, PRIOR_LOG_SD, Array, Pricing, Run, Trial
-from workflows.optimizer.gaussian_process import DISTURBED_SHARE, MEAN_SLOWDOWN, NOISE_LOG_SD
+from analysis import (
+    DISTURBED_SHARE,
+    EDGE,
+    MEAN_SLOWDOWN,
+    NOISE_LOG_SD,
+    PRIOR_LOG_SD,
+    Array,
+    Pricing,
+    Run,
+    Trial,
+)
 
 PRIOR_LOG_ODDS = 5.0  # logarithm of the odds that the model is right, before any trial
 ALTERNATIVE_WIDTH = 5.0  # width in logarithms over which figures lie if it is not

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.residual import ResidualProcess
 from analysis.prediction.time_limits import start_up_s
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
 from workflows.optimizer.expected_gain import expected_gain
-from workflows.optimizer.gaussian_process import ResidualProcess
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.model_trust import MAX_UNFORESEEN_OOMS, PROBES
 from workflows.optimizer.policy import Policy, Proposal

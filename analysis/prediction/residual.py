@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from analysis import Array, Jobs, Mask, unpriced_parameters
+from analysis.cost.jobs import Array, Jobs, Mask
+from analysis.prediction.pricing import unpriced_parameters
 from search_spaces import Indices, SearchSpace
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree

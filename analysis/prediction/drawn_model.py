@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from analysis import CostModel, TimeConstants, of_engines
+from analysis.cost.model import CostModel, of_engines
+from analysis.cost.step import TimeConstants
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:
