@@ -4,7 +4,7 @@ from .cost.constants import EDGE, Array, Constants
 from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
-from .cost.step import TimeConstants
+from .cost.time_constants import TimeConstants
 from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated

@@ -22,7 +22,7 @@ from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Array, Constants
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel
-from analysis.cost.step import OverlapConstants, TimeConstants
+from analysis.cost.time_constants import OverlapConstants, TimeConstants
 from search_spaces import Cluster, Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")

@@ -13,7 +13,8 @@ from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, fit, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
-from analysis.cost.step import StepParts, TimeConstants, step, without_effect
+from analysis.cost.step import StepParts, step
+from analysis.cost.time_constants import TimeConstants, without_effect
 from search_spaces import Cluster, Framework
 from trainer import model_flops
 

@@ -14,7 +14,7 @@ from analysis.cost.constants import Array
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, gpu_kind
 from analysis.cost.memory_fit import MemoryConstants
 from analysis.cost.model import TRANSFER, CostModel, of_engines
-from analysis.cost.step import TimeConstants
+from analysis.cost.time_constants import TimeConstants
 
 
 def shared(model: CostModel, other: CostModel) -> list[str]:

@@ -13,7 +13,8 @@ import numpy as np
 from analysis.cost.constants import fit
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
 from analysis.cost.jobs import Array
-from analysis.cost.step import TimeConstants, step
+from analysis.cost.step import step
+from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named

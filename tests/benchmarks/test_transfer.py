@@ -10,7 +10,8 @@ import pytest
 
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
 from analysis.cost.jobs import jobs
-from analysis.cost.step import TimeConstants, step
+from analysis.cost.step import step
+from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
 from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others

@@ -13,7 +13,8 @@ import yaml
 from analysis.cost.constants import log_sd
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements
-from analysis.cost.step import TimeConstants, step
+from analysis.cost.step import step
+from analysis.cost.time_constants import TimeConstants
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON

@@ -10,7 +10,7 @@ import pytest
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
 from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Measurements
-from analysis.cost.step import TimeConstants
+from analysis.cost.time_constants import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named

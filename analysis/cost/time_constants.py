@@ -1,0 +1,49 @@
+"""The constants of time, in one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from analysis.cost.collectives import LinkConstants
+from analysis.cost.compute import ComputeConstants
+from analysis.cost.constants import Constants, constant
+from analysis.cost.jobs import Jobs, Mask
+
+
+@dataclass(frozen=True)
+class OverlapConstants(Constants):
+    """What happens at once, and what a program adds of its own."""
+
+    overlap: float = constant(0.6, 0.3, "of the backward pass that can hide data parallelism")
+    host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
+    contended_call_s: float = constant(
+        1e-5, 1.5, "more for each member of it, where a pipeline's sends cross nodes as well"
+    )
+    exposed_sends: float = constant(0.3, 0.7, "of a send's transfer, that does not hide")
+    send_s: float = constant(1e-4, 2.0, "of the host, to hand a micro-batch to another stage")
+    crowded_send_s: float = constant(
+        1e-4, 3.0, "more of a send in jobs far beyond 64 nodes; at 64 half of it"
+    )
+    exposed_dispatch: float = constant(
+        0.8, 0.4, "of the time in which tokens are on their way to experts and back"
+    )
+    update: float = constant(1.5, 0.5, "of the memory traffic that a fused optimizer would have")
+    step_s: float = constant(0.02, 1.0, "of the host, once a step")
+
+
+@dataclass(frozen=True)
+class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
+    """All constants of time, in one record."""
+
+
+def without_effect(jobs: Jobs) -> Mask:
+    """Which of time's constants, in their order, say nothing of these jobs."""
+    unused = set() if jobs.mixture is not None else {*_OF_EXPERTS}
+    if not jobs.fp8.any():
+        unused.add("fp8_share")
+    return np.array([f.name in unused for f in fields(TimeConstants)])
+
+
+_OF_EXPERTS = ("expert_share", "permuted_copies", "exposed_dispatch")
