@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from analysis.cost.model import CostModel, of_engines
-from analysis.cost.step import TimeConstants
+from analysis.cost.time_constants import TimeConstants
 
 
 def drawn(model: CostModel, rng: np.random.Generator) -> CostModel:
