@@ -143,7 +143,11 @@ def continued_copy(world: World, planned: Planned) -> Course:
     copy = world.root / "disk" / "copy"
     if not world.journal.exists() or copy.exists():
         return
-    shutil.copytree(world.run_dir, copy, symlinks=True, ignore=_only_small)
+    try:
+        shutil.copytree(world.run_dir, copy, symlinks=True, ignore=_only_small)
+    except OSError:  # the disk is full, or a trial removes its folder just then
+        shutil.rmtree(copy)
+        return
     with _other(world, copy) as other:
         while other.poll() is None:
             yield 0.1

@@ -121,6 +121,11 @@ def results_unwritable(world: World, planned: Planned) -> Course:
             path.rmdir()
         if aside.exists() and not path.exists():
             shutil.move(aside, path)
+        driver = world.driver
+        if not path.exists() and driver and driver.poll() in (0, 1):
+            code, said = world.ask(*world.command())  # which writes what a finished run lacks
+            if not path.exists():
+                world.violate(f"a finished run, continued, has no results.csv ({code}): {said}")
 
 
 @fault(hold_s=(1.0, 8.0), interrupts=0)
