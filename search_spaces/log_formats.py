@@ -35,24 +35,28 @@ def _binary(label: str, power: int) -> Pattern:
     return Pattern(rf"{label}\s*(?P<value>[\d.]+)", unit="", scale=1024.0**power, reduce="max")
 
 
-_ITERATION = r"\biteration\s+(?P<step>\d+)\s*/"
+_ITERATION = r"\biteration[\s=]+(?P<step>\d+)\s*/"
 _MEGATRON: Mapping[str, list[Pattern]] = {
-    # megatron/training/training.py: training_log, from 2019 to core 0.15, and its forks.
-    "step_time_s": [_after(r"elapsed time per iteration \((?:ms|s)\):", _ITERATION)],
+    # megatron/training/training.py: training_log, from 2019 to core 0.19, and its forks: those of
+    # Microsoft, BigScience, Argonne ("key=value"), FlagScale, the Swiss AI Initiative, and AMD's
+    # Primus, which prints "this step's/the mean so far".
+    "step_time_s": [
+        _after(r"elapsed[ _]time[ _]per[ _]iteration[ _]\(?(?:ms|s)\)?[:=]", _ITERATION)
+    ],
     "tflops_per_gpu": [
-        _after(r"throughput per GPU \(TFLOP/s/GPU\):", _ITERATION),
-        _after(r"flop throughput \(TFLOP/sec/GPU\):", _ITERATION),
-        _after(r"\bTFLOPs:", _ITERATION),
+        _after(r"\((?:TFLOP/s|TFLOP/sec|tflops/sec)/GPU\)\s?:", _ITERATION),
+        _after(r"\bTFLOPs[:=]", _ITERATION),
     ],
     "tokens_per_second_per_gpu": [
-        _after(r"tokens per gpu per second \(tgs\):", _ITERATION, unit=""),
-        _after(r"throughput \(token/sec/GPU\):", _ITERATION, unit=""),
+        _after(r"tokens[ _]per[ _]gpu[ _]per[ _]second[ _]\(?tgs\)?[:=]", _ITERATION, unit=""),
+        _after(r"throughput \(token/sec/GPU\)\s?:", _ITERATION, unit=""),
+        _after(r"tokens/s(?:ec)?/(?i:gpu)(?: inst/harmonic mean)?\)?:", _ITERATION, unit=""),
     ],
     "samples_per_second": [
-        _after(r"samples per second:", _ITERATION, unit=""),
+        _after(r"samples[ _]per[ _]second[:=]", _ITERATION, unit=""),
         _after(r"samples/sec:", unit=""),
     ],
-    "loss": [_loss(r"\blm[ _]loss:?"), _loss(r"\| loss:")],
+    "loss": [_loss(r"\blm[ _]loss[:=]?"), _loss(r"\| loss:")],
     "peak_memory_bytes": [_binary(r"\bmax allocated:", 2)],
 }
 _DEEPSPEED: Mapping[str, list[Pattern]] = {
@@ -66,9 +70,14 @@ _DEEPSPEED: Mapping[str, list[Pattern]] = {
 }
 _TITAN_STEP = r"(?<!validate )\bstep:\s*(?P<step>\d+)\s"
 _NANOTRON_STEP = r"\biteration:\s*(?P<step>\d+)\s*/"
-_PICOTRON_STEP = r"\bStep:\s*(?P<step>\d+)\s"
+_PICOTRON_STEP = r"\bStep:\s*(?P<step>\d+)[\s,]"
 _MAXTEXT_STEP = r"\bcompleted step:\s*(?P<step>\d+),"
 _NEMO_STEP = r"\bglobal_step:\s*(?P<step>\d+)\s"
+# A progress bar's rate, "1.25it/s" or, from a second on, "2.31s/it".
+_RATE = r"(?P<value>\d{1,6}\.?\d{0,4})\s?(?:it/s|s/it)\b"
+_ASIDE = "Download|Evaluat|Fetch|Filter|Generat|Load|Map|Predict|Sanity|Sav|Test|Tokeniz|Valid"
+_TQDM = rf"^(?:(?!\b(?:{_ASIDE})).){{0,500}}?{_RATE}"
+_EPOCH = rf"\bEpoch \d+.*?{_RATE}"  # Lightning's bar of training; others are of validation
 
 LOG_FORMATS: Mapping[str, LogFormat] = {
     "megatron-lm": LogFormat(_MEGATRON),
@@ -125,6 +134,7 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
     # train.py of picotron, and nanotron's small relatives.
     "picotron": LogFormat(
         {
+            "step_time_s": [_after(r"Time/step:", _PICOTRON_STEP)],
             "tokens_per_second": [_after(r"Tokens/s:", _PICOTRON_STEP, unit="")],
             "loss": [_loss(r"\bLoss:")],
             "peak_memory_bytes": [_after(r"Memory usage:", _PICOTRON_STEP, reduce="max")],
@@ -140,25 +150,38 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
             ],
             "tokens_per_second_per_gpu": [_after(r"Tokens/s/device:", _MAXTEXT_STEP, unit="")],
             "loss": [_loss(r"\bloss:")],
-        }
+        },
+        pauses=rf"{PAUSES}|\beval (?:metrics|step)",
     ),
-    # NeMo 2's progress printer, and Megatron-Bridge's lines beside Megatron's own.
+    # NeMo 2's progress printer, NeMo 1's bar, and Megatron-Bridge's lines beside Megatron's.
     "nemo": LogFormat(
         {
             "step_time_s": [
                 _after(r"train_step_timing in s:", _NEMO_STEP, unit="s"),
+                _after(r"train_step_timing in s=", unit="s"),
                 Pattern(r"\bStep Time\s*:\s*(?P<value>[\d.]+)\s*s\b"),
                 *_MEGATRON["step_time_s"],
             ],
             "tflops_per_gpu": [
                 Pattern(r"utilization:\s*(?P<value>[\d.]+)\s*(?:MODEL_)?TFLOP/s/GPU", unit=""),
+                _after(r"TFLOPS_per_GPU:", _NEMO_STEP, unit=""),
                 *_MEGATRON["tflops_per_gpu"],
             ],
-            "loss": [_loss(r"reduced_train_loss:"), *_MEGATRON["loss"]],
+            "tokens_per_second_per_gpu": [_after(r"tokens_per_sec_per_gpu:", _NEMO_STEP, unit="")],
+            # Before 1.21.
+            "steps_per_second": [
+                Pattern(rf"{_EPOCH}.*reduced_train_loss", reduce="last", unless="step_time_s")
+            ],
+            "loss": [_loss(r"reduced_train_loss[:=]"), *_MEGATRON["loss"]],
+            "peak_memory_bytes": [
+                _after(r"(?:max_memory_allocated|peak_memory_usage):", unit="", reduce="max"),
+                *_MEGATRON["peak_memory_bytes"],
+            ],
         }
     ),
     # transformers.Trainer: the time since its start at every step, if it counts tokens (from v5 on;
-    # numbers are in quotes there); else its last line, of the whole run with its start.
+    # numbers are in quotes there); else its last line, of the whole run with its start; without
+    # that, its progress bar. LLaMA-Factory adds the throughput so far, axolotl the memory.
     "transformers": LogFormat(
         {
             "step_time_s": [
@@ -169,25 +192,61 @@ LOG_FORMATS: Mapping[str, LogFormat] = {
                 )
             ],
             "samples_per_second": [_of_the_run(r"train_samples_per_second'?: '?")],
-            "steps_per_second": [_of_the_run(r"train_steps_per_second'?: '?")],
+            "steps_per_second": [
+                _of_the_run(r"train_steps_per_second'?: '?"),
+                Pattern(_TQDM, reduce="last", unless="step_time_s"),
+            ],
+            "tokens_per_second": [
+                _after("'throughput': '?", unit="", reduce="last", unless="samples_per_second")
+            ],
             "loss": [_loss(r"'train_loss'?: '?"), _loss(r"'loss'?: '?")],
+            "peak_memory_bytes": [
+                Pattern(
+                    r"'memory/max_(?:mem_)?active ?\((?i:gib)\)': '?(?P<value>[\d.]+)",
+                    unit="GiB",
+                    reduce="max",
+                )
+            ],
         }
     ),
     # Lightning's progress bars, rich's and tqdm's: they count batches, not steps.
     "lightning": LogFormat(
         {
-            "micro_batches_per_second": [
-                Pattern(r"(?P<value>[\d.]+)\s?it/s\b", unit="", reduce="last")
-            ],
-            "micro_batch_time_s": [Pattern(r"(?P<value>[\d.]+)\s?s/it\b", unit="", reduce="last")],
-            "loss": [_loss(r"\btrain_loss(?:_step)?[=:]")],
+            "micro_batches_per_second": [Pattern(_EPOCH, reduce="last")],
+            "loss": [_loss(r"(?<![/\w])(?:train[_/])?loss(?:_step)?[=:]")],
         }
     ),
     # The progress bar of tqdm, as many scripts have it; its rate is smoothed.
-    "tqdm": LogFormat(
+    "tqdm": LogFormat({"steps_per_second": [Pattern(_TQDM, reduce="last")]}),
+    # Composer's ConsoleLogger, as LLM Foundry has it; means of the last batches.
+    "composer": LogFormat(
         {
-            "steps_per_second": [Pattern(r"(?P<value>[\d.]+)\s?it/s\b", unit="", reduce="last")],
-            "step_time_s": [Pattern(r"(?P<value>[\d.]+)\s?s/it\b", unit="", reduce="last")],
+            "tokens_per_second_per_gpu": [
+                _after("throughput/device/tokens_per_sec:", unit="", reduce="last")
+            ],
+            "samples_per_second": [_after("throughput/samples_per_sec:", unit="", reduce="last")],
+            "loss": [_loss("loss/train/total:")],
+            "peak_memory_bytes": [
+                Pattern(r"memory/peak_reserved_mem:\s*(?P<value>[\d.]+)", unit="GB", reduce="max")
+            ],
+        }
+    ),
+    # OLMo's console: tokens per second are a mean of the last steps there; OLMo-core's: TPS.
+    "olmo": LogFormat(
+        {
+            "tokens_per_second_per_gpu": [
+                _after("throughput/device/TPS=", unit=""),
+                _after("throughput/device/tokens_per_second=", unit="", reduce="last"),
+            ],
+            "loss": [_loss(r"train/(?:CE loss|CrossEntropyLoss)=")],
+            "peak_memory_bytes": [
+                Pattern(r"Peak GPU Memory \(MB\)=(?P<value>[\d.,]+)", unit="MB", reduce="max"),
+                Pattern(
+                    r"GPU (?:reserved|active) mem \(GiB\)=(?P<value>[\d.]+)",
+                    unit="GiB",
+                    reduce="max",
+                ),
+            ],
         }
     ),
 }

@@ -32,7 +32,10 @@ PAUSES = (
 """Lines after which the next step's time has something else in it."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_LOSS = re.compile(r"(?i)\bloss['\"]?\s{0,4}[:=]?\s{0,4}(nan|[-+]?inf|[-+]?\d)")
+_LOSS = re.compile(
+    r"(?i)(?:\b|(?<![A-Za-z])(?:lm|train|training|total)_)loss"
+    r"['\"]?\s{0,4}[:=]?\s{0,4}['\"]?(nan|[-+]?inf|[-+]?\d)"
+)
 
 
 @dataclass(frozen=True)

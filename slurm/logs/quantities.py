@@ -1,8 +1,9 @@
 """Numbers as logs print them, in the unit that a metric's key names.
 
 ``11.5K`` is 11,500; ``elapsed time (ms): 812`` is 0.812 of ``step_time_s``; ``420 tokens/s/GPU``
-on 8 GPUs is 3,360 of ``tokens_per_second``. What stands beside the number decides, unless the
-pattern states its unit; where the two disagree neither is believed.
+on 8 GPUs is 3,360 of ``tokens_per_second``; ``2.5s/it`` is 0.4 of ``steps_per_second``. What stands
+beside the number decides, unless the pattern states its unit; where the two disagree neither is
+believed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _DIMENSIONS: dict[str, dict[str, float]] = {
 _KEYS = (
     (r"tokens_per_second(?:_per_gpu)?", "tokens/s", 1.0),
     (r"samples_per_second(?:_per_gpu)?", "samples/s", 1.0),
-    (r"steps_per_second", "steps/s", 1.0),
+    (r"(?:micro_batches|steps)_per_second", "steps/s", 1.0),
     (r"(?:\w+_)?tflops(?:_per_gpu)?", "FLOP/s", 1.0),
     (r"\w+_gib", "memory", 2.0**30),
     (r"\w+_gb", "memory", 1e9),
@@ -149,6 +150,8 @@ def quantity(number: str, beside: Beside, metric: str, unit: str | None, num_gpu
         return value * magnitude
     if wanted.dimension == "memory" and after and after["magnitude"]:
         magnitude = 1.0  # 12.3 G of memory: its unit, below
+    if wanted.dimension == "steps/s" and value and (seconds := _of_a_step(beside)):
+        return 1 / (value * seconds)
     seen = _seen(beside, wanted.dimension, metric)
     if unit is not None:
         stated = _factor(unit, wanted.dimension)
@@ -216,6 +219,13 @@ def _seen(beside: Beside, dimension: str, metric: str) -> _Unit | None:
                     "number: match another number, or name the metric after what it is"
                 )
     return None
+
+
+def _of_a_step(beside: Beside) -> float | None:
+    """Seconds in the unit that follows a number, if that is the time of a step, as ``s/it``."""
+    found = _AFTER.match(beside.after)
+    text = found["unit"] if found else None
+    return _factor(text, "time") if text and "/" in text else None
 
 
 def _candidates(words: str, from_start: bool) -> list[str]:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from search_spaces import SearchSpace, SpaceError
 from search_spaces.log_formats import LOG_FORMATS
@@ -36,6 +38,7 @@ def log(line: str, pause: str = "  successfully saved checkpoint from iteration 
     return "\n".join(lines) + "\n"
 
 
+PUBLISHED = yaml.safe_load((Path(__file__).parent / "published_logs.yaml").read_text())
 TPS = 1e6 / 815  # the median of so many a millisecond, nearly
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     (
@@ -216,8 +219,18 @@ def test_the_mean_of_a_run_is_left_out_beside_its_steps() -> None:
     assert alone == {"samples_per_second": 5.2, "loss": 9.5}
 
 
+@pytest.mark.parametrize("case", PUBLISHED, ids=[case["from"] for case in PUBLISHED])
+def test_a_published_log_says_what_people_read_in_it(case: dict[str, Any]) -> None:
+    """No less than these metrics, nor any that is not there."""
+    found = metrics_of(LOG_FORMATS[case["format"]], [case["log"], ""], num_gpus=8)
+    read = {key: found.get(key) for key in case["metrics"]}
+    assert read == pytest.approx(case["metrics"], rel=1e-5)
+    extra = set(found) - set(case["metrics"]) - {"loss", "peak_memory_bytes", "tflops_per_gpu"}
+    assert not extra
+
+
 def test_every_format_has_a_case() -> None:
-    assert set(LOG_FORMATS) - {"tqdm"} == {case[0] for case in CASES}
+    assert set(LOG_FORMATS) == {case[0] for case in CASES} | {case["format"] for case in PUBLISHED}
 
 
 def test_a_space_names_a_format_and_adds_patterns(

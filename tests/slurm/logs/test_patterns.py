@@ -59,10 +59,17 @@ def test_reductions_scales_and_other_variants() -> None:
     assert found == {"peak_memory_bytes": 3 * 2**30, "loss": 1, "score": 1}
 
 
-@pytest.mark.parametrize("loss", ["nan", "NaN", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "loss", ["lm loss: nan", "lm_loss: NaN", "'loss': 'inf'", "reduced_train_loss=-inf"]
+)
 def test_a_last_loss_that_is_not_finite_has_diverged(loss: str) -> None:
-    text = lines(100, 100) + f" iteration 3/ 10 | lm loss: {loss} | grad norm: nan |\n"
+    text = lines(100, 100) + f" iteration 3/ 10 | {loss} | grad norm: nan |\n"
     assert metrics_of(TIME, [text])["status"] == "diverged"
+
+
+def test_a_validation_that_was_not_run_is_no_divergence() -> None:
+    text = lines(100, 100) + " iteration 3/ 10 | lm loss: 2.1 | val_loss: nan |\n"
+    assert "status" not in metrics_of(TIME, [text])
 
 
 def test_a_skipped_step_of_mixed_precision_is_no_divergence() -> None:

@@ -63,6 +63,8 @@ NUMBER = r"([0-9.,]+)"
         ("consumed", rf"consumed: {NUMBER}", "consumed: 1.2M | x", 1.2e6),
         ("samples_per_second", rf"second: {NUMBER}", "train_samples_per_second: 3.5, 'x': 1", 3.5),
         ("step_time_s.median", rf"time: {NUMBER} ms", "time: 250 ms", 0.25),
+        ("steps_per_second", NUMBER, "2.5s/it, loss 3", 0.4),
+        ("micro_batches_per_second", NUMBER, "2.5it/s, loss 3", 2.5),
     ],
 )
 def test_the_unit_beside_the_number_counts(
