@@ -146,6 +146,13 @@ class Cluster(_Record):
         return self.compute_units == 1
 
     @property
+    def device(self) -> Literal["cpu", "cuda"] | None:
+        """What a rank computes on, in torch's word (ROCm's is cuda, too); None: it is not said."""
+        if self.is_cpu:
+            return "cpu"
+        return "cuda" if self.gpu else None
+
+    @property
     def domain_gpus(self) -> int:
         """GPUs that reach each other without network adapters: a node's, or several nodes'."""
         return max([self.gpus_per_node, *(link.gpus for link in self.links)])

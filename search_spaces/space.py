@@ -283,6 +283,7 @@ class SearchSpace:
             measured_steps=self.trial.measured_steps,
             model=self.model,
             data=data,
+            device=self.cluster.device if self.cluster is not None else None,
         )
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.run import run
 from trainer.runtime.exit_codes import EXIT_INVALID
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 USAGE = "usage: python -m trainer CONFIG.json (writes result.json beside it)"
 
 
@@ -27,6 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = arguments in (["-h"], ["--help"])
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else EXIT_INVALID
+    if not any(name in os.environ for name in _ALLOCATOR):
+        # Segments that grow leave no gaps between tensors of changing sizes; where a device has
+        # none, torch says so and goes on. Read at the first use of a device.
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
     return run(Path(arguments[0]), os.environ)
 
 

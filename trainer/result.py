@@ -29,7 +29,7 @@ FIGURES = (
     *("tflops_per_gpu", "hardware_tflops_per_gpu", "tokens_per_second"),
     *("tokens_per_second_per_gpu", "samples_per_second", "step_time_s", "dp", "global_batch_size"),
     *("parameters", "loss", "skipped_steps", "grad_norm", "peak_memory_bytes", "peak_memory_rank"),
-    *("world_size",),
+    *("peak_reserved_bytes", "world_size"),
 )
 
 
@@ -37,7 +37,7 @@ def completed(
     config: TrainConfig,
     world_size: int,
     training: Mapping[str, Any],
-    peak_memory_bytes: Sequence[int],
+    memory: Sequence[Mapping[str, int]],
 ) -> dict[str, Any]:
     """The result of a run whose steps all ended: ``ok``, or ``diverged``.
 
@@ -45,21 +45,26 @@ def completed(
         config: what was trained.
         world_size: ranks.
         training: what ``trainer.train.train`` returned on one rank.
-        peak_memory_bytes: of every rank, in rank order.
+        memory: of every rank, in rank order, as ``Device.memory`` gives it.
 
     Returns:
         For ``ok`` the figures that DESIGN names, from the measured steps only; ``loss`` and
         ``step_time_s`` keep their order, ``loss`` with the warm-up steps. For ``diverged`` the
-        first step that went wrong as ``where``.
+        first step that went wrong as ``where``. ``peak_memory_bytes`` is ``allocated`` of the rank
+        that has most, ``memory`` has every rank's; ``device`` is the first rank's.
     """
     losses = list(training["losses"])
-    peak = max(peak_memory_bytes)
+    table = {key: [rank[key] for rank in memory] for key in memory[0]}
+    peak = max(table["allocated"])
     common = {
         "loss": losses,
         "skipped_steps": training["skipped_steps"],
         "grad_norm": list(training["grad_norms"]),
         "peak_memory_bytes": peak,
-        "peak_memory_rank": list(peak_memory_bytes).index(peak),
+        "peak_memory_rank": table["allocated"].index(peak),
+        "peak_reserved_bytes": max(table["reserved"]),
+        "memory": table,
+        "device": training["device"],
         **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
@@ -117,7 +122,7 @@ def failure(
     where: str,
     message: str,
     rank: int,
-    peak_memory_bytes: int | None = None,
+    memory: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """The result of a run that ended early.
 
@@ -126,14 +131,15 @@ def failure(
         where: the phase it happened in, such as ``forward``.
         message: one line.
         rank: the rank that saw it first.
-        peak_memory_bytes: of that rank; None where nothing was measured.
+        memory: of that rank, as ``Device.memory`` gives it; None where nothing was measured.
     """
     return {
         "status": status,
         "where": where,
         "message": message,
         "rank": rank,
-        "peak_memory_bytes": peak_memory_bytes,
+        "peak_memory_bytes": memory["allocated"] if memory else None,
+        "memory": dict(memory) if memory else None,
         "versions": versions(),
     }
 

@@ -90,7 +90,7 @@ class _Run:
     def run(self) -> int:
         try:
             training = self._train()
-            code = self._conclude(training, self.peers.gather(training["peak_memory_bytes"]))
+            code = self._conclude(training, self.peers.gather(training["memory"]))
         except Exception as error:
             code = self._report(error)
             if self.place.world_size > 1:
@@ -107,7 +107,7 @@ class _Run:
         if device.type == "cpu":
             memory.spare_memory(limited=config.device_memory_bytes is not None)
         dist.init_process_group(
-            device.backend,
+            **device.group_options(),
             store=dist.PrefixStore("trainer", self.peers.store),
             rank=place.rank,
             world_size=place.world_size,
@@ -138,9 +138,10 @@ class _Run:
         if self.place.rank == 0:
             print(step_line(self.config, self.place.world_size, number, step_time_s), flush=True)
 
-    def _conclude(self, training: Mapping[str, Any], peaks: list[int]) -> int:
+    def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
         """Exit code of a run that ended; rank 0 writes what it has gathered."""
-        result = completed(self.config, self.place.world_size, training, peaks or [0])
+        every = memory_of or [training["memory"]]
+        result = completed(self.config, self.place.world_size, training, every)
         if self.place.rank == 0:
             write_result(self.directory, result)
             if result["status"] != "ok":
@@ -151,7 +152,7 @@ class _Run:
         """Write the result of a failure, unless it only follows from a peer's; exit code."""
         memory.lift_limit()
         self.peers.stay()
-        cause = memory.out_of_memory(error)
+        cause = memory.out_of_memory(error, self.device.free_bytes() if self.device else None)
         if cause is not None:
             return self._fail("oom", phase.name, cause, EXIT_OUT_OF_MEMORY)
         if isinstance(error, ConfigError):
@@ -174,10 +175,12 @@ class _Run:
         code: int,
     ) -> int:
         rank = self.place.rank
-        peak = self.device.peak_memory_bytes() if self.device else None
+        used = self.device.memory() if self.device else None
         line = next(iter(str(error).splitlines()), "")
         message = line if status == "invalid" else f"{type(error).__name__}: {line}"
-        result = failure(status, where, message[:_MESSAGE_CHARS], rank, peak)
+        result = failure(status, where, message[:_MESSAGE_CHARS], rank, used)
+        if self.device is not None:
+            result["device"] = self.device.facts()
         said = f"rank {rank}: {status} in {where}: {result['message']}"
         try:
             if write_result(self.directory, result):

@@ -161,8 +161,9 @@ def train(
 
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``; and this rank's ``peak_memory_bytes`` and
-        ``communication`` per measured step (``Traffic.report``; empty with DeepSpeed).
+        (before clipping), ``skipped_steps``; and this rank's ``device`` (``Device.facts``),
+        ``memory`` (``Device.memory``) and ``communication`` per measured step
+        (``Traffic.report``; empty with DeepSpeed).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -190,7 +191,8 @@ def train(
     return {
         "step_times_s": times_s,
         **_figures(reports),
-        "peak_memory_bytes": device.peak_memory_bytes(),
+        "device": device.facts(),
+        "memory": device.memory(),
         "communication": sent,
     }
 

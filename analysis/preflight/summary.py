@@ -10,6 +10,12 @@ from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_
 from analysis.units import counted
 from search_spaces import Cluster
 
+_HANG = (
+    "collectives of three communicators, started together in one order on every rank, did not end "
+    "({library}): training with tensor and data parallelism may hang. A later library helps, or "
+    "NCCL_LAUNCH_ORDER_IMPLICIT: 1 in the site profile's env, which keeps their order"
+)
+
 
 def preflight_summary(result: Mapping[str, Any]) -> list[str]:
     """One line for each product, copy and group of ``trainer.preflight``'s result."""
@@ -33,7 +39,7 @@ def preflight_summary(result: Mapping[str, Any]) -> list[str]:
 
 
 def preflight_warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
-    """Links far below their class, and GPUs slower than their like.
+    """Links far below their class, GPUs slower than their like, communicators that hang.
 
     Args:
         result: of ``trainer.preflight``.
@@ -43,4 +49,6 @@ def preflight_warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[s
     if result["device"]["type"] != "cpu":
         gemm = result["gemm"][-1]
         warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
+    if result.get("side_by_side") is False:
+        warnings.append(_HANG.format(library=result["device"]["library"]))
     return warnings

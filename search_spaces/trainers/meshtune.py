@@ -20,6 +20,9 @@ class MeshtuneTrainer(Trainer):
     def config_file(self, trial: TrialFacts) -> dict[str, Any]:
         """What ``TrainConfig.parse`` accepts.
 
+        Where the space leaves the device to the trainer, it is the cluster's: ranks that find no
+        GPU where the cluster has them are refused, and do not train on the CPU instead.
+
         Raises:
             ValueError: if no data is given; on a simulated cluster nobody reads it.
         """
@@ -27,8 +30,11 @@ class MeshtuneTrainer(Trainer):
         if trial.data is None:
             raise ValueError("the built-in trainer needs tokens")
         searched = {name: value for name, value in trial.config.items() if name in SEARCHABLE}
+        own = self.spec.builtin.model_dump(exclude_none=True)
+        if own.get("device", "auto") == "auto" and trial.device is not None:
+            own["device"] = trial.device
         return {
-            **self.spec.builtin.model_dump(exclude_none=True),
+            **own,
             **searched,
             "ranks_per_node": trial.facts["gpus_per_node"],
             "ranks_per_pair": trial.facts["ranks_per_pair"],

@@ -28,6 +28,7 @@ class TrialFacts:
         warmup_steps, measured_steps: to train.
         model: that is trained; None where the space names none.
         data: the built-in trainer's tokens; None for another.
+        device: of the cluster's ranks, in torch's word; None where the cluster does not say.
     """
 
     config: Mapping[str, Any]
@@ -37,6 +38,7 @@ class TrialFacts:
     measured_steps: int
     model: ModelConfig | None = None
     data: str | None = None
+    device: str | None = None
 
     @property
     def values(self) -> dict[str, Scalar]:

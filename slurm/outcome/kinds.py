@@ -62,8 +62,10 @@ class Consequences:
 # groups), for a log may be made of nothing but their beginnings.
 _DEVICE_OOM = re.compile(
     r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
-    r"|(?:CUDA|HIP) error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
-    r"|(?:CU|HIP)BLAS_STATUS_ALLOC_FAILED|(?m:^(?>.*?(?:Cuda|HIP) failure).*'out of memory')"
+    r"|(?:CUDA|HIP) (?:driver )?error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
+    r"|Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory"
+    r"|(?:(?:CU|HIP)BLAS|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED"
+    r"|(?m:^(?>.*?(?:Cuda failure|HIP failure|CUDA error \d)).*'out of memory')"
 )
 _PROCESS_OOM = re.compile(
     r"DefaultCPUAllocator: can't allocate memory"

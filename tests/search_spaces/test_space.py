@@ -173,6 +173,27 @@ def test_the_trainers_configuration_is_one_that_it_accepts(load: Load, good: str
     assert (train.data, train.steps, train.model) == ("some/prefix", 4, space.model)
 
 
+@pytest.mark.parametrize(
+    ("cluster", "asked", "device"),
+    [
+        ("dgx_h100", None, "cuda"),
+        ("frontier", "auto", "cuda"),
+        ("dgx_h100", "cpu", "cpu"),
+        ("tiny_cpu", None, "cpu"),
+        ("{name: c, gpus_per_node: 8, memory_gib: 8, peak_fp32_tflops: 1}", None, None),
+    ],
+)
+def test_a_device_that_the_space_leaves_open_is_the_clusters(
+    load: Load, cluster: str, asked: str | None, device: str | None
+) -> None:
+    builtin = "{data: x" + (f", device: {asked}" if asked else "") + "}"
+    text = (
+        f"version: 1\nmodel: tiny\ncluster: {cluster}\ntrainer: {{builtin: {builtin}}}\n"
+        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    assert load(text).train_config({"tp": 1}, "x").get("device") == device
+
+
 def test_a_command_is_filled_in_argument_by_argument(load: Load, own_trainer: str) -> None:
     text = own_trainer.replace(
         '"{tp}"', "'{tp}', '{dp}x{world_size}', '{{tp}}', '{\"a\": {tp}}', '$(id); {zero}'"

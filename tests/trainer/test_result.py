@@ -40,8 +40,13 @@ def training(**changes: Any) -> dict[str, Any]:
         "grad_norms": [1.0, 1.0, 1.0, 1.0],
         "skipped_steps": 0,
         "communication": {"bytes": {"gradients": {"node": 64}}, "calls": {}},
-        "peak_memory_bytes": 1,
+        "device": {"type": "cpu"},
     } | changes
+
+
+def memory(*peaks: int) -> list[dict[str, int]]:
+    """Of ranks whose tensors took so much; the allocator and the device hold more."""
+    return [{"allocated": peak, "reserved": 2 * peak, "used": 3 * peak} for peak in peaks]
 
 
 def test_a_steps_line_has_the_rates_that_the_result_would_have_of_that_step_alone() -> None:
@@ -49,14 +54,14 @@ def test_a_steps_line_has_the_rates_that_the_result_would_have_of_that_step_alon
     assert word == "MESHTUNE_STEP"
     step = json.loads(text)
     assert (step.pop("step"), step.pop("step_time_s")) == (2, 0.5)
-    whole = completed(CONFIG, 8, training(step_times_s=[9.0, 0.5, 0.5, 0.5]), [1] * 8)
+    whole = completed(CONFIG, 8, training(step_times_s=[9.0, 0.5, 0.5, 0.5]), memory(*[1] * 8))
     assert step == {key: whole[key] for key in step}
     assert {"tokens_per_second", "tflops_per_gpu", "samples_per_second"} <= step.keys()
     assert "peak_memory_bytes" not in step
 
 
 def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
-    result = completed(CONFIG, 8, training(), [10, 30, 20, 30, 5, 5, 5, 5])
+    result = completed(CONFIG, 8, training(), memory(10, 30, 20, 30, 5, 5, 5, 5))
     batch = 3 * 5 * 4
     assert result["status"] == "ok"
     assert result["step_time_s"] == {"median": 0.5, "all": [0.5, 0.25, 1.0]}
@@ -76,30 +81,33 @@ def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
 
 
 def test_every_key_of_a_result_can_be_sought() -> None:
-    found = completed(CONFIG, 8, training(), [1] * 8).keys() - {"status", "versions"}
+    found = completed(CONFIG, 8, training(), memory(*[1] * 8)).keys()
+    found -= {"status", "versions", "device", "memory"}
     assert {key for key in found if not key.startswith("communication_")} == {*FIGURES}
 
 
 def test_the_peak_names_the_first_rank_that_reached_it() -> None:
-    result = completed(CONFIG, 8, training(), [10, 30, 20, 30, 5, 5, 5, 5])
+    result = completed(CONFIG, 8, training(), memory(10, 30, 20, 30, 5, 5, 5, 5))
     assert (result["peak_memory_bytes"], result["peak_memory_rank"]) == (30, 1)
+    assert result["peak_reserved_bytes"] == 60
+    assert result["memory"]["used"] == [30, 90, 60, 90, 15, 15, 15, 15]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_loss_that_is_not_finite_is_diverged_and_never_a_fast_result(bad: float) -> None:
-    result = completed(CONFIG, 8, training(losses=[5.0, bad, 3.0, 2.0]), [1] * 8)
+    result = completed(CONFIG, 8, training(losses=[5.0, bad, 3.0, 2.0]), memory(*[1] * 8))
     assert (result["status"], result["where"]) == ("diverged", "step 1")
     assert "tokens_per_second" not in result
 
 
 def test_a_run_whose_every_step_was_skipped_is_diverged() -> None:
-    assert completed(CONFIG, 8, training(skipped_steps=4), [1] * 8)["status"] == "diverged"
-    assert completed(CONFIG, 8, training(skipped_steps=3), [1] * 8)["status"] == "ok"
+    assert completed(CONFIG, 8, training(skipped_steps=4), memory(*[1] * 8))["status"] == "diverged"
+    assert completed(CONFIG, 8, training(skipped_steps=3), memory(*[1] * 8))["status"] == "ok"
 
 
 def test_nan_and_infinity_are_written_as_null(tmp_path: Path) -> None:
     losses = [5.0, float("nan"), float("inf"), float("-inf")]
-    write_result(tmp_path, completed(CONFIG, 8, training(losses=losses), [1] * 8))
+    write_result(tmp_path, completed(CONFIG, 8, training(losses=losses), memory(*[1] * 8)))
 
     def refuse(token: str) -> None:
         raise AssertionError(f"{token} is not JSON")

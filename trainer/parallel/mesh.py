@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainer.axes import Axes
 from trainer.config import TrainConfig
@@ -35,6 +37,8 @@ class Mesh:
     tp: Axis
     world: Group
     traffic: Traffic
+    timeout: timedelta
+    """Of every collective in every group."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
@@ -55,16 +59,21 @@ class Mesh:
         Args:
             size: of the group; None is returned for 1.
             stride: between its members, in data-parallel ranks.
-            stream: where it is used; groups of different streams must not be one.
+            stream: where it is used. On a CPU groups of different streams are never one, for two
+                threads could pair different collectives. An accelerator keeps the order of what
+                it is given, and communicators that run side by side may block each other there:
+                all streams share one.
         """
         if size == 1:
             return None
+        if self.device.device_type != "cpu":
+            stream = "main"
         if size == self.dp.size and stream == "main":
             return self.dp.group
         key = (size, stride, stream)
         if key not in self._blocks:
             every = self.axes.groups("dp", size, stride)
-            handle, _ = dist.new_subgroups_by_enumeration(every)
+            handle, _ = dist.new_subgroups_by_enumeration(every, timeout=self.timeout)
             rank = dist.get_rank()
             mine = next(ranks for ranks in every if rank in ranks)
             level = self.topology.level(mine)
@@ -93,6 +102,10 @@ def build_mesh(
     names = tuple(reversed([*axes.sizes]))  # torch names the outermost first
     shape = tuple(axes.sizes[name] for name in names)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    timeout = timedelta(seconds=config.collective_timeout_s)
+    for name, size in zip(names, shape, strict=True):
+        if size > 1:  # torch gives groups of a mesh its own timeout, not the world's
+            _set_pg_timeout(timeout, mesh.get_group(name))
 
     def group(handle: dist.ProcessGroup) -> Group:
         ranks = dist.get_process_group_ranks(handle)
@@ -101,7 +114,7 @@ def build_mesh(
     embedding = None
     if config.model.tied_embeddings and config.pp > 1:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
-        handle, _ = dist.new_subgroups_by_enumeration(ends)
+        handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
         if mesh.get_local_rank("pp") in (0, config.pp - 1):
             embedding = group(handle)
     pp, dp, tp = (
@@ -118,5 +131,6 @@ def build_mesh(
         tp=tp,
         world=group(dist.group.WORLD),
         traffic=traffic,
+        timeout=timeout,
         embedding=embedding,
     )

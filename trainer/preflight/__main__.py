@@ -23,12 +23,13 @@ import torch.distributed as dist
 
 from trainer.config import ConfigError
 from trainer.preflight.network import network_adapters
-from trainer.preflight.probe import OPERATIONS, Links, Probe, group_shapes
+from trainer.preflight.probe import OPERATIONS, Links, Probe, ends_side_by_side, group_shapes
 from trainer.runtime.device import Device
 from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK
 from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
 
 COLLECTIVE_TIMEOUT_S = 120.0
+SIDE_BY_SIDE_S = 30.0  # for collectives that take milliseconds
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 LATENCY_BYTES = 4 * KIB  # a message that takes as long as an empty one
 
@@ -130,6 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     record.put(status="ok", message="")
     peers.part()
+    if not record.content.get("side_by_side", True):
+        sys.stdout.flush()
+        os._exit(EXIT_OK)  # what hangs would keep the group's end waiting
     if dist.is_initialized():
         dist.destroy_process_group()
     return EXIT_OK
@@ -169,6 +173,11 @@ def measure(record: Record, place: RankEnvironment, peers: Peers, quick: bool) -
                     seconds=links.seconds(operation, num_bytes),
                 )
         links.close()
+    if place.world_size > 1:  # the last: a rank that hangs here measures no more
+        own = ends_side_by_side(device, SIDE_BY_SIDE_S)
+        peers.store.set(f"preflight/side_by_side/{place.rank}", json.dumps(own))
+        keys = [f"preflight/side_by_side/{r}" for r in range(place.world_size)]
+        record.put(side_by_side=all(json.loads(peers.store.get(key)) for key in keys))
 
 
 def _facts(record: Record, device: Device, place: RankEnvironment, peers: Peers) -> None:

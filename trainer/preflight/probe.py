@@ -6,6 +6,7 @@ All groups of a shape work at once, as in training, and a figure is that of the 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -194,3 +195,33 @@ class Links:
             dist.send(whole, group=group.handle, group_dst=1)
         else:
             dist.recv(whole, group=group.handle, group_src=0)
+
+
+def ends_side_by_side(device: Device, timeout_s: float, count: int = 3, rounds: int = 20) -> bool:
+    """Whether collectives of several communicators end when all are under way at once.
+
+    Tensor, data and pipeline parallelism each have a communicator. Every rank starts the same
+    collectives in the same order, so nothing but the library, or the device's queues, can make
+    them wait for each other for ever. A rank on which they do cannot use its communicators again.
+
+    Args:
+        device: of this rank.
+        timeout_s: for all of them together.
+        count: of communicators.
+        rounds: of one collective in each.
+    """
+    groups = [dist.new_group() for _ in range(count)]
+    numbers = [torch.zeros(1 << 20, device=device.torch) for _ in groups]
+    deadline_s = time.monotonic() + timeout_s
+    works = [
+        dist.all_reduce(own, group=group, async_op=True)
+        for _ in range(rounds)
+        for group, own in zip(groups, numbers, strict=True)
+    ]
+    while not all(work.is_completed() for work in works):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    for group in groups:
+        dist.destroy_process_group(group)
+    return True

@@ -6,7 +6,11 @@ torch built for AMD calls its devices ``cuda`` and RCCL ``nccl``; nothing else d
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,13 +27,16 @@ class Device:
         local_world_size: ranks on this node.
 
     Raises:
-        ConfigError: if ``cuda`` is asked for and there is none for this rank.
+        ConfigError: if ``cuda`` is asked for and there is none for this rank; or, with ``auto``,
+            if the node has accelerators that torch cannot use.
     """
 
     def __init__(self, name: str, local_rank: int = 0, local_world_size: int = 1) -> None:
         self.local_world_size = local_world_size
         found = torch.cuda.device_count()
         self.type = ("cuda" if found else "cpu") if name == "auto" else name
+        if not found and (self.type == "cuda" or (name == "auto" and granted(os.environ))):
+            raise ConfigError(f"device: {name}: {_why_none()}; or set device: cpu")
         if self.type == "cuda":
             # One visible device per rank is how Slurm binds them with --gpus-per-task.
             index = 0 if found == 1 else local_rank
@@ -63,9 +70,19 @@ class Device:
             return torch.float16
         return torch.bfloat16
 
+    def group_options(self) -> dict[str, Any]:
+        """Arguments of ``init_process_group``: which backend, and on an accelerator which device.
+
+        A group that knows its device connects when it is made, not in its first collective, and
+        its subgroups are split off it.
+        """
+        bound = {"device_id": self.torch} if self.type == "cuda" else {}
+        return {"backend": self.backend, **bound}
+
     def facts(self) -> dict[str, str | int | None]:
         """What torch says of the device: ``type``, ``name``, ``memory_bytes``, ``compute_units``
-        (None on a CPU), and ``library``, the collectives' with its version.
+        (None on a CPU), ``driver`` and ``runtime`` with their versions (None on a CPU), and
+        ``library``, the collectives' with its version.
 
         A CPU rank has an equal share of its node's memory.
         """
@@ -77,6 +94,8 @@ class Device:
                 "name": seen.name,
                 "memory_bytes": seen.total_memory,
                 "compute_units": seen.multi_processor_count,
+                "driver": _driver(),
+                "runtime": _built_for(),
                 "library": f"{library} {'.'.join(map(str, torch.cuda.nccl.version()))}",
             }
         whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -85,6 +104,8 @@ class Device:
             "name": "a process on a CPU",
             "memory_bytes": whole // self.local_world_size,
             "compute_units": None,
+            "driver": None,
+            "runtime": None,
             "library": "gloo",
         }
 
@@ -102,22 +123,91 @@ class Device:
         self.synchronize()
         return time.perf_counter()
 
-    def peak_memory_bytes(self) -> int:
-        """Most memory in use since start-up.
+    def memory(self) -> dict[str, int]:
+        """Most memory since start-up, in bytes: ``allocated``, ``reserved`` and ``used``.
 
-        On an accelerator what tensors held; on CPU the private memory of this process, counted
-        from ``memory.limit_memory``.
+        On an accelerator what tensors held, what torch's allocator took of the device for them,
+        and what is taken of the device now, by whomever: the context, libraries and communicators
+        as well. A limit is on ``reserved``. On CPU all three are the private memory of this
+        process, counted from ``memory.limit_memory``, which is what a limit is on.
         """
         if self.type == "cuda":
-            peak: int = torch.cuda.max_memory_allocated(self.torch)
-            return peak
-        return memory.peak_memory_bytes()
+            free, total = torch.cuda.mem_get_info(self.torch)
+            return {
+                "allocated": torch.cuda.max_memory_allocated(self.torch),
+                "reserved": torch.cuda.max_memory_reserved(self.torch),
+                "used": total - free,
+            }
+        peak = memory.peak_memory_bytes()
+        return {"allocated": peak, "reserved": peak, "used": peak}
+
+    def free_bytes(self) -> int | None:
+        """What an accelerator has left, or None: on a CPU, and where it no longer answers."""
+        if self.type != "cuda":
+            return None
+        try:
+            free: int = torch.cuda.mem_get_info(self.torch)[0]
+        except RuntimeError:
+            return None
+        limit = torch.cuda.get_per_process_memory_fraction(self.torch)
+        allowed = int(limit * torch.cuda.get_device_properties(self.torch).total_memory)
+        left: int = allowed - torch.cuda.memory_reserved(self.torch)
+        return min(free, max(0, left))
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NOBODY = ("-1", "NoDevFiles")
+
+
+def granted(environ: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
+    """Whether this rank was given accelerators, whatever torch can make of them.
+
+    Args:
+        environ: of the process; the launcher or the user may have hidden devices in it.
+        devices: where the kernel shows what there is.
+    """
+    told = [environ[name] for name in _VISIBLE if name in environ]
+    if told:
+        return any(value and value not in _NOBODY for value in told)
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
+
+
+def _why_none() -> str:
+    """Why torch has no accelerator here, and what helps."""
+    built = _built_for()
+    if built is None:
+        return (
+            f"torch {torch.__version__} is built for CPUs only; install the build for this "
+            "cluster's GPUs (CUDA or ROCm)"
+        )
+    return (
+        f"torch {torch.__version__}, built for {built}, finds no accelerator; ask for GPUs (site "
+        "profile: gpus; srun: --gpus-per-task=1), or install the build for this cluster's"
+    )
+
+
+def _built_for() -> str | None:
+    """The platform that torch was built for, with its version; None for CPUs only."""
+    if torch.version.hip:
+        return f"ROCm {torch.version.hip}"
+    return f"CUDA {torch.version.cuda}" if torch.version.cuda else None
+
+
+def _driver() -> str | None:
+    """The kernel's driver with its version, where it tells."""
+    try:
+        if torch.version.hip:
+            return f"amdgpu {Path('/sys/module/amdgpu/version').read_text().strip()}"
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    version = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
+    return f"NVIDIA {version[0]}" if version else None
 
 
 def _bound() -> bool:
     """Whether the launcher gave this rank a device of its own."""
-    names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    return any(os.environ.get(name) for name in names)
+    return any(os.environ.get(name) for name in _VISIBLE)
 
 
 def _fair_threads(local_world_size: int) -> int:

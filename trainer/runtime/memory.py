@@ -94,32 +94,49 @@ _SIGNS = re.compile(
     r"""
     DefaultCPUAllocator:\ (can't\ allocate|not\ enough)\ memory
     | (CUDA|HIP)\ out\ of\ memory
-    | (CUDA|HIP)\ error:\ out\ of\ memory
+    | (CUDA|HIP)\ (driver\ )?error:\ out\ of\ memory                # driver: expandable segments
+    | Triton\ Error\ \[(CUDA|HIP)\]:\ .*out\ of\ memory
     | (cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY)
     | (CUBLAS|CUDNN|CUSOLVER|HIPBLAS|MIOPEN)_STATUS_ALLOC_FAILED
     | rocblas_status_memory_error
-    | (Cuda|CUDA|HIP|hip)\ failure\ (\d+\ )?'out\ of\ memory'          # NCCL, RCCL
+    | (Cuda|CUDA|HIP|hip)\ (failure|error)\ (\d+\ )?'out\ of\ memory'  # NCCL, RCCL
     | Failed\ to\ (CUDA|HIP|Cuda|hip)\ (host\ )?(m|c)?alloc            # NCCL, RCCL
+    | HSA_STATUS_ERROR_OUT_OF_RESOURCES.*(memory|allocat)
     | std::bad_alloc                                                    # gloo
     | unable\ to\ mmap\ \d+\ bytes .* Cannot\ allocate\ memory
     """,
     re.VERBOSE,
 )
+# What a library says that got no memory for its handle or its buffers, and for other reasons too.
+_AMBIGUOUS = re.compile(
+    r"(CU|HIP)BLAS(LT)?_STATUS_NOT_INITIALIZED|(CUDNN|MIOPEN)_STATUS_(NOT_INITIALIZED|INTERNAL_ERROR)"
+    r"|rocblas_status_internal_error|HSA_STATUS_ERROR_OUT_OF_RESOURCES|NVLS|[Mm]ulticast"
+)
+_FULL_BYTES = 512 << 20
+"""Free memory below which a device is full: handles and buffers of libraries take less."""
 _NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable")
 
 
-def out_of_memory(error: BaseException) -> BaseException | None:
+def out_of_memory(error: BaseException, free_bytes: int | None = None) -> BaseException | None:
     """The error in this one's chain of causes that says memory ran out, if there is one.
 
     Recognised are the exception types of Python and torch, and the exact texts of the allocators
-    of CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo.
+    of CPU, CUDA and HIP, of their libraries, and of NCCL, RCCL and gloo. A few texts have other
+    causes as well; they count where the device is full.
+
+    Args:
+        error: that was raised.
+        free_bytes: of the device, now; None if unknown.
     """
+    full = free_bytes is not None and free_bytes < _FULL_BYTES
     for link in _chain(error):
         if isinstance(link, (MemoryError, torch.OutOfMemoryError)):
             return link
         if isinstance(link, OSError) and link.errno == errno.ENOMEM:
             return link
         if isinstance(link, RuntimeError) and _SIGNS.search(str(link)):
+            return link
+        if isinstance(link, RuntimeError) and full and _AMBIGUOUS.search(str(link)):
             return link
         if isinstance(link, RuntimeError) and _NO_THREAD.search(str(link)) and _at_limit():
             return link

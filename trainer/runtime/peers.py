@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import json
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -199,11 +201,11 @@ class Peers:
         if self.place.rank == 0 and self.place.world_size > 1:
             time.sleep(_LINGER_S)
 
-    def gather(self, value: int) -> list[int]:
-        """A number of every rank, in rank order, on rank 0; an empty list elsewhere."""
+    def gather(self, value: Any) -> list[Any]:
+        """JSON of every rank, in rank order, on rank 0; an empty list elsewhere."""
         keys = [f"meshtune/gathered/{rank}" for rank in range(self.place.world_size)]
-        self.store.set(keys[self.place.rank], str(value))
-        return [int(self.store.get(key)) for key in keys] if self.place.rank == 0 else []
+        self.store.set(keys[self.place.rank], json.dumps(value))
+        return [json.loads(self.store.get(key)) for key in keys] if self.place.rank == 0 else []
 
     def part(self) -> None:
         """End a run that went well: all ranks wait for rank 0, which is the last to go.

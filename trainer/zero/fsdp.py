@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 
 from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
@@ -56,6 +56,7 @@ class ShardedWeights:
             replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
         )
         self.units = [unit for stage in stages for unit in self._place(stage, config)]
+        share_comm_ctx(stages)  # chunks of a pipeline take turns: one set of streams is enough
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for piece in self.pieces():
             self.masters.setdefault(piece.slot.traits, []).append(piece.master)

@@ -17,7 +17,9 @@ from analysis.preflight.facts import (
     link_warnings,
     slow_gpu_warnings,
 )
+from analysis.preflight.summary import preflight_warnings
 from search_spaces.cluster import Cluster, shipped_clusters
+from support.preflight_results import preflight_result
 
 MIB = 2**20
 
@@ -129,3 +131,13 @@ def test_a_slow_gpu_is_named_by_its_host() -> None:
     [warning] = slow_gpu_warnings(rates, ["a"] * 8 + ["b"] * 8, 8)
     assert warning.startswith("local rank 3 on b computes at 500")
     assert slow_gpu_warnings(list(np.linspace(650, 700, 8)), ["a"] * 8, 8) == []
+
+
+@pytest.mark.parametrize(("ended", "warnings"), [(True, 0), (False, 1), (None, 0)])
+def test_communicators_that_hang_side_by_side_are_warned_of_with_the_library(
+    ended: bool | None, warnings: int
+) -> None:
+    result = preflight_result() if ended is None else preflight_result(side_by_side=ended)
+    found = [w for w in preflight_warnings(result, cluster()) if "communicators" in w]
+    assert len(found) == warnings
+    assert all("NCCL 2.27.3" in warning for warning in found)

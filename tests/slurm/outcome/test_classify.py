@@ -158,6 +158,14 @@ def evidence(
         (evidence("RuntimeError: HIP error: out of memory"), Kind.OOM, ""),
         (evidence("hipErrorOutOfMemory"), Kind.OOM, ""),
         (evidence("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), Kind.OOM, ""),
+        (evidence("RuntimeError: CUDA driver error: out of memory"), Kind.OOM, ""),
+        (
+            evidence("Triton Error [HIP]:  Code: 2, Messsage: out of memory"),
+            Kind.OOM,
+            "",
+        ),
+        (evidence("Failed to bind NVLS memory: CUDA error 2 'out of memory'"), Kind.OOM, ""),
+        (evidence("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), Kind.OOM, ""),
         (evidence("NCCL WARN Cuda failure 'out of memory'"), Kind.OOM, ""),
         (evidence(result={"status": "error", "message": "hipErrorOutOfMemory"}), Kind.OOM, ""),
         # One rank is out of memory, the others hang.

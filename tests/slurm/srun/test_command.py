@@ -107,6 +107,19 @@ def test_the_trials_environment_wins_over_the_sites() -> None:
     assert environment["NCCL_SOCKET_IFNAME"] == "hsn0"
 
 
+def test_frontiers_ranks_have_the_network_of_its_guide_and_caches_of_their_node() -> None:
+    environment = srun_environment(SPEC, LEASE, load_site("frontier"), "node002", {}, 64)
+    asked = {
+        "NCCL_NET_GDR_LEVEL": "PHB",
+        "FI_MR_CACHE_MONITOR": "kdreg2",
+        "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+        "FI_CXI_RX_MATCH_MODE": "hybrid",
+    }
+    assert {name: environment[name] for name in asked} == asked
+    caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MIOPEN_USER_DB_PATH")
+    assert all(environment[name].startswith("/tmp/") for name in caches)
+
+
 def test_a_rank_has_torchs_names_and_its_arguments_untouched(tmp_path: Path) -> None:
     arguments = ["a b", "$HOME", "`id`", "", "'", "*"]
     show = ["sh", "-c", 'echo "$RANK $LOCAL_RANK"; printf "<%s>" "$@"', "x", *arguments]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +18,7 @@ from trainer.config import TrainConfig
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.mesh import Mesh, build_mesh
 
+DESERTED = Path(__file__).parents[2] / "support/deserted_groups.py"
 MODEL = {
     "num_layers": 4,
     "hidden_size": 16,
@@ -21,6 +27,8 @@ MODEL = {
     "seq_length": 8,
 }
 Build = Callable[..., Mesh]
+# Fake groups never wait.
+pytestmark = pytest.mark.filterwarnings("ignore:Set timeout is now only supported")
 
 
 @pytest.fixture
@@ -77,6 +85,27 @@ def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) ->
     assert len({gather.handle, reduce.handle, mesh.dp.group.handle}) == 3
     assert mesh.replicas(16, 1, "gather") is gather
     assert mesh.replicas(1, 8, "gather") is None
+
+
+def test_an_accelerators_streams_share_one_communicator(build: Build) -> None:
+    mesh = build(16, 3)
+    accelerator = dataclasses.replace(mesh, device=OnAccelerator())
+    assert accelerator.replicas(16, 1, "gather") is mesh.dp.group
+    assert accelerator.replicas(16, 1, "reduce") is mesh.dp.group
+    assert accelerator.replicas(4, 1, "gather") is accelerator.replicas(4, 1, "reduce")
+
+
+class OnAccelerator:
+    """What a mesh asks of torch's."""
+
+    device_type = "cuda"
+
+
+def test_every_group_gives_up_after_the_timeout_that_was_asked_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, DESERTED], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(ended.stdout) == ["dp", "tp", "pp", "lane", "embedding"]
 
 
 def test_only_the_ends_of_a_pipeline_share_the_tied_embedding(build: Build) -> None:

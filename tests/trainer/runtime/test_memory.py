@@ -142,8 +142,27 @@ OUT_OF_MEMORY = [
             "NCCL error: unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
             "Last error:\nHIP failure 'out of memory'",
             "std::bad_alloc",
+            "CUDA driver error: out of memory",
+            "Triton Error [CUDA]: out of memory",
+            "Triton Error [HIP]:  Code: 2, Messsage: out of memory",
+            "NCCL error: unhandled cuda error\nLast error:\n"
+            "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : "
+            "CUDA error 2 'out of memory'",
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtCreate(&handle)`",
+            "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "MIOPEN_STATUS_ALLOC_FAILED",
+            "HSA exception: HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate",
         ),
     ),
+]
+AMBIGUOUS = [
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+    "NCCL error: Failed to bind NVLink SHARP (NVLS) Multicast memory",
 ]
 NOT_OUT_OF_MEMORY = [
     ValueError("DefaultCPUAllocator: can't allocate memory"),  # not what an allocator raises
@@ -159,6 +178,14 @@ NOT_OUT_OF_MEMORY = [
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=str)
 def test_the_words_of_every_allocator_are_known(error: Exception) -> None:
     assert out_of_memory(error) is error
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_words_with_more_than_one_cause_count_where_the_device_is_full(text: str) -> None:
+    error = RuntimeError(text)
+    assert out_of_memory(error, free_bytes=100 * MIB) is error
+    assert out_of_memory(error, free_bytes=20 << 30) is None
+    assert out_of_memory(error) is None
 
 
 @pytest.mark.parametrize("error", NOT_OUT_OF_MEMORY, ids=str)
