@@ -15,6 +15,7 @@ from .errors import SpaceError
 from .export import Export, exported
 from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
 from .hints import notes
+from .language.adapter_schema import AdapterFile
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
@@ -28,6 +29,7 @@ from .space import Objective, SearchSpace, Violations
 from .stages import STAGE_SETTINGS, StageLayers, StageSettings
 from .trainers.adapters import read_adapter, shipped_adapters
 from .trainers.config_files import wrong_file_name
+from .trainers.sizes import Sizes, implied_options, told_sizes
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "MAX_NODES",
     "MEGATRON_DEEPSPEED",
     "STAGE_SETTINGS",
+    "AdapterFile",
     "Candidates",
     "CheckReport",
     "Cluster",
@@ -53,6 +56,7 @@ __all__ = [
     "RuleCount",
     "Scalar",
     "SearchSpace",
+    "Sizes",
     "SpaceArgumentError",
     "SpaceError",
     "StageLayers",
@@ -66,6 +70,7 @@ __all__ = [
     "default_space",
     "exported",
     "framework_named",
+    "implied_options",
     "json_schema",
     "load_space",
     "notes",
@@ -76,5 +81,6 @@ __all__ = [
     "shipped_cluster",
     "shipped_clusters",
     "shipped_spaces",
+    "told_sizes",
     "wrong_file_name",
 ]

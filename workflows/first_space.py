@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from search_spaces import (
+    AdapterFile,
     SearchSpace,
     SpaceArgumentError,
     SpaceError,
     default_space,
+    implied_options,
     load_space,
     read_adapter,
+    told_sizes,
 )
 from slurm import written_document
 from trainer import ModelConfig
@@ -73,41 +77,26 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         record = read_adapter(wanted.adapter)
     except SpaceError as error:
         raise SpaceArgumentError("adapter", str(error)) from None
-    trainer: dict[str, Any] = {"adapter": wanted.adapter}
-    arguments: list[str] = []
-    left_out: list[str] = []
-    nodes = wanted.nodes or 1
-    entry, config = wanted.entry, wanted.config
-    if wanted.arguments is not None:
-        launched = launch_script.read(wanted.arguments, record.options == "key=value")
-        arguments, left_out = launched.arguments, launched.left_out
-        nodes = wanted.nodes or launched.nodes or 1
-        if launched.module == ("-m" in record.command):
-            entry = entry or launched.entry
-        if record.options == "key=value":  # what is none is the file: train.py base.yml steps=9
-            config = config or next((word for word in arguments if "=" not in word), "")
-            arguments = [word for word in arguments if "=" in word]
-        if record.file is not None and not config:
-            config = _named_file(arguments, record.file.arguments)
-    if entry:
-        trainer["entry"] = entry
-    if config:
-        trainer["config"] = config
-    if arguments:
-        trainer["args"] = _lines(arguments)
+    own = _own(wanted, record)
+    trainer = {"adapter": wanted.adapter, **own.trainer()}
     told = _told(trainer, wanted)
     model = wanted.model or told.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
-        raise SpaceError(_no_model(wanted.adapter, keys, arguments, left_out))
-    batch = _batch(told)
-    content = default_space(model, wanted.cluster, nodes, record.framework, global_batch_size=batch)
+        raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
+    sizes = told_sizes(trainer, own.ranks or own.nodes * told.ranks_per_node)
+    whole = partial(
+        default_space, model, wanted.cluster, own.nodes or 1, record.framework,
+        seq_length=sizes.seq_length,
+    )  # fmt: skip
+    said = _told_batch(told)
+    content, notes = _content(whole, sizes.global_batch_size, said is not None)
     known = {*record.settings, "num_nodes", "gas"}
     parameters = {n: v for n, v in content["parameters"].items() if n in known}
     unknown = content["parameters"].keys() - known
     kept = [c for c in content["constraints"] if unknown.isdisjoint(re.findall(r"\w+", c))]
     content["constraints"] = kept
-    if batch is not None:  # which leaves gas no choice
+    if said is not None:  # which leaves gas no choice
         del parameters["gas"], content["constraints"][0]
     content |= {
         "trainer": trainer,
@@ -121,13 +110,84 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
     load_space(content)  # before anything is written
-    notes = [f"left out, as no shell reads it: {words}" for words in left_out]
-    return _text(content, file), [content["description"], *notes]
+    notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
+    return _text(content, file), [content["description"], *own.notes, *notes]
+
+
+@dataclass
+class _Own:
+    """What the user has of the trainer, in launch script and configuration file.
+
+    Attributes:
+        nodes: of each trial; 0 where nobody says.
+        ranks: that the script starts; 0 where it does not say.
+        left_out: options whose value is known to a shell alone.
+        notes: on what is not as the user has it.
+    """
+
+    entry: str
+    config: str
+    nodes: int
+    ranks: int = 0
+    arguments: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def trainer(self) -> dict[str, Any]:
+        """Of a space."""
+        args = _lines(self.arguments) if self.arguments else ""
+        said = {"entry": self.entry, "config": self.config, "args": args}
+        return {key: value for key, value in said.items() if value}
+
+
+def _own(wanted: Wanted, record: AdapterFile) -> _Own:
+    own = _Own(wanted.entry, wanted.config, wanted.nodes)
+    if wanted.arguments is None:
+        return own
+    by_equals = record.options == "key=value"
+    launched = launch_script.read(wanted.arguments, by_equals, record.together)
+    own.nodes, own.ranks = wanted.nodes or launched.nodes, launched.ranks
+    own.arguments, own.left_out = launched.arguments, launched.left_out
+    if launched.module == ("-m" in record.command):
+        own.entry = own.entry or launched.entry
+    if by_equals:  # what is none is the file: train.py base.yml steps=9
+        words = own.arguments
+        own.config = own.config or next((word for word in words if "=" not in word), "")
+        own.arguments = [word for word in words if "=" in word]
+    if record.file is not None and not own.config:
+        own.config = _named_file(own.arguments, record.file.arguments)
+        if own.config and not record.file.required and not Path(own.config).is_file():
+            own.notes.append(f"left out, as it is not here: {own.config}")
+            own.config = ""
+    if not wanted.model and record.model_in == "arguments":
+        words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
+        for option, value in implied_options(wanted.adapter, words).items():
+            own.arguments += [f"--{option}", str(value)]
+            own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
+    return own
+
+
+def _content(
+    whole: Callable[..., dict[str, Any]], batch: int | None, said: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """A space of that batch, and notes; of the usual one, if that is only what a command line comes
+    to and these nodes cannot share it.
+    """
+    try:
+        return whole(global_batch_size=batch), []
+    except SpaceArgumentError as error:
+        if error.argument != "global_batch_size" or said:
+            raise
+        return whole(), [f"the trainer's own batch is left: {error.what}"]
 
 
 def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
     """A space that says no more than the trainer's own arguments or file do."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
+    if wanted.model:
+        default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
+        length = told_sizes(trainer, 0).seq_length
+        least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
     least |= {
         "parameters": {"tp": 1, "mbs": 1, "gas": 1},
         "objective": {"maximize": "tokens_per_second"},
@@ -154,13 +214,14 @@ def _no_model(
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
     lacking = lacking if arguments else []
     said = f"not told {', '.join(lacking)}" if lacking else "told none, or not all of it"
+    remedy = f": add --{lacking[0]}, or name the model" if len(lacking) == 1 else ""
     unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
-    return f"--model is missing: {adapter} is {said}{reason}"
+    return f"--model is missing: {adapter} is {said}{reason}{remedy}"
 
 
-def _batch(told: SearchSpace) -> int | None:
-    """The global batch that the trainer's own arguments or file say."""
+def _told_batch(told: SearchSpace) -> int | None:
+    """The global batch that an option of the trainer's own says."""
     found = (re.fullmatch(r"global_batch_size == (\d+)", e.text) for e in told.constraints)
     return next((int(match[1]) for match in found if match), None)
 

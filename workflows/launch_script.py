@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from slurm import read_text
+from trainer import ExpressionError, parse
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000
@@ -25,7 +27,20 @@ _TOKEN = re.compile(
     rf"|(?P<array>\w+\+?=\()|(?P<word>(?:{_PART})+)|(?P<end>.)",
     re.DOTALL,
 )
-_NODES = re.compile(r"^#SBATCH\s+(?:--nodes[= ]\s*|-N\s*)(\d{1,6})\s*$", re.MULTILINE)
+_ASKED = {
+    "nodes": r"(?:--nodes[= ]\s*|-N\s*)(\d{1,6})",
+    "gpus": r"(?:--gpus-per-node|--gres|-G)[= ](?:gpu:)?(?:\w+:)?(\d{1,3})",
+    "tasks": r"--ntasks-per-node[= ](\d{1,3})",
+}
+# What Slurm sets of it.
+_OF_SLURM = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "gpus": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
+    "tasks": ("SLURM_NTASKS_PER_NODE",),
+}
+_ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
+# A variable without a value that holds whole arguments, not the value of the option before it.
+_SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
 _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
@@ -40,7 +55,8 @@ class Launched:
         module: whether it is one.
         arguments: of the trainer, without those of srun and torchrun.
         left_out: options whose value is known to a shell alone.
-        nodes: that the script asks Slurm for; 0 where it asks for none.
+        nodes: that the script asks Slurm or its launcher for; 0 where it asks for none.
+        ranks: that it starts; 0 where it does not say.
     """
 
     entry: str
@@ -48,9 +64,10 @@ class Launched:
     arguments: list[str]
     left_out: list[str]
     nodes: int = 0
+    ranks: int = 0
 
 
-def read(path: Path, key_value: bool = False) -> Launched:
+def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] = ()) -> Launched:
     """The command with the most arguments that a script starts, variables and arrays replaced.
 
     A file without a command is one of arguments alone.
@@ -58,23 +75,32 @@ def read(path: Path, key_value: bool = False) -> Launched:
     Args:
         path: of the script.
         key_value: the trainer's options are ``key=value``, not ``--key value``.
+        together: options of which none is of use if one that is given has to be left out.
 
     Raises:
         FileError: if the file cannot be read.
     """
     shell = _Shell()
     text = read_text(path, MAX_BYTES)
+    asked = {
+        name: int(found[1])
+        for name, words in _ASKED.items()
+        if (found := re.search(rf"^#SBATCH\s+{words}\s*$", text, re.MULTILINE))
+    }
+    for name, value in asked.items():
+        shell.texts |= dict.fromkeys(_OF_SLURM[name], str(value))
     shell.run(text)
-    found = [_program(words) for words in shell.commands]
-    entry, module, arguments = max(found, key=lambda each: (bool(each[0]), len(each[2])))
+    starts = [(*_program(words), words) for words in shell.commands]
+    entry, module, arguments, command = max(starts, key=lambda each: (bool(each[0]), len(each[2])))
     if not entry:
         arguments = [word for words in shell.arrays.values() for word in words] or [
             word for words in shell.commands for word in words
         ]
-    passed, left_out = _passed(arguments, key_value)
-    asked = _NODES.search(text)
-    nodes = int(asked[1]) if asked else 0
-    return Launched("" if "$" in entry else entry, module, passed, left_out, nodes)
+    launcher = command[: len(command) - len(arguments)] if entry else []
+    nodes = asked.get("nodes") or _number(launcher, "nnodes", "num_machines", "num_nodes")
+    ranks = _ranks(launcher, nodes, asked.get("tasks", 0))
+    passed, left_out = _passed(arguments, key_value, together)
+    return Launched("" if "$" in entry else entry, module, passed, left_out, nodes, ranks)
 
 
 @dataclass
@@ -129,7 +155,8 @@ class _Shell:
         if reference := _REFERENCE.fullmatch(raw.strip('"')):
             name = reference[1] or reference[2]
             if name in self.arrays:
-                return self.arrays[name]
+                words = self.arrays[name]
+                return words if raw[0] == '"' else [each for w in words for each in w.split()]
             if raw[0] != '"':
                 return [part.strip("\"'") for part in self._text(raw).split()]
         return [self._text(raw)]
@@ -145,7 +172,20 @@ class _Shell:
             part = re.sub(r"\\([\"\\$`])", r"\1", part[1:-1])
         elif part[0] == "\\":
             return part[1:]
-        return _REFERENCE.sub(self._value, part)
+        return _ARITHMETIC.sub(self._computed, _REFERENCE.sub(self._value, part))
+
+    def _computed(self, arithmetic: re.Match[str]) -> str:
+        """``$((A * 8))`` of whole numbers; as it stands where one is not known."""
+
+        def number(name: re.Match[str]) -> str:
+            value = self.texts.get(name[0], "")
+            return value if value.isdecimal() and len(value) < 10 else "?"
+
+        text = re.sub(r"[A-Za-z_]\w*", number, arithmetic[1])
+        try:
+            return str(parse(text.strip().replace("/", "//"), {}, any_type=True).value({}))
+        except (ExpressionError, ZeroDivisionError):
+            return arithmetic[0]
 
     def _value(self, reference: re.Match[str]) -> str:
         name = reference[1] or reference[2]
@@ -190,16 +230,43 @@ def _program(words: list[str]) -> tuple[str, bool, list[str]]:
     return "", False, words
 
 
-def _passed(words: list[str], key_value: bool) -> tuple[list[str], list[str]]:
+def _number(words: Sequence[str], *options: str) -> int:
+    """The whole number that a launcher's option has; 0 where it has none."""
+    for word, following in pairwise([*words, ""]):
+        name, sign, value = word.partition("=")
+        if name[:2] == "--" and name[2:].replace("-", "_") in options:
+            text = value if sign else following
+            return int(text) if text.isdecimal() and len(text) < 7 else 0
+    return 0
+
+
+def _ranks(launcher: Sequence[str], nodes: int, tasks: int) -> int:
+    """Ranks that a launcher starts; torchrun's and DeepSpeed's are of each node."""
+    total = _number(launcher, "num_processes", "ntasks")
+    of_a_node = _number(launcher, "nproc_per_node", "num_gpus", "ntasks_per_node") or tasks
+    return total or of_a_node * (nodes or 1)
+
+
+def _passed(
+    words: list[str], key_value: bool, together: Sequence[Sequence[str]]
+) -> tuple[list[str], list[str]]:
     """Arguments, and the options among them whose value is known to a shell alone."""
     options: list[list[str]] = []
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)
-        alone = word[:1] == "$" and options and (len(options[-1]) > 1 or "=" in options[-1][0])
+        given = options and (len(options[-1]) > 1 or "=" in options[-1][0])
+        alone = word[:1] == "$" and options and (given or _SEVERAL.match(word))
         if starts or alone or not options:
             options.append([word])
         else:
             options[-1].append(word)
     unknown = [option for option in options if any(re.search(r"[$`]", word) for word in option)]
+    lost = {option[0].lstrip("-").partition("=")[0] for option in unknown}
+    useless = {name for group in together if lost & {*group} for name in group}
+    unknown += [
+        option
+        for option in options
+        if option not in unknown and option[0].lstrip("-").partition("=")[0] in useless
+    ]
     passed = [word for option in options if option not in unknown for word in option]
-    return passed, [" ".join(option) for option in unknown]
+    return passed, list(dict.fromkeys(" ".join(option) for option in unknown))

@@ -69,6 +69,19 @@ class ModelKey(Record):
         "it depends on other fields",
     )
     also: dict[str, Any] = Field(default={}, description="what is told beside it")
+    implied: dict[str, dict[str, Scalar]] = Field(
+        default={},
+        description="another option, and the record's value by that option's; '*' is any other",
+    )
+
+
+class BatchProduct(Record):
+    """What a step's sequences are the product of, where no option says them."""
+
+    of: list[str] = Field(
+        min_length=1, description="options or paths; only the first one has to be told"
+    )
+    times: Literal["replicas", "ranks"] | None = None
 
 
 class ModelNames(Record):
@@ -161,6 +174,14 @@ class AdapterFile(Record):
     )
     model_in: Literal["arguments", "file"] = "arguments"
     models: ModelNames | None = None
+    sequence_length: list[str] = Field(
+        default=[],
+        description="options by which scripts are often told the length of a sequence; read only",
+    )
+    batch: BatchProduct | None = None
+    together: list[list[str]] = Field(
+        default=[], description="options of which none is of use without the others that are given"
+    )
 
     @model_validator(mode="after")
     def _has_its_file(self) -> AdapterFile:

@@ -43,6 +43,10 @@ def read(
                     f"{key.key} {as_written(told[key.key])} cannot be read: name the space's model"
                 )
     for name, key in keys.items():
+        value = implied(key, told)
+        if known is None and name not in fields and value is not None:
+            fields[name] = value
+    for name, key in keys.items():
         if known is None and name not in fields and (value := _default(key, fields)) is not None:
             fields[name] = value
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
@@ -109,6 +113,16 @@ def names(model: ModelConfig | None) -> frozenset[str]:
         return frozenset()
     resolved = ("num_kv_heads", "ffn_hidden_size", "num_parameters")
     return frozenset((*model.model_dump(exclude_none=True), *resolved))
+
+
+def implied(key: ModelKey, told: Mapping[str, Any]) -> Scalar | None:
+    """A field's value by other options than its own; None if these do not say it."""
+    for option, values in key.implied.items():
+        if told.get(option) is not None:
+            found = values.get(str(told[option]), values.get("*"))
+            if found is not None:
+                return found
+    return None
 
 
 def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) -> Any:

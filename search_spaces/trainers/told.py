@@ -76,6 +76,19 @@ class Told:
                 return size
         return None
 
+    def said(self, key: str) -> Any:
+        """What an option is told, or else a path of the file; None if nothing."""
+        return self.options.get(key, self.paths.get(key))
+
+    def seq_length(self) -> int | None:
+        """Tokens of a sequence."""
+        own = self.adapter.model.get("seq_length")
+        for key in [*self.adapter.sequence_length, *([own.key] if own else [])]:
+            length = self.said(key)
+            if isinstance(length, int) and length > 0:
+                return length
+        return None
+
     def model(self, model: ModelConfig | None) -> ModelConfig | None:
         """The model that is trained: the space's, or else what arguments or file say.
 
@@ -93,6 +106,14 @@ class Told:
                 raise self.document.error(path, str(error)) from None
         if problem := model_keys.contradiction(keys, self.of_model, model):
             raise self.document.error(path, f"found {problem}: leave one of them out")
+        for key in self.adapter.sequence_length:
+            length = self.said(key)
+            if isinstance(length, int) and 0 < length != model.seq_length:
+                raise self.document.error(
+                    path,
+                    f"found {key} {length}, the space's model has seq_length {model.seq_length}: "
+                    f"write model: {{base: NAME, seq_length: {length}}}",
+                )
         return model
 
     def _known_model(self) -> ModelConfig | Literal[False] | None:
@@ -102,7 +123,7 @@ class Told:
         models = self.adapter.models
         if models is None:
             return None
-        said = [self.options.get(key, self.paths.get(key)) for key in models.keys]
+        said = [self.said(key) for key in models.keys]
         record = models.names.get(
             " ".join(map(str, said)), "" if said == [None] * len(said) else None
         )

@@ -159,3 +159,88 @@ def test_what_the_adapter_cannot_be_told_is_neither_searched_nor_constrained(her
     assert "zero_stage" in space.parameters and "pp" not in space.parameters
     assert not any("pp" in e.text for e in space.constraints)
     assert check(space).valid > 0
+
+
+TRAINER = """\
+#SBATCH --nodes=2
+torchrun --nnodes 2 --nproc_per_node 8 run_clm.py --model_name_or_path x --block_size 2048 \\
+    --per_device_train_batch_size 2 --gradient_accumulation_steps $((64 / SLURM_NNODES / 8))
+"""
+NANOTRON = """\
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 8, sequence_length: 4096}
+parallelism: {dp: 8, tp: 2, pp: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("adapter", "arguments", "batch", "length"),
+    [
+        ("transformers", ["--args", "launch.sh"], 128, 2048),
+        ("nanotron", ["--config", "own.yaml"], 128, 4096),
+        ("torchtitan", ["--config", "own.toml", "--nodes", "2"], 16, 4096),
+        ("maxtext", ["--config", "base.yml", "--nodes", "2"], 32, 1024),
+    ],
+)
+def test_the_batch_and_the_length_of_the_pasted_run_are_kept(
+    here: Path, adapter: str, arguments: list[str], batch: int, length: int
+) -> None:
+    (here / "launch.sh").write_text(TRAINER)
+    (here / "own.yaml").write_text(NANOTRON)
+    (here / "own.toml").write_text("[training]\nlocal_batch_size = 1\nseq_len = 4096\n")
+    (here / "base.yml").write_text("per_device_batch_size: 2.0\nmax_target_length: 1024\n")
+    told = ["--adapter", adapter, "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, *arguments]) == 0
+    space = load_space(here / "space.yaml")
+    assert [e.text for e in space.constraints][:1] == [f"global_batch_size == {batch}"]
+    assert space.model is not None and space.model.seq_length == length
+    assert check(space).valid > 0
+
+
+def test_a_batch_that_these_nodes_cannot_share_is_left(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "launch.sh").write_text(TRAINER.replace("_size 2 ", "_size 7 "))
+    told = ["--adapter", "transformers", "--cluster", "dgx_h100", "--model", "llama_8b"]
+    assert main(["init", *told, "--nodes", "64", "--args", "launch.sh"]) == 0
+    assert "the trainer's own batch is left: found 448" in capsys.readouterr().out
+    assert check(load_space(here / "space.yaml")).valid > 0
+
+
+def test_another_length_than_the_models_is_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "mine.yaml").write_text(
+        "{version: 1, cluster: dgx_h100, model: llama_8b, parameters: {mbs: [1, 2], gas: 1},\n"
+        "trainer: {adapter: transformers, entry: x.py, args: [--cutoff_len, 1024]},\n"
+        "objective: {maximize: samples_per_second}}\n"
+    )
+    assert main(["check", "mine.yaml"]) == 2
+    told = capsys.readouterr().err
+    assert "found cutoff_len 1024, the space's model has seq_length 8192" in told
+    assert "{base: NAME, seq_length: 1024}" in told
+
+
+MEGATRON = """\
+VOCAB_FILE=$1 MERGE_FILE=$2
+DATA_ARGS=(--data-path $3 --vocab-file $VOCAB_FILE --merge-file $MERGE_FILE)
+MODEL=(--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024)
+deepspeed pretrain_gpt.py ${MODEL[@]} ${DATA_ARGS[@]} --deepspeed_config ds_made_later.json
+"""
+
+
+@pytest.mark.parametrize("adapter", ["megatron-lm", "megatron-deepspeed"])
+def test_a_published_script_without_a_vocabulary_is_taken(
+    here: Path, adapter: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tokenizer has it; and the script writes DeepSpeed's file itself."""
+    (here / "launch.sh").write_text(MEGATRON)
+    told = ["--adapter", adapter, "--cluster", "dgx_h100", "--args", "launch.sh"]
+    assert main(["init", *told]) == 0
+    shown = capsys.readouterr().out
+    assert "--vocab-size is taken to be 50257" in shown
+    space = load_space(here / "space.yaml")
+    assert space.model is not None and space.model.vocab_size == 50257
+    if adapter == "megatron-deepspeed":
+        assert "left out, as it is not here: ds_made_later.json" in shown
+        assert "ds_made_later.json" not in " ".join(map(str, space.trainer.command or []))
+    assert check(space).valid > 0

@@ -49,8 +49,9 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
         (
             OLD,
             "pretrain_gpt.py",
-            "--tensor-model-parallel-size 2 --micro-batch-size 4 --fp16 --bf16",
-            ["--global-batch-size $((TP * 8))", "--save $CHECKPOINT"],
+            "--tensor-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 16 "
+            "--fp16 --bf16",
+            ["--save $CHECKPOINT"],
         ),
         (
             QUOTED,
@@ -61,11 +62,18 @@ torchrun --nproc_per_node=${NGPU} --rdzv_endpoint="localhost:0" --role rank --te
         (
             TITAN,
             "torchtitan.train",
-            "--job.config_file ./llama.toml",
-            ["--compile.enable $overrides"],
+            "--job.config_file ./llama.toml --compile.enable",
+            ["$overrides"],
         ),
         ("--num-layers 4 \\\n--bf16\n--lr 3e-4\n", "", "--num-layers 4 --bf16 --lr 3e-4", []),
         ("ARGS=(\n --num-layers 4\n --bf16)\n", "", "--num-layers 4 --bf16", []),
+        (
+            'G=$((8*N))\nx.py --lr $((1/0)) --n "$((2 * ${A:-3}))" --g $G',
+            "x.py",
+            "--n 6",
+            ["--lr $((1/0))", "--g $((8*N))"],
+        ),
+        ('A=("--lr 1" "--bf16")\nx.py ${A[@]} --m $1 --m $1', "x.py", "--lr 1 --bf16", ["--m $1"]),
         ("x.py a 'open\necho \"", "x.py", "a 'open", []),
         ("A=" + "$A$A\nA=" * 30 + "x\nx.py $A", "x.py", "x", []),
         ('A=\'x.py "$A" b\'\nbash -c "$A"', "x.py", "", ['x.py "$A" b b']),
@@ -101,3 +109,33 @@ def test_a_script_that_opens_and_never_closes_is_read_in_linear_time(
     began_s = time.process_time()
     read(script)
     assert time.process_time() - began_s < 10  # minutes where it is quadratic
+
+
+SLURM = """\
+#SBATCH --nodes=4
+#SBATCH --gres=gpu:a100:8
+WORLD=$((SLURM_NNODES * $SLURM_GPUS_ON_NODE))
+LAUNCHER="{launcher}"
+srun bash -c "$LAUNCHER train.py --batch $((WORLD*2)) \\
+    --tokenizer-type X --tokenizer-model $T --bf16"
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks"),
+    [
+        ("torchrun --nnodes $SLURM_NNODES --nproc-per-node=8", 32),
+        ("accelerate launch --num_processes $WORLD --num_machines 4", 32),
+        ("deepspeed --num_gpus 4", 16),
+        ("torchrun --nproc_per_node auto", 0),
+    ],
+)
+def test_nodes_and_ranks_are_those_that_the_launcher_starts(
+    tmp_path: Path, launcher: str, ranks: int
+) -> None:
+    (tmp_path / "launch.sh").write_text(SLURM.format(launcher=launcher))
+    together = [["tokenizer-type", "tokenizer-model"]]
+    launched = read(tmp_path / "launch.sh", together=together)
+    assert (launched.nodes, launched.ranks) == (4, ranks)
+    assert launched.arguments == ["--batch", "64", "--bf16"]
+    assert launched.left_out == ["--tokenizer-model $T", "--tokenizer-type X"]
