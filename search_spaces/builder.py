@@ -145,9 +145,10 @@ class Builder:
         if self.file.trainer.builtin is not None:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
-            derive = partial(facts.derive, own, conditions, self.static, self.defaults, ())
+            axes = self.program.axes
+            derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
             builtin += placements.one_placement(own)
-            builtin += placements.counted_once(own, conditions, derive)
+            builtin += placements.counted_once(own, conditions, derive, axes)
         given = [
             rules.expressed(f"constraint_{number}", expression)
             for number, expression in enumerate(constraints, start=1)
@@ -198,7 +199,7 @@ class Builder:
                 raise self.document.error(
                     path, f"found {name}, accepted names other than {known}, which always count"
                 )
-            if name in parameters.BUILTIN_NAMES:
+            if name in parameters.BUILTIN_NAMES and name not in parameters.AXES:
                 raise self.document.error(
                     path, f"found {name}, which is no axis; accepted degrees of parallelism"
                 )

@@ -12,7 +12,7 @@ from pydantic import Field
 from search_spaces.language.fields import Scalar
 from search_spaces.spans import Span
 from slurm import as_written
-from trainer import TrainConfig, ValueType
+from trainer import FURTHER_AXES, TrainConfig, ValueType
 
 MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 
@@ -36,8 +36,8 @@ ANNOTATIONS: dict[str, Any] = {
 }
 """What a value of each parameter has to be."""
 BUILTIN_NAMES = tuple(ANNOTATIONS)
-AXES = ("cp",)
-"""Parameters of a user's own command that split the world whether or not it says so."""
+AXES = tuple(FURTHER_AXES)
+"""Parameters that split the world whether or not a space names them as axes."""
 # What frameworks call them, without what such names end with.
 _USUAL = {
     "tp": ("tensor_parallel", "tensor_model_parallel"),

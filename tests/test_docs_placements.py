@@ -33,11 +33,12 @@ def test_every_table_is_what_the_script_prints() -> None:
         assert table in PAGES
 
 
-def test_the_picture_is_what_its_script_draws() -> None:
-    code = "import placements_picture as p, sys; sys.stdout.write(p.picture())"
+@pytest.mark.parametrize("name", ["placements", "context"])
+def test_a_picture_is_what_its_script_draws(name: str) -> None:
+    code = f"import {name}_picture as p, sys; sys.stdout.write(p.picture())"
     command = [sys.executable, "-c", code]
     drawn = subprocess.run(command, capture_output=True, text=True, check=True, cwd=DOCS).stdout
-    assert drawn == (DOCS / "images" / "placements.svg").read_text()
+    assert drawn == (DOCS / "images" / f"{name}.svg").read_text()
 
 
 @pytest.mark.parametrize(("settings", "answer"), REFUSED)

@@ -1,5 +1,5 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
-from .axes import SPLITS, Axes, beside_dp, ordered, ranks_of_replica
+from .axes import FURTHER_AXES, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
 from .config import ConfigError, ModelConfig, OptimizerConfig, Precision, Recompute, TrainConfig
 from .data.prepare import prepare_data, python_source_files
 from .deepspeed.config import DEEPSPEED_BUCKET_ELEMENTS
@@ -45,6 +45,7 @@ __all__ = [
     "DEEPSPEED_BUCKET_ELEMENTS",
     "DEGREES",
     "FIGURES",
+    "FURTHER_AXES",
     "LAYER_GATHERS",
     "LAYER_SUMS",
     "MAX_NUMBER",

@@ -23,6 +23,8 @@ SPLITS = {
 Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest apart,
 since they talk least (Narayanan et al. 2021, section 3).
 """
+FURTHER_AXES = {"cp": "every sequence, and with it activations: ``trainer.parallel.context``"}
+"""Axes that they know as well, between tp and dp; 1 where a configuration says nothing."""
 
 
 def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
@@ -50,6 +52,16 @@ class Axes:
     """
 
     sizes: Mapping[str, Size]
+
+    @property
+    def of_states(self) -> Axes:
+        """The same with one axis ``dp`` of all ranks that hold the same weights.
+
+        Those of context parallelism see other tokens, and reduce gradients and split states
+        together with the data-parallel ones, as in Megatron.
+        """
+        sizes = {name: size for name, size in self.sizes.items() if name != "cp"}
+        return Axes({**sizes, "dp": sizes["dp"] * self.sizes.get("cp", 1)})
 
     @property
     def world_size(self) -> Size:

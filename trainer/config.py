@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trainer.axes import Axes, beside_dp, ordered, ranks_of_replica
+from trainer.axes import FURTHER_AXES, Axes, beside_dp, ordered, ranks_of_replica
 from trainer.files import FileError, mistakes, read_json
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
-from trainer.rules.requirements import REQUIREMENTS, refusal
+from trainer.rules.requirements import Requirement, refusal, requirements
 from trainer.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
 
 Recompute = Literal["none", "selective", "full"]
@@ -139,6 +139,7 @@ class TrainConfig(_Record):
     model: ModelConfig
     data: str = Field(description="prefix of an indexed token file: PREFIX.bin and PREFIX.idx")
     tp: Ranks = 1
+    cp: Ranks = Field(default=1, description="ranks of context parallelism, on one sequence")
     pp: Ranks = 1
     vpp: Layers = Field(default=1, description="model chunks per pipeline rank")
     mbs: Sequences = Field(default=1, description="sequences per micro-batch and replica")
@@ -234,11 +235,15 @@ class TrainConfig(_Record):
 
     def axes(self, world_size: int) -> Axes:
         """The parallel axes and their sizes; raises ConfigError if they leave no whole replicas."""
-        degrees = {name: getattr(self, name) for name in beside_dp()}
-        if broken := refusal(REQUIREMENTS, {"world_size": world_size, **degrees}):
+        degrees = {name: getattr(self, name) for name in beside_dp([*FURTHER_AXES])}
+        if broken := refusal(self._requirements(), {"world_size": world_size, **degrees}):
             raise ConfigError(broken)
-        dp = world_size // ranks_of_replica(degrees)
-        return Axes({name: degrees.get(name, dp) for name in ordered()})
+        dp = world_size // ranks_of_replica(degrees, [*FURTHER_AXES])
+        return Axes({name: degrees.get(name, dp) for name in ordered([*FURTHER_AXES])})
+
+    def _requirements(self) -> tuple[Requirement, ...]:
+        """In the words of the axes that the configuration uses."""
+        return requirements([name for name in FURTHER_AXES if getattr(self, name) > 1])
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
         """Ranks of a node and of a pair.
@@ -262,6 +267,7 @@ class TrainConfig(_Record):
                 self.topology(world_size, local_world_size),
                 Format(self.precision),
                 Format(self.reduce_precision),
+                cp=self.cp,
             )
         except PlacementError as error:
             raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
@@ -272,8 +278,8 @@ class TrainConfig(_Record):
         model = self.model
         sizes = model.model_dump(include={"num_heads", "num_layers", "vocab_size", "seq_length"})
         resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
-        own = self.model_dump(include={"tp", "pp", "vpp", "gas", "sequence_parallel"})
-        if broken := refusal(REQUIREMENTS, {**sizes, **resolved, **own}):
+        own = self.model_dump(include={"tp", "cp", "pp", "vpp", "gas", "sequence_parallel"})
+        if broken := refusal(self._requirements(), {**sizes, **resolved, **own}):
             raise ConfigError(broken)
 
     @classmethod

@@ -64,7 +64,7 @@ class Optimizer:
             if not traits.copy and (traits.split or mesh.tp.rank == 0) and weights.counts
             for master in masters
         ]
-        self.loss_share = 1 / mesh.dp.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
+        self.loss_share = 1 / mesh.states.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
         groups = [
             {"params": masters, "weight_decay": config.weight_decay if traits.decays else 0.0}
             for traits, masters in weights.masters.items()
@@ -86,7 +86,7 @@ class Optimizer:
         """Update the weights.
 
         Args:
-            loss: this replica's mean over its micro-batches, where ``loss_share`` is not 0.
+            loss: this rank's mean over its micro-batches, where ``loss_share`` is not 0.
         """
         self.weights.finish_gradients()
         totals = self._totals(loss)

@@ -100,7 +100,8 @@ class Placement:
     """Degrees and formats of all states, over ``dp`` data-parallel ranks.
 
     Attributes:
-        dp: data-parallel ranks.
+        dp: ranks that hold the same weights: data-parallel ones, times those of context
+            parallelism.
         weights: what forward and backward passes are computed with.
         secondary: a copy of the weights on nearer ranks, gathered in place of ``weights`` (hpZ).
         gradients: as they are accumulated over micro-batches.

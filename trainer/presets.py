@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Share, Topology, shared_within
-from trainer.rules.requirements import DEGREES, QUANTIZED, REQUIREMENTS, refusal
+from trainer.rules.requirements import DEGREES, QUANTIZED, refusal, requirements
 from trainer.states import masters_are_weights
 
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
@@ -152,6 +152,7 @@ def place(
     topology: Topology,
     precision: Format,
     reduce_precision: Format = Format.FP32,
+    cp: int = 1,
 ) -> Placement:
     """The trainer's placement: a preset, changed by what the configuration says.
 
@@ -166,21 +167,24 @@ def place(
         topology: of the cluster.
         precision: of the computation.
         reduce_precision: of gradients on their way, where they are not quantized.
+        cp: ranks of context parallelism, which hold the same weights as well.
 
     Raises:
         PlacementError: where the degrees break a requirement, with its values.
     """
     wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
     said = {"zero_stage": 0, "placement": preset, **wished}
-    found = resolve_presets(said, dict.fromkeys(("placement", *wished), True), dp, tp, topology)
+    given = dict.fromkeys(("placement", *wished), True)
+    found = resolve_presets(said, given, dp * cp, tp, topology)
     degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
-    if broken := refusal(REQUIREMENTS, {"dp": dp, **degrees, **quantized}):
+    asked = requirements(["cp"] if cp > 1 else [])
+    if broken := refusal(asked, {"dp": dp, "cp": cp, **degrees, **quantized}):
         raise PlacementError(broken)
     weights, copy, gradients, optimizer = degrees.values()
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
     placement = Placement(
-        dp=dp,
+        dp=dp * cp,
         weights=Share(weights, precision),
         secondary=Share(copy, copy_format) if copy else None,
         gradients=Share(gradients, Format.FP32),

@@ -15,13 +15,15 @@ from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
 from trainer.data.batches import Dataset, micro_batches
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
-from trainer.model.transformer import Stage
+from trainer.model.transformer import Stage, chosen
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
+from trainer.parallel.context import split_sequences
 from trainer.parallel.loss import cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
+from trainer.parallel.zigzag import held_chunks
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
@@ -50,16 +52,18 @@ class Engine(Protocol):
 
 
 def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
-    """This rank's stages, split over tp, without storage (meta device)."""
+    """This rank's stages, split over tp and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     with torch.device("meta"):
         stages = [
             Stage(config.model, mesh.pp.rank + chunk * config.pp, num_stages, config.recompute)
             for chunk in range(config.vpp)
         ]
-        if mesh.tp.size > 1:
-            for stage in stages:
+        for stage in stages:
+            if mesh.tp.size > 1:
                 parallelize(stage, mesh, config.sequence_parallel)
+            if mesh.cp.size > 1:
+                split_sequences(stage, mesh)
     return stages
 
 
@@ -124,14 +128,17 @@ class Trainer:
         return self.optimizer.step(torch.stack(losses).sum() / scale if losses else zero)
 
     def _read(self, step: int, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
-        """This replica's micro-batches; none where only hidden states pass."""
+        """This rank's part of its replica's micro-batches; none where only hidden states pass."""
         if not (self.mesh.is_first or self.mesh.is_last):
             return [], []
-        dp = self.mesh.dp
-        batches = micro_batches(self.config, dataset, step, dp.rank, dp.size)
+        mesh, device = self.mesh, self.device.torch
+        chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
+        batches = micro_batches(self.config, dataset, step, mesh.replica, mesh.axes.sizes["dp"])
         tokens, targets = zip(*batches, strict=True)
-        device = self.device.torch
-        return [t.to(device) for t in tokens], [t.to(device) for t in targets]
+        return (
+            [chosen(t, chunks, 1).to(device) for t in tokens],
+            [chosen(t, chunks, 1).to(device) for t in targets],
+        )
 
 
 def build_engine(config: TrainConfig, device: Device) -> Engine:

@@ -13,13 +13,22 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer import Axes, Latent, Mixture, ModelConfig, beside_dp, ordered, ranks_of_replica
+from trainer import (
+    FURTHER_AXES,
+    Axes,
+    Latent,
+    Mixture,
+    ModelConfig,
+    beside_dp,
+    ordered,
+    ranks_of_replica,
+)
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-PRICED_AXES = ("cp",)
-"""Axes that the cost model knows besides the built-in trainer's."""
+PRICED_AXES = tuple(FURTHER_AXES)
+"""Axes that the cost model knows besides those that every job has."""
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
 
@@ -148,12 +157,8 @@ class Jobs:
 
     @property
     def state_axes(self) -> Axes:
-        """The same with one axis ``dp`` of all ranks that hold the same weights.
-
-        Those of context parallelism see other tokens, and reduce gradients and split states
-        together with the data-parallel ones, as in Megatron.
-        """
-        return Axes({"tp": self.tp, "dp": self.replicas, "pp": self.pp})
+        """The same with one axis ``dp`` of all ranks that hold the same weights."""
+        return self.axes.of_states
 
     @property
     def replicas(self) -> Array:

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost.experts import on_stage
 from analysis.cost.groups import RankGroup, along
-from analysis.cost.jobs import FULL, Array, Jobs, Mask
+from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces import Framework
 from trainer import (
@@ -197,6 +197,7 @@ def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
         "gradients": np.asarray(sum(one.sent_bytes for one in reductions)),
         "publish": states.publish.sent_bytes,
         "tensor": _tensor_bytes(jobs, framework),
+        "context": _context_bytes(jobs, framework),
         "pipeline": _pipeline_bytes(jobs, framework),
     }
 
@@ -208,6 +209,13 @@ def _tensor_bytes(jobs: Jobs, framework: Framework) -> Array:
     more = np.where(splits_sequence(jobs, framework), LAYER_GATHERS - LAYER_SUMS, 0.0)
     calls = jobs.gas * layers * (2 * (LAYER_SUMS + again) + more)
     return np.asarray(calls * share_sent(jobs.tp) * activation_bytes(jobs))
+
+
+def _context_bytes(jobs: Jobs, framework: Framework) -> Array:
+    """Keys and values in each pass, and their gradients; either recomputation repeats attention."""
+    rounds = np.where(jobs.recompute > NONE, 4.0, 3.0)
+    layers = stage_layers(jobs, framework).most
+    return np.asarray(jobs.gas * layers * rounds * share_sent(jobs.cp) * key_value_bytes(jobs))
 
 
 def _pipeline_bytes(jobs: Jobs, framework: Framework) -> Array:

@@ -12,7 +12,7 @@ from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, Record, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern
-from trainer import OptimizerConfig, Precision
+from trainer import FURTHER_AXES, OptimizerConfig, Precision
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
@@ -261,8 +261,8 @@ class TrainerSpec(Record):
         own = self.command is not None or self.adapter is not None
         if self.framework is not None and not own:
             raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
-        if self.axes and not own:
-            raise ValueError("'axes' goes with 'command'; the built-in trainer has tp, dp and pp")
+        if self.axes and not own and (self.builtin is None or not {*self.axes} <= {*FURTHER_AXES}):
+            raise ValueError("'axes' goes with 'command'; the built-in trainer has its own")
         if self.files and not own:
             raise ValueError("'files' goes with 'command'")
         if self.result is not None and not own:

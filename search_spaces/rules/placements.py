@@ -38,7 +38,12 @@ def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[
         counts: by parameter of the space, where what it says counts.
     """
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
-    return resolve_presets(columns, counts, columns["dp"], columns["tp"], topology)
+    return resolve_presets(columns, counts, _same_weights(columns), columns["tp"], topology)
+
+
+def _same_weights(columns: Mapping[str, Array]) -> Array:
+    """Ranks that hold the same weights, over which states are split."""
+    return np.asarray(columns["dp"] * columns["cp"])
 
 
 def one_placement(parameters: Mapping[str, Parameter]) -> list[Rule]:
@@ -58,6 +63,7 @@ def counted_once(
     parameters: Mapping[str, Parameter],
     conditions: Mapping[str, Expression],
     derive: Callable[[Mapping[str, Array]], Facts],
+    axes: Sequence[str] = (),
 ) -> list[Rule]:
     """A rule that keeps the first of several spellings of one placement.
 
@@ -65,7 +71,7 @@ def counted_once(
     Spaces that search no more than ZeRO's stages are left as they list them.
     """
     spelling = [name for name in parameters if name in _SPELLING]
-    context = {"num_nodes", "tp", "pp"}
+    context = {"num_nodes", "tp", "pp", *axes}
     asked = list(spelling)
     while asked:  # what decides whether a parameter is active
         condition = conditions.get(asked.pop())
@@ -127,7 +133,7 @@ class _Firsts:
 def _meanings(facts: Facts) -> Array:
     """A number for each configuration, equal where placements are."""
     columns = facts.columns
-    alone = columns["dp"] == 1
+    alone = _same_weights(columns) == 1
     quantized = columns["quantize_gradients"]
     named = facts.active.get("placement", np.asarray("placement" in facts.raw))
     parts = [

@@ -19,9 +19,9 @@ from trainer import ExpressionError, ValueType, nearest, parse
 
 
 def with_known_axes(file: SpaceFile) -> SpaceFile:
-    """The file with every parameter that is known to split the world among its command's axes."""
+    """The file with every parameter that is known to split the world among its trainer's axes."""
     spec = file.trainer
-    if spec.command is None:
+    if spec.command is None and spec.builtin is None:
         return file
     more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
     trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})

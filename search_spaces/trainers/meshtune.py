@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from search_spaces.parameters import SEARCHABLE
@@ -13,6 +14,10 @@ class MeshtuneTrainer(Trainer):
     """The built-in trainer; ``trainer.config`` reads what is written for it."""
 
     framework = "meshtune"
+
+    @property
+    def axes(self) -> Sequence[str]:
+        return self.spec.axes
 
     def command(self, trial: TrialFacts) -> tuple[str, ...]:
         return module_argv("trainer", str(trial.directory / "config.json"))

@@ -151,6 +151,19 @@ def test_the_built_in_trainer_has_no_axes_but_its_own(load: Load, good: str) -> 
         load(good.replace("  builtin:", "  axes: [tp]\n  builtin:"))
 
 
+def test_the_built_in_trainer_searches_context_parallelism(load: Load, good: str) -> None:
+    content = yaml.safe_load(good)
+    content["parameters"]["cp"] = [1, 2]
+    content["parameters"]["zero_stage"] = [0, 3]
+    space = load(yaml.safe_dump(content))
+    raw = {name: parameter.values[0] for name, parameter in space.parameters.items()}
+    plain, split = (space.facts({**raw, "zero_stage": 3, "cp": cp}) for cp in (1, 2))
+    assert split["dp"] == plain["dp"] / 2
+    assert split["weight_shard"] == plain["weight_shard"] == plain["dp"]
+    assert load(space.frozen()).fingerprint == space.fingerprint
+    assert space.train_config({**raw, "cp": 2}, data="tokens")["cp"] == 2
+
+
 def test_a_space_without_such_axes_is_what_it_was(load: Load) -> None:
     content = yaml.safe_load(text([], sp=1))
     del content["parameters"]["cp"]

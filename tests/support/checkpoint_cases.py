@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -59,7 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
 def config(
     ranks: int, model: str = "gpt", hidden_size: int | None = None, **values: Any
 ) -> dict[str, Any]:
-    dp = ranks // values.get("tp", 1) // values.get("pp", 1)
+    dp = ranks // math.prod(values.get(name, 1) for name in ("tp", "cp", "pp"))
     whole = {
         "model": MODELS[model] | ({"hidden_size": hidden_size} if hidden_size else {}),
         "data": "unused",

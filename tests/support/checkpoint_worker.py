@@ -93,7 +93,7 @@ def full_disk(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
     training.steps(1, 2)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if training.trainer.mesh.dp.rank == options["rank"]:
+    if training.trainer.mesh.states.rank == options["rank"]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options["bytes"], limits[1]))
     said = ""
     try:
@@ -128,7 +128,7 @@ def killed(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
 
 def arm(training: Training, options: dict[str, Any]) -> list[str]:
     events: list[str] = []
-    if training.trainer.mesh.dp.rank != options["rank"]:
+    if training.trainer.mesh.states.rank != options["rank"]:
         return events
     folder = str(training.checkpoints.folder)
 

@@ -23,7 +23,7 @@ CONFIG = {
     "model": {
         "num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 32, "seq_length": 8,
     },
-    "data": "unused", "precision": "fp32", "tp": 2, "pp": 2, "collective_timeout_s": 0.2,
+    "data": "unused", "precision": "fp32", "tp": 2, "cp": 2, "pp": 2, "collective_timeout_s": 0.2,
 }  # fmt: skip
 
 
@@ -32,7 +32,8 @@ def given_up(rank: int, folder: str) -> list[str]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     mesh = build_mesh(TrainConfig.parse(CONFIG), "cpu", None, Traffic())
     groups = {
-        "dp": mesh.dp.group,
+        "states": mesh.states.group,
+        "cp": mesh.cp.group,
         "tp": mesh.tp.group,
         "pp": mesh.pp.group,
         "lane": mesh.replicas(2, 1, "gather"),

@@ -93,10 +93,10 @@ def evaluate(training: Trainer, config: TrainConfig, data: Any) -> None:
     tokens, _ = data.batch(
         10_000,
         0,
-        training.mesh.dp.rank,
+        training.mesh.replica,
         mbs=config.mbs,
         gas=1,
-        dp=training.mesh.dp.size,
+        dp=training.mesh.axes.sizes["dp"],
         seq_length=config.model.seq_length,
         seed=config.seed,
     )
@@ -113,20 +113,20 @@ def held(training: Trainer) -> Iterator[tuple[str, list[Tensor]]]:
     mesh, placement = training.mesh, training.mesh.placement
     weights = training.weights
     place = f"pp {mesh.pp.rank} tp {mesh.tp.rank}"
-    updates = f"{place} master {mesh.dp.rank % placement.optimizer.degree}"
+    updates = f"{place} master {mesh.states.rank % placement.optimizer.degree}"
     if isinstance(weights, WholeWeights):
         for number, bucket in enumerate(weights.buckets):
             yield f"{place} stored {number}", [bucket.weights]
             yield f"{updates} {number}", [bucket.master]
         return
     assert isinstance(weights, ShardedWeights)
-    stored = f"{place} stored {mesh.dp.rank % placement.storage_degree}"
+    stored = f"{place} stored {mesh.states.rank % placement.storage_degree}"
     for number, unit in enumerate(weights.units):
         yield f"{stored} {number}", unit.locals
         yield f"{updates} {number}", [piece.master for piece in unit.pieces]
         copy = unit.gather.secondary
         if copy is not None:
-            yield f"{place} secondary {mesh.dp.rank % copy.degree} {number}", [copy.share]
+            yield f"{place} secondary {mesh.states.rank % copy.degree} {number}", [copy.share]
 
 
 def holders(training: Trainer) -> dict[str, Any]:

@@ -40,6 +40,13 @@ def test_strides_are_the_ranks_of_the_axes_inside() -> None:
     assert FOUR.world_size == 48
 
 
+def test_ranks_with_the_same_weights_are_those_of_dp_and_cp() -> None:
+    states = FOUR.of_states
+    assert states.sizes == {"tp": 2, "dp": 12, "pp": 2}
+    assert states.groups("dp")[0] == list(range(0, 24, 2))
+    assert all(set(ranks) <= set(states.group_of(ranks[0], "dp")) for ranks in FOUR.groups("cp"))
+
+
 def test_sizes_may_be_columns() -> None:
     axes = Axes({"tp": np.array([1, 2]), "dp": np.array([8, 2]), "pp": np.array([1, 4])})
     assert axes.world_size.tolist() == [8, 16]
@@ -102,7 +109,7 @@ from trainer.config import ConfigError, TrainConfig
 # The trainer numbers its ranks by it, and refuses what leaves no whole replicas.
 space = load_space(Path("space.yaml"))
 config = TrainConfig.model_construct(tp=2, ep=2, pp=1)
-assert config.axes(8).sizes == {"tp": 2, "ep": 2, "dp": 2, "pp": 1}
+assert config.axes(8).sizes == {"tp": 2, "cp": 1, "ep": 2, "dp": 2, "pp": 1}
 assert config.axes(8).groups("ep")[0] == [0, 2]
 try:
     config.axes(6)

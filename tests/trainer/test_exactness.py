@@ -83,6 +83,9 @@ QUICK = [
     layout("llama", 8, 1, 1, 0),
     layout("gpt", 1, 8, 1, 1),
     layout("llama", 2, 4, 1, 0),
+    layout("gpt", 1, 1, 4, 1, cp=2, recompute="selective"),
+    layout("llama", 2, 1, 1, 3, cp=4, recompute="full"),
+    layout("gpt", 2, 2, 1, 2, cp=2, sequence_parallel=True),
 ]
 
 

@@ -74,7 +74,7 @@ def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[C
             name = "embedding.weight"
         shard = _shard(slot, mesh)
         # Copies are told apart by a number, and take turns in saving.
-        copies, copy = mesh.dp.size // degree, mesh.dp.rank // degree
+        copies, copy = mesh.states.size // degree, mesh.states.rank // degree
         if not slot.traits.split:
             copies, copy = copies * mesh.tp.size, copy * mesh.tp.size + mesh.tp.rank
         for piece_slice in shard.slices(piece.start, piece.length, CHUNK_ELEMENTS):

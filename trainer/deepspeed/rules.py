@@ -27,6 +27,12 @@ ANY_DEVICE = (
         "sequence_parallel: it has no tensor parallelism here; set sequence_parallel: false",
     ),
     Requirement(
+        "deepspeed_cp",
+        "cp == 1",
+        "cp {cp}: it has no context parallelism here; set cp: 1",
+        axes=("cp",),
+    ),
+    Requirement(
         "deepspeed_vpp",
         "vpp == 1",
         "vpp {vpp}: its pipeline does not interleave; set vpp: 1",
@@ -141,7 +147,16 @@ def unsupported(
     """
     placement = config.place(world_size, local_world_size)
     copy = placement.secondary
-    own = {"tp", "pp", "vpp", "sequence_parallel", "recompute", "precision", "time_communication"}
+    own = {
+        "tp",
+        "cp",
+        "pp",
+        "vpp",
+        "sequence_parallel",
+        "recompute",
+        "precision",
+        "time_communication",
+    }
     values = {
         **config.model_dump(include=own),
         **{name: getattr(placement, name) for name in ("dp", *DEGREES)},

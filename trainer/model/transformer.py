@@ -6,6 +6,8 @@ the first dimension, which needs no copy (Korthikanti et al. 2022, section 4.2.2
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from trainer.config import ModelConfig, Recompute
 
 NORM_EPS = 1e-5
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of queries, keys and values (sequence, batch, heads, head): heads joined out."""
 
 
 class Linear(nn.Module):
@@ -43,17 +47,27 @@ def norm_layer(model: ModelConfig) -> nn.Module:
     return layer(model.hidden_size, eps=NORM_EPS)
 
 
-def rotary_table(model: ModelConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
+    """What a rank holds of whole sequences: these positions, or all if there are none."""
+    if not chunks:
+        return whole
+    return torch.cat([whole.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
+
+
+def rotary_table(
+    model: ModelConfig, like: Tensor, chunks: Sequence[range] = ()
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary positions (Su et al. 2021), each (sequence, 1, 1, head/2).
 
     Args:
         model: gives the sequence length, the head size and the base of the frequencies.
         like: its device and number format are used.
+        chunks: of the positions that are wanted; default all.
     """
     half = torch.arange(0, model.head_dim, 2, device=like.device, dtype=torch.float32)
     frequency = model.rope_theta ** (-half / model.head_dim)
     position = torch.arange(model.seq_length, device=like.device, dtype=torch.float32)
-    angle = torch.outer(position, frequency)[:, None, None, :]
+    angle = torch.outer(chosen(position, chunks), frequency)[:, None, None, :]
     return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
 
@@ -64,7 +78,7 @@ def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
@@ -81,6 +95,7 @@ class Attention(nn.Module):
         self.head_dim = model.head_dim
         self.group = model.num_heads // model.kv_heads
         self.recompute = recompute
+        self.attend: Attend = attend
         self.qkv = Linear(
             model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
         )
@@ -95,10 +110,10 @@ class Attention(nn.Module):
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
         if self.recompute:
             context = checkpoint(
-                _attend, query, key, value, use_reentrant=False, preserve_rng_state=False
+                self.attend, query, key, value, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            context = _attend(query, key, value)
+            context = self.attend(query, key, value)
         return self.out(context)
 
 
@@ -154,9 +169,14 @@ class Positions(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(model.seq_length, model.hidden_size))
+        self.chunks: Sequence[range] = ()
+
+    def rows(self) -> Tensor:
+        """Of the positions that this rank holds."""
+        return chosen(self.weight, self.chunks)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.weight[:, None]
+        return x + self.rows()[:, None]
 
 
 class Head(nn.Module):
@@ -195,6 +215,7 @@ class Stage(nn.Module):
         self.recompute = recompute == "full"
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
+        self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None
@@ -212,7 +233,7 @@ class Stage(nn.Module):
         if self.positions is not None:
             x = self.positions(x)
         if self.model.positions == "rotary" and self.table is None:
-            self.table = rotary_table(self.model, x)
+            self.table = rotary_table(self.model, x, self.chunks)
         for block in self.blocks.values():
             if self.recompute:
                 x = checkpoint(block, x, self.table, use_reentrant=False, preserve_rng_state=False)

@@ -23,6 +23,7 @@ Purpose = Literal[
     "gradient_sync",  # once a step, between groups that each have accumulated their own
     "publish",  # updated weights, from the ranks that updated them
     "tensor",  # tensor and sequence parallelism
+    "context",  # keys, values and their gradients, of context parallelism
     "pipeline",
     "embedding",  # gradients of a tied embedding, between first and last stage
     "totals",  # gradient norm and loss
@@ -157,6 +158,29 @@ class Group:
             False,
             lambda wait: dist.all_to_all_single(received, sent, group=self.handle),
         )
+
+    def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
+        """Begin to send to the next rank what arrives there as ``received``; wait by calling."""
+        before, after = (self.ranks[(self.rank + step) % self.size] for step in (-1, 1))
+        ops = [
+            dist.P2POp(dist.isend, sent, after, self.handle),
+            dist.P2POp(dist.irecv, received, before, self.handle),
+        ]
+        works: list[dist.Work] = []
+
+        def begin(wait: bool) -> None:
+            works.extend(dist.batch_isend_irecv(ops))
+            if wait:
+                finish()
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+            works.clear()
+            ops.clear()  # until here they hold the memory
+
+        self._do(purpose, _bytes(sent), True, begin)
+        return finish
 
     def _do(
         self,

@@ -33,7 +33,9 @@ class Mesh:
     topology: Topology
     placement: Placement
     pp: Axis
-    dp: Axis
+    states: Axis
+    """Ranks that hold the same weights: all of dp and cp."""
+    cp: Axis
     tp: Axis
     world: Group
     traffic: Traffic
@@ -44,6 +46,11 @@ class Mesh:
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
 
     @property
+    def replica(self) -> int:
+        """Which of the replicas this rank is part of: the sequences that it reads."""
+        return self.axes.place(dist.get_rank(), "dp")
+
+    @property
     def is_first(self) -> bool:
         return self.pp.rank == 0
 
@@ -52,13 +59,13 @@ class Mesh:
         return self.pp.rank == self.pp.size - 1
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
-        """This rank's group of ``size`` data-parallel ranks, ``stride`` apart.
+        """This rank's group of ``size`` ranks with the same weights, ``stride`` apart.
 
         Every rank must ask for the same groups in the same order.
 
         Args:
             size: of the group; None is returned for 1.
-            stride: between its members, in data-parallel ranks.
+            stride: between its members, in ranks with the same weights.
             stream: where it is used. On a CPU groups of different streams are never one, for two
                 threads could pair different collectives. An accelerator keeps the order of what
                 it is given, and communicators that run side by side may block each other there:
@@ -68,16 +75,12 @@ class Mesh:
             return None
         if self.device.device_type != "cpu":
             stream = "main"
-        if size == self.dp.size and stream == "main":
-            return self.dp.group
+        if size == self.states.size and stream == "main":
+            return self.states.group
         key = (size, stride, stream)
         if key not in self._blocks:
-            every = self.axes.groups("dp", size, stride)
-            handle, _ = dist.new_subgroups_by_enumeration(every, timeout=self.timeout)
-            rank = dist.get_rank()
-            mine = next(ranks for ranks in every if rank in ranks)
-            level = self.topology.level(mine)
-            self._blocks[key] = Group(handle, mine, level, self.traffic)
+            every = self.axes.of_states.groups("dp", size, stride)
+            self._blocks[key] = _subgroup(every, self.topology, self.traffic, self.timeout)
         return self._blocks[key]
 
 
@@ -99,8 +102,9 @@ def build_mesh(
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)
     axes = config.axes(world_size)
-    names = tuple(reversed([*axes.sizes]))  # torch names the outermost first
-    shape = tuple(axes.sizes[name] for name in names)
+    sizes = axes.of_states.sizes
+    names = tuple(reversed([*sizes]))  # torch names the outermost first
+    shape = tuple(sizes[name] for name in names)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     timeout = timedelta(seconds=config.collective_timeout_s)
     for name, size in zip(names, shape, strict=True):
@@ -117,20 +121,34 @@ def build_mesh(
         handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
         if mesh.get_local_rank("pp") in (0, config.pp - 1):
             embedding = group(handle)
-    pp, dp, tp = (
+    pp, states, tp = (
         Axis(size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None)
         for name, size in zip(names, shape, strict=True)
     )
+    context = None
+    if config.cp > 1:
+        context = _subgroup(axes.groups("cp"), topology, traffic, timeout)
     return Mesh(
         device=mesh,
         axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),
         pp=pp,
-        dp=dp,
+        states=states,
+        cp=Axis(config.cp, axes.place(dist.get_rank(), "cp"), context),
         tp=tp,
         world=group(dist.group.WORLD),
         traffic=traffic,
         timeout=timeout,
         embedding=embedding,
     )
+
+
+def _subgroup(
+    every: list[list[int]], topology: Topology, traffic: Traffic, timeout: timedelta
+) -> Group:
+    """This rank's own among groups that hold every rank once."""
+    handle, _ = dist.new_subgroups_by_enumeration(every, timeout=timeout)
+    rank = dist.get_rank()
+    mine = next(ranks for ranks in every if rank in ranks)
+    return Group(handle, mine, topology.level(mine), traffic)

@@ -113,12 +113,13 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     """Shapes and formats of a stage's input and output, so that no trial pass must find them."""
     model = config.model
     share = mesh.tp.size if config.sequence_parallel else 1
+    length = model.seq_length // config.cp
     hidden = torch.empty(
-        model.seq_length // share, config.mbs, model.hidden_size, dtype=dtype, device="meta"
+        length // share, config.mbs, model.hidden_size, dtype=dtype, device="meta"
     ).requires_grad_()
-    tokens = torch.empty(config.mbs, model.seq_length, dtype=torch.int64, device="meta")
+    tokens = torch.empty(config.mbs, length, dtype=torch.int64, device="meta")
     logits = torch.empty(
-        model.seq_length, config.mbs, model.vocab_size // mesh.tp.size, dtype=dtype, device="meta"
+        length, config.mbs, model.vocab_size // mesh.tp.size, dtype=dtype, device="meta"
     ).requires_grad_()
     return {
         "input_args": tokens if stage.is_first else hidden,

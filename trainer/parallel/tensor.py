@@ -168,10 +168,10 @@ class SequencePositions(Style):
     """Learned positions of a rank's share of the sequence; the table itself is whole."""
 
     def compute(self, module: Positions, group: Group, x: Tensor) -> Tensor:
-        if not self.sequence:
-            return x + module.weight[:, None]
-        begin = group.rank * x.size(0)
-        return x + module.weight[begin : begin + x.size(0), None]
+        rows = module.rows()
+        if self.sequence:
+            rows = rows.narrow(0, group.rank * x.size(0), x.size(0))
+        return x + rows[:, None]
 
 
 def parallelize(stage: Stage, mesh: Mesh, sequence: bool) -> None:

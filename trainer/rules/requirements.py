@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from trainer.axes import beside_dp
@@ -60,8 +60,14 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
     """All of them, in the order in which they are asked.
 
     Args:
-        own_axes: parallel axes that only a user's own trainer knows; see ``trainer.axes``.
+        own_axes: parallel axes beside those that every job has: of
+            ``trainer.axes.FURTHER_AXES``, or such as only a user's own trainer knows.
     """
+    return _requirements(tuple(own_axes))
+
+
+@cache
+def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
     axes = beside_dp(own_axes)
     whole_replicas = Requirement(
         f"world_by_{'_'.join(axes)}",
@@ -70,9 +76,27 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
         "{world_size}",
         axes=axes,
     )
-    return (whole_replicas, *_OTHERS)
+    context = _CONTEXT if "cp" in own_axes else ()
+    return (whole_replicas, *_OTHERS, *context, *_placed("cp" in own_axes))
 
 
+_CONTEXT = (
+    # Rank r has chunks r and 2 cp - 1 - r of each sequence, so that all have as much to attend to.
+    Requirement(
+        "sequence_by_cp",
+        "cp == 1 or seq_length % (2 * cp) == 0",
+        "not divisible: seq_length {seq_length} by 2 * cp {cp}",
+        builtin_only=True,
+        axes=("cp",),
+    ),
+    Requirement(
+        "sequence_by_tp_cp",
+        "not sequence_parallel or seq_length % (tp * cp) == 0",
+        "not divisible: seq_length {seq_length} by tp {tp} * cp {cp} (sequence_parallel)",
+        builtin_only=True,
+        axes=("cp",),
+    ),
+)
 _OTHERS = (
     Requirement("tp_within_node", "gpus_per_node % tp == 0"),
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
@@ -101,28 +125,65 @@ _OTHERS = (
         "not divisible: seq_length {seq_length} by tp {tp} (sequence_parallel)",
     ),
     Requirement(
-        "weights_by_dp",
-        "dp % weight_shard == 0",
-        "weight_shard {weight_shard} does not divide dp {dp}; make weight_shard a divisor of it",
+        "kv_heads_by_tp",
+        "num_kv_heads % tp == 0",
+        "not divisible: num_kv_heads {num_kv_heads} by tp {tp}",
+        builtin_only=True,
     ),
     Requirement(
-        "gradients_by_dp",
-        "dp % gradient_shard == 0",
-        "gradient_shard {gradient_shard} does not divide dp {dp}; make gradient_shard a divisor of "
-        "it",
+        "ffn_by_tp",
+        "ffn_hidden_size % tp == 0",
+        "not divisible: ffn_hidden_size {ffn_hidden_size} by tp {tp}",
+        builtin_only=True,
     ),
     Requirement(
-        "secondary_by_dp",
-        "secondary_shard == 0 or dp % secondary_shard == 0",
-        "secondary_shard {secondary_shard} does not divide dp {dp}; make secondary_shard a divisor "
-        "of it",
+        "vocab_by_tp",
+        "vocab_size % tp == 0",
+        "not divisible: vocab_size {vocab_size} by tp {tp}",
+        builtin_only=True,
     ),
-    Requirement(
-        "optimizer_by_dp",
-        "dp % optimizer_shard == 0",
-        "optimizer_shard {optimizer_shard} does not divide dp {dp}; make optimizer_shard a divisor "
-        "of it",
-    ),
+)
+
+
+def _placed(context: bool) -> tuple[Requirement, ...]:
+    """Of placements, over all ranks that hold the same weights.
+
+    Args:
+        context: whether those of context parallelism are counted among them.
+    """
+    ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
+    axes = ("cp",) if context else ()
+    split = [
+        Requirement(
+            f"{state}_by_dp",
+            f"{absent}{ranks} % {state_shard} == 0",
+            f"{state_shard} {{{state_shard}}} does not divide {said}; make {state_shard} a divisor "
+            "of it",
+            axes=axes,
+        )
+        for state, state_shard, absent in (
+            ("weights", "weight_shard", ""),
+            ("gradients", "gradient_shard", ""),
+            ("secondary", "secondary_shard", "secondary_shard == 0 or "),
+            ("optimizer", "optimizer_shard", ""),
+        )
+    ]
+    # With one replica nothing is on its way.
+    quantized = [
+        Requirement(
+            f"{name}_needs_split",
+            f"not {name} or gradient_shard > 1 or {ranks} == 1",
+            f"{name} needs split gradients, but gradient_shard is 1; raise gradient_shard, or set "
+            f"{name}: false",
+            builtin_only=True,
+            axes=axes,
+        )
+        for name in ("quantize_weights", "quantize_gradients")
+    ]
+    return (*split, *_NESTED, *quantized)
+
+
+_NESTED = (
     # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
     # else a rank would hold states of parameters that it has no part in.
     Requirement(
@@ -147,39 +208,6 @@ _OTHERS = (
         "quantize_secondary_needs_copy",
         "not quantize_secondary or secondary_shard > 0",
         "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
-    ),
-    Requirement(
-        "kv_heads_by_tp",
-        "num_kv_heads % tp == 0",
-        "not divisible: num_kv_heads {num_kv_heads} by tp {tp}",
-        builtin_only=True,
-    ),
-    Requirement(
-        "ffn_by_tp",
-        "ffn_hidden_size % tp == 0",
-        "not divisible: ffn_hidden_size {ffn_hidden_size} by tp {tp}",
-        builtin_only=True,
-    ),
-    Requirement(
-        "vocab_by_tp",
-        "vocab_size % tp == 0",
-        "not divisible: vocab_size {vocab_size} by tp {tp}",
-        builtin_only=True,
-    ),
-    # With one replica nothing is on its way.
-    Requirement(
-        "quantize_weights_needs_split",
-        "not quantize_weights or gradient_shard > 1 or dp == 1",
-        "quantize_weights needs split gradients, but gradient_shard is 1; raise gradient_shard, or "
-        "set quantize_weights: false",
-        builtin_only=True,
-    ),
-    Requirement(
-        "quantize_gradients_needs_split",
-        "not quantize_gradients or gradient_shard > 1 or dp == 1",
-        "quantize_gradients needs split gradients, but gradient_shard is 1; raise gradient_shard, "
-        "or set quantize_gradients: false",
-        builtin_only=True,
     ),
 )
 REQUIREMENTS = requirements()

@@ -42,7 +42,7 @@ class Bucket:
         self.members = members
         shares = mesh.placement.optimizer.degree
         self.sharing = mesh.replicas(shares, 1, "main")
-        self.copies = mesh.replicas(mesh.dp.size // shares, shares, "main")
+        self.copies = mesh.replicas(mesh.states.size // shares, shares, "main")
         self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
         self.waiting: list[Callable[[], None]] = []
         total = padded(members, shares)
@@ -59,7 +59,7 @@ class Bucket:
             self.parameters.append(parameter)
             offset = end
         share = total // shares
-        self.begin = mesh.dp.rank % shares * share
+        self.begin = mesh.states.rank % shares * share
         self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
         self.grad_share = self.grads[self.begin : self.begin + share].view(-1, ROW)
         self.master: nn.Parameter | None = None
@@ -171,7 +171,7 @@ class WholeWeights:
         self.mesh = mesh
         self.micro_batches = config.gas
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
-        self.counts = mesh.dp.rank < mesh.placement.optimizer.degree
+        self.counts = mesh.states.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
         every = [slot for stage in stages for slot in slots(stage, mesh.tp.size)]
         buckets = fill(reversed(every), BUCKET_ELEMENTS)

@@ -50,7 +50,7 @@ class ShardedWeights:
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         self.context = _hook_context(config, device)
         placement = mesh.placement
-        self.counts = mesh.dp.rank < placement.optimizer.degree
+        self.counts = mesh.states.rank < placement.optimizer.degree
         ranks = placement.storage_degree
         self.shards = DeviceMesh.from_group(
             replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
@@ -98,7 +98,7 @@ class ShardedWeights:
             module.set_reshard_after_backward(False, recurse=False)
         if not members:
             return []
-        near = mesh.topology.replicas_per_node(mesh.dp.size, mesh.tp.size)
+        near = mesh.topology.replicas_per_node(mesh.states.size, mesh.tp.size)
         layout = UnitLayout(placement, shapes, near)
         return [FsdpUnit(module, members, layout, mesh, self.context)]
 

@@ -72,12 +72,17 @@ class _Seat:
 
     def __init__(self, axes: Axes, rank: int, topology: Topology) -> None:
         self.axes, self.rank, self.topology = axes, rank, topology
-        self.tp, self.dp, self.num_pp = (axes.sizes[name] for name in ("tp", "dp", "pp"))
-        self.pp, self.replica = axes.place(rank, "pp"), axes.place(rank, "dp")
+        self.states = axes.of_states
+        self.tp, self.cp, self.num_pp = (axes.sizes[name] for name in ("tp", "cp", "pp"))
+        self.copies = self.states.sizes["dp"]  # ranks with the same weights
+        self.pp, self.copy = axes.place(rank, "pp"), self.states.place(rank, "dp")
 
     def of_replicas(self, size: int, stride: int) -> Level:
-        """Of this rank's group of so many data-parallel ranks, so far apart."""
-        return self.topology.level(self.axes.group_of(self.rank, "dp", size, stride))
+        """Of this rank's group of so many ranks with the same weights, so far apart."""
+        return self.topology.level(self.states.group_of(self.rank, "dp", size, stride))
+
+    def of_context(self) -> Level:
+        return self.topology.level(self.axes.group_of(self.rank, "cp"))
 
     def of_tensor(self) -> Level:
         return self.topology.level(self.axes.group_of(self.rank, "tp"))
@@ -104,6 +109,8 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
     for index in indices:
         if config.tp > 1:
             yield from _tensor(config, seat, index == 0, index == num_stages - 1)
+        if config.cp > 1:
+            yield from _context(config, seat)
         if config.pp > 1:
             yield from _pipeline(config, seat, index, num_stages)
     if (world_size := seat.axes.world_size) > 1:
@@ -115,7 +122,7 @@ def _sharded(
     units: list[list[Parameter]], config: TrainConfig, seat: _Seat, placement: Placement
 ) -> Iterator[_Calls]:
     """Of the weights of a stage, where FSDP2 holds them."""
-    node = seat.topology.replicas_per_node(seat.dp, seat.tp)
+    node = seat.topology.replicas_per_node(seat.copies, seat.tp)
     partial = 0
     for shapes, same in Counter(tuple(p.shape for p in unit) for unit in units).items():
         unit = UnitLayout(placement, shapes, node)
@@ -125,7 +132,7 @@ def _sharded(
         for sent in unit_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
             yield _Calls(sent.purpose, sent.level, sent.num_bytes, same)
         whole = {number for number, p in enumerate(example) if not p.traits.split}
-        held = (s.length for s in unit.updated(seat.replica) if s.parameter in whole)
+        held = (s.length for s in unit.updated(seat.copy) if s.parameter in whole)
         partial += same * sum(held)
         if example[0].traits.shared:
             yield _embedding(unit.slice, seat)
@@ -155,7 +162,7 @@ def _whole(
 ) -> Iterator[_Calls]:
     """Of whole weights in buckets; see ``zero``."""
     shares = placement.optimizer.degree
-    copies = seat.dp // shares
+    copies = seat.copies // shares
     wire, stored = placement.reduce_format, placement.weights.format
     for bucket in fill(reversed(parameters)):
         total = padded(bucket, shares)
@@ -195,7 +202,7 @@ def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterat
     before the weight's gradient of a projection split by its outputs.
     """
     model, micro_batches = config.model, config.gas
-    tokens = model.seq_length * config.mbs
+    tokens = model.seq_length // config.cp * config.mbs
     whole = Format(config.precision).num_bytes(tokens * model.hidden_size)
     layers = model.num_layers // (config.pp * config.vpp)
     sums = LAYER_SUMS * layers + last + first  # the embedding's output is a sum as well
@@ -214,9 +221,22 @@ def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterat
         yield _sum("tensor", 2 * tokens * _FLOAT32_BYTES, seat, micro_batches)
 
 
+def _context(config: TrainConfig, seat: _Seat) -> Iterator[_Calls]:
+    """Of context parallelism in a stage: keys and values go round the ring in each pass.
+
+    Their gradients follow in the backward pass. Either recomputation repeats attention.
+    """
+    model = config.model
+    keys = 2 * model.kv_heads // seat.tp * model.head_dim
+    size = Format(config.precision).num_bytes(model.seq_length // seat.cp * config.mbs * keys)
+    layers = model.num_layers // (config.pp * config.vpp)
+    rounds = 3 if config.recompute == "none" else 4
+    yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * layers * config.gas)
+
+
 def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> Iterator[_Calls]:
     """Activations to the next stage, and their gradients to the one before."""
-    share = config.tp if config.sequence_parallel else 1
+    share = config.cp * (config.tp if config.sequence_parallel else 1)
     numel = config.model.seq_length // share * config.mbs * config.model.hidden_size
     size = Format(config.precision).num_bytes(numel)
     if index < num_stages - 1:

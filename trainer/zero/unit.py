@@ -83,7 +83,7 @@ class FsdpUnit:
         return SecondaryCopy(
             self.layout,
             self.mesh.replicas(copy.degree, 1, "gather"),
-            self.mesh.dp.rank % copy.degree,
+            self.mesh.states.rank % copy.degree,
             self.dtype,
             context.device,
             writing=context.copying,
@@ -93,7 +93,7 @@ class FsdpUnit:
     def _whole(self) -> Iterator[Piece]:
         """Masters where the stored weights are they: one per parameter."""
         start = 0
-        rank = self.mesh.dp.rank % self.layout.ranks
+        rank = self.mesh.states.rank % self.layout.ranks
         for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
             if local.numel():
                 master = nn.Parameter(local)
@@ -110,7 +110,7 @@ class FsdpUnit:
         for local, chunk in zip(self.locals, layout.chunks, strict=True):
             row[start : start + local.numel()] = local.view(-1)
             start += chunk
-        replica = self.mesh.dp.rank
+        replica = self.mesh.states.rank
         mine = row[layout.begin(replica) :][: layout.slice]
         self.flat = mine.to(torch.float32, copy=True)  # a view would hold the whole row
         for number, begin, offset, length in layout.updated(replica):

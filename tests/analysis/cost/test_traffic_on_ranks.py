@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.cost.jobs import FULL, NONE, Jobs, jobs
+from analysis.cost.jobs import RECOMPUTE, Jobs, jobs
 from analysis.cost.traffic import sent_bytes
 from search_spaces.frameworks import MESHTUNE
 from trainer.config import TrainConfig
@@ -46,6 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tp4": {"tp": 4, "placement": "zero3"},
     "tp2 full": {"tp": 2, "recompute": "full"},
     "tp2 sp": {"tp": 2, "sequence_parallel": True},
+    "cp2 tp2 zero3": {"cp": 2, "tp": 2, "placement": "zero3"},
+    "cp4 selective": {"cp": 4, "placement": "zero1", "recompute": "selective"},
 }
 
 
@@ -76,15 +78,15 @@ def job(parsed: TrainConfig) -> Jobs:
     }
     return jobs(
         {
-            **{name: getattr(parsed, name) for name in ("tp", "pp", "vpp", "mbs", "gas")},
-            **{name: size for name, size in parsed.axes(RANKS).sizes.items() if name == "dp"},
+            **{name: getattr(parsed, name) for name in ("tp", "cp", "pp", "vpp", "mbs", "gas")},
+            "dp": parsed.data_parallel(RANKS),
             "weight_shard": placement.weight_shard,
             "secondary_shard": placement.secondary_shard,
             "gradient_shard": placement.gradient_shard,
             "optimizer_shard": placement.optimizer_shard,
             **{n: f.bits_with_scales if f in quantized else 0 for n, f in narrow.items()},
             "sequence_parallel": parsed.sequence_parallel,
-            "recompute": FULL if parsed.recompute == "full" else NONE,
+            "recompute": RECOMPUTE[parsed.recompute],
             "element_bytes": Format(parsed.precision).bits / 8,
         },
         parsed.model,
@@ -133,7 +135,9 @@ def test_activations_send_the_bytes_that_are_priced(counted: dict[str, Any], nam
     """But for embedding, output layer and loss, and with a split sequence the norms' gradients."""
     found, reports, parsed = priced(name), counted[name], TrainConfig.parse(config(CASES[name]))
     assert found["pipeline"] == most(reports, "pipeline")
-    activations, loss = 4 * MBS * SEQUENCE * MODEL["hidden_size"], 3 * 4 * MBS * SEQUENCE
+    assert found["context"] == most(reports, "context")
+    tokens = MBS * SEQUENCE // parsed.cp
+    activations, loss = 4 * tokens * MODEL["hidden_size"], 3 * 4 * tokens
     ends = 1 if parsed.pp > 1 else 2  # on the stage with the output layer
     sums = 2.5 if parsed.sequence_parallel else ends  # gathered twice before the output layer
     left_out = 2 * GAS * share_sent(parsed.tp) * (sums * activations + loss)

@@ -32,7 +32,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "tp2": (2, {"tp": 2, "sequence_parallel": True}),
     "zero0": (2, {"gas": 2}),
     "zero1 tp2": (4, {"tp": 2, "zero_stage": 1}),
-    "zero2": (4, {"zero_stage": 2}),
+    "cp2 zero2": (4, {"cp": 2, "zero_stage": 2}),
     "zero3": (8, {"zero_stage": 3}),
     "zero3 dp3": (3, {"zero_stage": 3}),
     "hpz": (4, {"placement": "hpz", "ranks_per_node": 2, "gas": 2}),

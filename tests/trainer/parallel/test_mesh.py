@@ -54,9 +54,9 @@ def build() -> Iterator[Build]:
 def test_axes_are_laid_out_with_tensor_ranks_nearest_and_stages_farthest(build: Build) -> None:
     mesh = build(32, 13, tp=2, pp=2)
     assert mesh.tp.group.ranks == (12, 13)
-    assert mesh.dp.group.ranks == (1, 3, 5, 7, 9, 11, 13, 15)
+    assert mesh.states.group.ranks == (1, 3, 5, 7, 9, 11, 13, 15)
     assert mesh.pp.group.ranks == (13, 29)
-    levels = [axis.group.level for axis in (mesh.tp, mesh.dp, mesh.pp)]
+    levels = [axis.group.level for axis in (mesh.tp, mesh.states, mesh.pp)]
     assert levels == ["pair", "inter_node", "inter_node"]
 
 
@@ -82,7 +82,7 @@ def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) ->
     mesh = build(16, 3)
     gather, reduce = mesh.replicas(16, 1, "gather"), mesh.replicas(16, 1, "reduce")
     assert gather.ranks == reduce.ranks == mesh.replicas(16, 1, "main").ranks
-    assert len({gather.handle, reduce.handle, mesh.dp.group.handle}) == 3
+    assert len({gather.handle, reduce.handle, mesh.states.group.handle}) == 3
     assert mesh.replicas(16, 1, "gather") is gather
     assert mesh.replicas(1, 8, "gather") is None
 
@@ -90,8 +90,8 @@ def test_threads_have_groups_of_their_own_and_share_them_within(build: Build) ->
 def test_an_accelerators_streams_share_one_communicator(build: Build) -> None:
     mesh = build(16, 3)
     accelerator = dataclasses.replace(mesh, device=OnAccelerator())
-    assert accelerator.replicas(16, 1, "gather") is mesh.dp.group
-    assert accelerator.replicas(16, 1, "reduce") is mesh.dp.group
+    assert accelerator.replicas(16, 1, "gather") is mesh.states.group
+    assert accelerator.replicas(16, 1, "reduce") is mesh.states.group
     assert accelerator.replicas(4, 1, "gather") is accelerator.replicas(4, 1, "reduce")
 
 
@@ -105,7 +105,7 @@ def test_every_group_gives_up_after_the_timeout_that_was_asked_for() -> None:
     ended = subprocess.run(
         [sys.executable, DESERTED], capture_output=True, text=True, timeout=120, check=True
     )
-    assert json.loads(ended.stdout) == ["dp", "tp", "pp", "lane", "embedding"]
+    assert json.loads(ended.stdout) == ["states", "cp", "tp", "pp", "lane", "embedding"]
 
 
 def test_only_the_ends_of_a_pipeline_share_the_tied_embedding(build: Build) -> None:

@@ -104,6 +104,8 @@ CASES: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
     ("topo s8", ODD, 16, 3, {"placement": "zero_topo", "secondary_shard": 8}),
     ("topo tp", GPT, 32, 9, {"placement": "zero_topo", "tp": 2, "recompute": "full"}),
     ("tp 8 sp full", GPT, 8, 2, {"tp": 8, "sequence_parallel": True, "recompute": "full"}),
+    ("cp", {**ODD, "seq_length": 16}, 16, 5, {"cp": 2, "placement": "zero3"}),
+    ("cp tp full", GPT, 16, 6, {"cp": 4, "tp": 2, "optimizer_shard": 8, "recompute": "full"}),
     ("one node", ODD, 8, 2, {"placement": "zero3", "quantize_gradients": True}),
     ("odd degrees", ODD, 24, 11, {"weight_shard": 3, "gradient_shard": 6, "optimizer_shard": 12}),
     ("uneven nodes", GPT, 12, 9, {"placement": "zero3", "quantize_gradients": True}),

@@ -1,0 +1,143 @@
+"""Attention to one block of keys, with what it takes to join blocks: torch's own kernels.
+
+Their public function returns no log-sum-exp, so the operators are called by name. The backward
+kernels compute probabilities from the log-sum-exp they are given: with that of all blocks, the
+gradients of one block are its part of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_ops = torch.ops.aten
+_FLASH_WIDTH = 8
+"""On GPUs, channels of a head are filled up to a multiple of this."""
+
+
+class Attended(NamedTuple):
+    """What queries take from the keys they have seen.
+
+    Attributes:
+        output: (batch, heads, queries, head).
+        log_sum: of the exponentials of their scores, float32 (batch, heads, queries).
+    """
+
+    output: Tensor
+    log_sum: Tensor
+
+
+def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Attended:
+    """Attention to these keys alone.
+
+    Args:
+        query: (batch, heads, queries, head).
+        key, value: (batch, key heads, keys, head); heads share keys where there are fewer.
+        causal: queries and keys are the same positions, and see those before.
+    """
+    scale = query.size(-1) ** -0.5
+    key, value = (_for_each_head(x, query) for x in (key, value))
+    if query.device.type == "cpu":
+        return Attended(
+            *_ops._scaled_dot_product_flash_attention_for_cpu(
+                query, key, value, 0.0, causal, scale=scale
+            )
+        )
+    if query.dtype == torch.float32:
+        output, log_sum, *_ = _ops._scaled_dot_product_efficient_attention(
+            query, key, value, None, True, 0.0, causal, scale=scale
+        )
+        return Attended(output, log_sum[..., : query.size(2)])
+    width = query.size(-1)
+    query, key, value = (_filled(x) for x in (query, key, value))
+    output, log_sum, *_ = _ops._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, causal, scale=scale
+    )
+    return Attended(output[..., :width], log_sum)
+
+
+def block_gradients(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Attended, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of queries, keys and values, by these keys.
+
+    Args:
+        grad: of the output.
+        query, key, value, causal: of this block; see ``attend_block``.
+        attended: to all blocks.
+    """
+    key_heads, scale = key.size(1), query.size(-1) ** -0.5
+    key, value = (_for_each_head(x, query) for x in (key, value))
+    output, log_sum = attended
+    if query.device.type == "cpu":
+        grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, query, key, value, output, log_sum, 0.0, causal, scale=scale
+        )
+    elif query.dtype == torch.float32:
+        grads = _efficient_gradients(grad, query, key, value, attended, causal, scale)
+    else:
+        grads = _flash_gradients(grad, query, key, value, attended, causal, scale)
+    of_query, of_key, of_value = grads
+    return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
+
+
+def _efficient_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Attended,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    # The kernel reads rows of log-sums that are filled up to 32.
+    log_sum = F.pad(attended.log_sum, (0, -query.size(2) % 32)).contiguous()
+    seed = torch.zeros((), dtype=torch.int64)  # of dropout, which there is none of
+    grads: tuple[Tensor, ...] = _ops._scaled_dot_product_efficient_attention_backward(
+        *(grad, query, key, value, None, attended.output, log_sum, seed, seed, 0.0),
+        [True, True, True, False],
+        causal,
+        scale=scale,
+    )
+    return grads[:3]
+
+
+def _flash_gradients(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attended: Attended,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    width = query.size(-1)
+    grad, query, key, value, output = (
+        _filled(x) for x in (grad, query, key, value, attended.output)
+    )
+    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
+    grads = _ops._scaled_dot_product_flash_attention_backward(
+        *(grad, query, key, value, output, attended.log_sum.contiguous(), None, None),
+        *(query.size(2), key.size(2), 0.0, causal, seed, seed),
+        scale=scale,
+    )
+    return tuple(one[..., :width] for one in grads)
+
+
+def _filled(x: Tensor) -> Tensor:
+    """With channels that add nothing, where the kernel needs a multiple."""
+    missing = -x.size(-1) % _FLASH_WIDTH
+    return F.pad(x, (0, missing)) if missing else x
+
+
+def _for_each_head(x: Tensor, query: Tensor) -> Tensor:
+    shared = query.size(1) // x.size(1)
+    return x.repeat_interleave(shared, 1) if shared > 1 else x
+
+
+def _over_heads(grad: Tensor, key_heads: int) -> Tensor:
+    """The sum over the heads that share a key."""
+    return grad if grad.size(1) == key_heads else grad.unflatten(1, (key_heads, -1)).sum(2)

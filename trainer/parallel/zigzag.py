@@ -1,0 +1,20 @@
+"""Which part of each sequence a rank of context parallelism holds. Torch-free."""
+
+from __future__ import annotations
+
+
+def held_chunks(seq_length: int, rank: int, cp: int) -> tuple[range, ...]:
+    """Positions that a rank holds, in its order; none with one rank, which holds all.
+
+    The sequence is cut into 2 cp chunks, of which rank r has r and 2 cp - 1 - r: under a causal
+    mask every rank then has the same number of pairs of queries and keys.
+
+    Args:
+        seq_length: a multiple of 2 cp.
+        rank: of context parallelism.
+        cp: ranks.
+    """
+    if cp == 1:
+        return ()
+    size = seq_length // (2 * cp)
+    return tuple(range(n * size, (n + 1) * size) for n in (rank, 2 * cp - 1 - rank))
