@@ -18,7 +18,7 @@ MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 
 # What a trial's settings say, not what is searched.
 _FIXED = {
-    *("model", "data", "seed", "optimizer", "device", "device_memory_bytes"),
+    *("model", "data", "seed", "optimizer", "goldfish", "device", "device_memory_bytes"),
     *("warmup_steps", "measured_steps", "collective_timeout_s", "time_communication"),
     *("save", "save_interval", "load"),
     *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster

@@ -1,6 +1,14 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 from .axes import FURTHER_AXES, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
-from .config import ConfigError, ModelConfig, OptimizerConfig, Precision, Recompute, TrainConfig
+from .config import (
+    ConfigError,
+    Goldfish,
+    ModelConfig,
+    OptimizerConfig,
+    Precision,
+    Recompute,
+    TrainConfig,
+)
 from .data.prepare import prepare_data, python_source_files
 from .deepspeed.config import DEEPSPEED_BUCKET_ELEMENTS
 from .deepspeed.rules import deepspeed_requirements
@@ -59,6 +67,7 @@ __all__ = [
     "Expression",
     "ExpressionError",
     "Format",
+    "Goldfish",
     "Latent",
     "Matrix",
     "Mixture",

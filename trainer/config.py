@@ -133,6 +133,19 @@ class OptimizerConfig(_Record):
     grad_clip: float = Field(default=1.0, ge=0, description="0: no clipping")
 
 
+class Goldfish(_Record):
+    """Tokens that are left out of the loss, so that the model cannot recite what it has read."""
+
+    k: int = Field(default=4, ge=2, le=1_000_000, description="one token of so many is left out")
+    h: int = Field(
+        default=13, ge=1, le=1_000, description="tokens before it that decide whether it is"
+    )
+    mask: Literal["hashed", "static"] = Field(
+        default="hashed",
+        description="hashed: alike in every copy of a passage; static: the last of every k",
+    )
+
+
 class TrainConfig(_Record):
     """Everything ``python -m trainer CONFIG.json`` needs; ``dp`` is what the ranks leave."""
 
@@ -184,6 +197,9 @@ class TrainConfig(_Record):
     precision: Precision = "bf16"
     engine: Literal["meshtune", "deepspeed"] = "meshtune"
     optimizer: OptimizerConfig = OptimizerConfig()
+    goldfish: Goldfish | None = Field(
+        default=None, description="leave tokens out of the loss; default none"
+    )
     seed: int = Field(default=1234, ge=0, lt=2**63)
     warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
     measured_steps: Steps = 5
@@ -223,6 +239,12 @@ class TrainConfig(_Record):
             raise ValueError(f"save_interval {self.save_interval} needs a folder: set save")
         if self.engine == "deepspeed" and (self.save or self.load):
             raise ValueError("engine deepspeed has no checkpoints here: remove save and load")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_loss(self) -> TrainConfig:
+        if self.engine == "deepspeed" and self.goldfish is not None:
+            raise ValueError("engine deepspeed has no goldfish loss here: remove goldfish")
         return self
 
     @property

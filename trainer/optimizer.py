@@ -82,40 +82,49 @@ class Optimizer:
             else None
         )
 
-    def step(self, loss: Tensor) -> StepReport:
+    def step(self, loss: Tensor, counted: Tensor | None = None) -> StepReport:
         """Update the weights.
 
         Args:
             loss: this rank's mean over its micro-batches, where ``loss_share`` is not 0.
+            counted: likewise the share of tokens that are in the loss; default all of them. Loss
+                and gradients are then means over those of the whole job.
         """
         self.weights.finish_gradients()
-        totals = self._totals(loss)
+        squares, mean_loss, share = self._totals(loss, counted)
         phase.name = "optimizer"
-        norm = totals[0].sqrt() / self.scaler.scale
+        scale = self.scaler.scale * share  # of loss and gradients, until the update
+        norm = squares.sqrt() / scale
         if self.adamw is not None:
             factor = torch.ones_like(norm)
             if self.clip > 0:
                 factor = (self.clip / (norm + 1e-6)).clamp(max=1.0)
-            self.adamw.grad_scale = (self.scaler.scale / factor).float()
+            self.adamw.grad_scale = (scale / factor).float()
             if self.scaler.enabled:
                 self.adamw.found_inf = (~norm.isfinite()).float()
             self.adamw.step()
         self.weights.publish()
-        grad_norm, mean_loss = torch.stack((norm, totals[1])).tolist()
+        grad_norm, reported = torch.stack((norm, mean_loss / share)).tolist()
         done = self.scaler.update(norm_is_finite(grad_norm))
-        return StepReport(mean_loss, grad_norm, done)
+        return StepReport(reported, grad_norm, done)
 
-    def _totals(self, loss: Tensor) -> Tensor:
-        """Squared gradient norm and mean loss of the whole job, in float64."""
-        totals = torch.zeros(2, dtype=torch.float64, device=loss.device)
+    def _totals(self, loss: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared gradient norm, sum of losses over all tokens, and share of tokens in the loss.
+
+        Of the whole job, in float64.
+        """
+        parts = [loss] if counted is None else [loss, counted]
+        totals = torch.zeros(1 + len(parts), dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         if grads:
             norms = [norm for grad in grads for norm in _row_norms(grad)]
             totals[0] = torch.cat(norms).double().square().sum()
-        totals[1] = loss.double() * self.loss_share
+        totals[1:] = torch.stack(parts).double() * self.loss_share
         if self.world.size > 1:
             self.world.all_reduce(totals, "totals")
-        return totals
+        every = torch.ones_like(totals[1]) if counted is None else totals[2]
+        # Of a batch without any, loss and gradients are 0.
+        return totals[0], totals[1], every.clamp(min=torch.finfo(totals.dtype).tiny)
 
 
 def _row_norms(grad: Tensor) -> Iterator[Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
 from trainer.data.batches import Dataset, micro_batches
+from trainer.data.goldfish import IGNORED
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
 from trainer.optimizer import Optimizer, StepReport, Weights
@@ -125,7 +126,11 @@ class Trainer:
         self.weights.start_step()
         losses = self.run(tokens, targets)
         zero = torch.zeros((), device=self.device.torch)
-        return self.optimizer.step(torch.stack(losses).sum() / scale if losses else zero)
+        loss = torch.stack(losses).sum() / scale if losses else zero
+        if self.config.goldfish is None:
+            return self.optimizer.step(loss)
+        shares = [(target != IGNORED).float().mean() for target in targets]
+        return self.optimizer.step(loss, torch.stack(shares).mean() if shares else zero)
 
     def _read(self, step: int, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's part of its replica's micro-batches; none where only hidden states pass."""

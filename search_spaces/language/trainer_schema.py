@@ -12,7 +12,7 @@ from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, Record, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern
-from trainer import FURTHER_AXES, OptimizerConfig, Precision
+from trainer import FURTHER_AXES, Goldfish, OptimizerConfig, Precision
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
@@ -27,6 +27,9 @@ class BuiltinTrainer(Record):
     )
     precision: Precision | None = None
     optimizer: OptimizerConfig | None = None
+    goldfish: Goldfish | None = Field(
+        default=None, description="leave tokens out of the loss, against memorizing them"
+    )
     seed: int | None = Field(default=None, ge=0)
     device: Literal["auto", "cpu", "cuda"] | None = None
     device_memory_bytes: int | None = Field(

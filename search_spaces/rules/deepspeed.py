@@ -17,6 +17,8 @@ def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]
         name: [requirement.text for requirement in same]
         for name, same in groupby(asked, key=lambda requirement: requirement.name)
     }
+    if trainer.goldfish is not None:
+        texts["deepspeed_goldfish"] = ["false"]
     # A setting of all trials, not a name of the space.
     if trainer.time_communication:
         texts["deepspeed_time_communication"] = ["false"]

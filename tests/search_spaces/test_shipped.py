@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
-from search_spaces import check, json_schema, load_space, shipped_spaces
+from search_spaces import SearchSpace, check, json_schema, load_space, shipped_spaces
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
@@ -24,6 +25,7 @@ REQUIRED = {
     "gpt_1t_frontier",
     "gpt_20b_zero_topo_frontier",
     "llama_8b_dgx_h100",
+    "llama_8b_long_context",
     "placements_slow_links",
 }
 
@@ -139,6 +141,22 @@ def test_the_best_recipe_of_1t_is_in_its_space(num_nodes: int, gas: int) -> None
     space = load_space("gpt_1t_frontier")
     assert space.first_violation(config) is None
     assert space.facts(config)["global_batch_size"] == 1600
+
+
+@pytest.mark.parametrize("seq_length", [32_768, 1_048_576])
+def test_long_sequences_are_divisible_by_every_number_of_ranks_that_shares_them(
+    load: Callable[[str], SearchSpace], seq_length: int
+) -> None:
+    text = (SHIPPED / "llama_8b_long_context.yaml").read_text()
+    space = load(text.replace("seq_length: 131072", f"seq_length: {seq_length}"))
+    assert space.model is not None and space.model.seq_length == seq_length
+    removed = {rule.name for rule in check(space).rules if rule.alone}
+    assert not removed & {"sequence_by_cp", "sequence_by_tp_cp", "weights_by_dp"}
+    config = {"num_nodes": 4, "tp": 1, "cp": 8, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 3}
+    whole = {**config, "sequence_parallel": False, "recompute": "full"}
+    assert space.first_violation(whole) is None
+    facts = space.facts(whole)
+    assert (facts["dp"], facts["weight_shard"], facts["global_batch_size"]) == (4, 32, 32)
 
 
 @pytest.mark.parametrize(

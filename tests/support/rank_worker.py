@@ -29,6 +29,7 @@ from observed_training import observe
 
 import trainer.train
 from trainer.config import TrainConfig
+from trainer.data.goldfish import IGNORED, without
 from trainer.model.initialize import initialize
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -93,8 +94,10 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
             seq_length=config.model.seq_length,
             seed=config.seed,
         )
-        logits = stage(tokens)
-        loss = F.cross_entropy(logits.transpose(0, 1).flatten(0, 1), targets.flatten())
+        if config.goldfish is not None:
+            targets = without(tokens, targets, config.goldfish)
+        logits = stage(tokens).transpose(0, 1).flatten(0, 1)
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
         adamw.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(stage.parameters(), o.grad_clip or float("inf"))

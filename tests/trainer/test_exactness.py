@@ -104,7 +104,26 @@ def every_layout() -> list[dict[str, Any]]:
     return cases
 
 
-EVERY = every_layout()
+def every_context() -> list[dict[str, Any]]:
+    """Each number of ranks on a sequence, beside each factorization of the others."""
+    cases = []
+    for model in MODELS:
+        for cp in (2, 4, 8):
+            for tp, pp, dp in LAYOUTS:
+                if dp % cp:
+                    continue
+                for zero_stage in range(4):
+                    recompute = ("none", "selective", "full")[(tp + pp + zero_stage) % 3]
+                    more = {"cp": cp, "recompute": recompute}
+                    if tp > 1 and zero_stage % 2:
+                        more["sequence_parallel"] = True
+                    if pp in (2, 4) and zero_stage > 1:
+                        more["vpp"] = 2
+                    cases.append(layout(model, tp, pp, dp // cp, zero_stage, **more))
+    return cases
+
+
+EVERY = [*every_layout(), *every_context()]
 SPECIAL = [
     # Fewer micro-batches than stages; several buckets; the two precisions of 16 bits.
     job("gas below pp", "gpt", 4, pp=4, mbs=8, gas=2),
@@ -125,6 +144,12 @@ SPECIAL = [
     job("buffers", "gpt", 4, {"buffers": True}, pp=4, mbs=1, gas=16),
     job("buffers vpp", "gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
+GOLDFISH: dict[str, Any] = {"goldfish": {"k": 2, "h": 3}}
+WITHOUT_SOME = [
+    job("goldfish mesh", "gpt", 8, cp=2, pp=2, mbs=4, gas=2, zero_stage=1, **GOLDFISH),
+    job("goldfish zero3", "gpt", 4, tp=2, mbs=2, gas=4, zero_stage=3, **GOLDFISH),
+]
+GOLDFISH_REFERENCE = job("goldfish reference", "gpt", 0, **GOLDFISH)
 NO_CLIP = {
     **job("no clip reference", "gpt", 0),
     "config": SPECIAL[-3]["config"],
@@ -144,8 +169,9 @@ def equals(
 @pytest.fixture(scope="module")
 def results(run_ranks) -> dict[str, Any]:
     """Of all but the long sweep, by the job's name."""
-    few = [{**case, "config": case["config"] | {"measured_steps": FEW_STEPS}} for case in QUICK]
-    return run_ranks([*REFERENCES, NO_CLIP, *few, *SPECIAL])
+    short = {"measured_steps": FEW_STEPS}
+    few = [{**case, "config": case["config"] | short} for case in (*QUICK, *WITHOUT_SOME)]
+    return run_ranks([*REFERENCES, NO_CLIP, GOLDFISH_REFERENCE, *few, *SPECIAL])
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +215,14 @@ def test_without_clipping_a_layout_still_trains_like_one_process(results: dict[s
     equals(results["gpt no clip"], results["gpt no clip reference"], 1e-5)
     clipped = results["gpt reference"]["losses"]
     assert results["gpt no clip"]["losses"] != pytest.approx(clipped, rel=1e-5)
+
+
+@pytest.mark.parametrize("case", [job["id"] for job in WITHOUT_SOME])
+def test_the_goldfish_loss_is_the_same_in_every_layout(results: dict[str, Any], case: str) -> None:
+    """The mean over all tokens that are left in the global batch, however many each rank has."""
+    equals(results[case], results["gpt goldfish reference"], 1e-5, FEW_STEPS)
+    plain = results["gpt reference"]["losses"][:FEW_STEPS]
+    assert results[case]["losses"] != pytest.approx(plain, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trainer.config import TrainConfig
+from trainer.data.goldfish import without
 
 
 class Dataset(Protocol):
@@ -34,6 +35,8 @@ def micro_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """A replica's tokens and targets of each micro-batch of a step, on the host.
 
+    Targets are ``goldfish.IGNORED`` where the goldfish loss leaves them out.
+
     Args:
         config: what is trained.
         dataset: where the tokens come from.
@@ -42,7 +45,7 @@ def micro_batches(
         dp: data-parallel ranks.
     """
     for micro_batch in range(config.gas):
-        yield dataset.batch(
+        tokens, targets = dataset.batch(
             step,
             micro_batch,
             replica,
@@ -52,3 +55,6 @@ def micro_batches(
             seq_length=config.model.seq_length,
             seed=config.seed,
         )
+        if config.goldfish is not None:
+            targets = without(tokens, targets, config.goldfish)
+        yield tokens, targets

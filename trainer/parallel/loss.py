@@ -17,6 +17,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group | None) -> Tensor:
         rows = logits.size(-1)
+        counts = (targets >= 0).float()
         values = logits.float()
         peak = values.amax(-1)
         if group is not None:
@@ -33,15 +34,15 @@ class _CrossEntropy(torch.autograd.Function):
         if group is not None:
             group.all_reduce(sums, "tensor")
         log_total = sums[0].log_().add_(peak)
-        ctx.save_for_backward(logits, log_total, local, inside)
-        return (log_total - sums[1]).mean()
+        ctx.save_for_backward(logits, log_total, local, inside, counts)
+        return ((log_total - sums[1]) * counts).mean()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, log_total, local, inside = ctx.saved_tensors
+        logits, log_total, local, inside, counts = ctx.saved_tensors
         result = (logits.float() - log_total[:, None]).exp_()
         result.scatter_add_(-1, local, -inside.to(result.dtype)[:, None])
-        return result.mul_(grad / result.size(0)).to(logits.dtype), None, None
+        return result.mul_(grad / result.size(0) * counts[:, None]).to(logits.dtype), None, None
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tensor:
@@ -51,7 +52,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, group: Group | None) -> Tenso
 
     Args:
         logits: (sequence, batch, vocabulary / ranks of the group).
-        targets: token numbers, (batch, sequence).
+        targets: token numbers, (batch, sequence). Negative ones are ignored: they add nothing to
+            the sum, which is divided by the number of all.
         group: over which the vocabulary is split; None: it is whole.
     """
     return _CrossEntropy.apply(logits.flatten(0, 1), targets.t().reshape(-1), group)

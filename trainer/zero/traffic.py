@@ -114,7 +114,8 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
         if config.pp > 1:
             yield from _pipeline(config, seat, index, num_stages)
     if (world_size := seat.axes.world_size) > 1:
-        size = ring.all_reduce_bytes(2 * 8, world_size)  # two numbers in float64
+        numbers = 2 if config.goldfish is None else 3
+        size = ring.all_reduce_bytes(numbers * 8, world_size)  # in float64
         yield _Calls("totals", seat.of_all(), size)
 
 

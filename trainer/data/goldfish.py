@@ -1,0 +1,61 @@
+"""Which tokens the goldfish loss leaves out (Hans et al. 2024, arXiv 2406.10209).
+
+A model that is never trained on some tokens of a text cannot recite it. The mask comes from the
+tokens themselves, so it is the same in every layout, and, where it is hashed, in every copy of a
+passage, wherever it begins.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.config import Goldfish
+
+IGNORED = -1
+"""A target that is not in the loss."""
+
+
+def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:
+    """The targets with ``IGNORED`` in place of those that are left out.
+
+    Args:
+        tokens: (sequences, tokens) int64, whole sequences.
+        targets: of the same shape: the tokens that follow.
+        goldfish: how many are left out, and by what they are chosen.
+    """
+    return targets.masked_fill(torch.from_numpy(left_out(tokens.numpy(), goldfish)), IGNORED)
+
+
+def left_out(tokens: NDArray[np.int64], goldfish: Goldfish) -> NDArray[np.bool_]:
+    """Where the token that follows is left out: of the shape of ``tokens``.
+
+    Static: the last of every k. Hashed: by a hash of the h tokens before it; where a sequence has
+    fewer, it is not left out.
+    """
+    k, h = goldfish.k, goldfish.h
+    result = np.zeros(tokens.shape, dtype=np.bool_)
+    if goldfish.mask == "static":
+        result[:, k - 1 :: k] = True
+    elif h <= tokens.shape[1]:
+        result[:, h - 1 :] = _hashes(tokens.astype(np.uint64), h) % np.uint64(k) == 0
+    return result
+
+
+def _hashes(tokens: NDArray[np.uint64], h: int) -> NDArray[np.uint64]:
+    """A number for every window of h tokens, which depends on their order."""
+    windows = tokens.shape[1] - h + 1
+    found = np.zeros((tokens.shape[0], windows), dtype=np.uint64)
+    for place in range(h):
+        found = _mix(found ^ tokens[:, place : place + windows])
+    return found
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64, as ``dataset`` has it of one number; wraps round at 2^64."""
+    value = value + np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(value ^ (value >> np.uint64(31)))
