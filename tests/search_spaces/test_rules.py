@@ -50,8 +50,9 @@ def spaces(draw: st.DrawFn) -> dict[str, Any]:
             "tp": draw(_sizes),
             "pp": draw(_sizes),
             "vpp": draw(_sizes),
-            "mbs": [1, 2],
+            "mbs": 1,
             "gas": draw(_sizes),
+            **draw(st.sampled_from([{}, {"cp": [1, 2, 3]}, {"cp": [2], "weight_shard": [1, 2]}])),
             "sequence_parallel": [False, True],
         },
         "conditions": draw(st.sampled_from([{}, {"vpp": "pp > 1"}])),
@@ -102,7 +103,7 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
     settings_ = set(BuiltinTrainer.model_fields) | {"model", "warmup_steps", "measured_steps"}
     settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
     assert set(SEARCHABLE) == {
-        *("tp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
+        *("tp", "cp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
         *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),
         *("refresh_secondary", "reduce_precision"),
