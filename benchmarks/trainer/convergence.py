@@ -156,11 +156,11 @@ def validation_loss(training: Trainer, dataset: TokenDataset) -> float:
     import torch.distributed as dist
 
     from trainer.parallel.loss import cross_entropy
-    from trainer.parallel.pipeline import SingleStage
+    from trainer.parallel.pipeline import GradientAccumulation
     from trainer.runtime.phase import phase
     from trainer.zero.fsdp import ShardedWeights
 
-    assert isinstance(training.run, SingleStage) and isinstance(training.weights, ShardedWeights)
+    assert isinstance(training.run, GradientAccumulation) and isinstance(training.weights, ShardedWeights)
     phase.name = "forward"
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
