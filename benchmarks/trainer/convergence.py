@@ -160,7 +160,8 @@ def validation_loss(training: Trainer, dataset: TokenDataset) -> float:
     from trainer.runtime.phase import phase
     from trainer.zero.fsdp import ShardedWeights
 
-    assert isinstance(training.run, GradientAccumulation) and isinstance(training.weights, ShardedWeights)
+    assert isinstance(training.run, GradientAccumulation)
+    assert isinstance(training.weights, ShardedWeights)
     phase.name = "forward"
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
