@@ -191,7 +191,7 @@ def _or_measured_send(
         rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
         rows = rows & (chain.stride >= stride)
         # Start and transfer were measured together.
-        measured_s = _interpolated_s(own, "send", 0.0, np.broadcast_to(num_bytes, rows.shape))
+        measured_s = _interpolated_s(own, "send", np.zeros(1), np.broadcast_to(num_bytes, rows.shape))
         taken = np.where(rows, measured_s, taken)
     return np.asarray(taken)
 
@@ -234,33 +234,37 @@ def _or_measured(
     """The formula's time, or the measured one where the facts have the same group."""
     if not cluster.measured:
         return np.where((num_bytes <= 0) | (path.group.size <= 1), 0.0, formula_s)
-    if np.ndim(formula_s) > 1:  # of several constants at once
-        starts = np.broadcast_to(latency_s, formula_s.shape)
-        each = zip(starts, formula_s, strict=True)
-        return np.stack([_or_measured(cluster, operation, path, num_bytes, a, b) for a, b in each])
-    columns = np.broadcast_arrays(
-        formula_s, num_bytes, path.group.size, path.group.stride, path.nodes, latency_s
-    )
-    taken, sent, size, stride, nodes, start_s = columns
-    taken = taken.copy()
+    columns = (num_bytes, path.group.size, path.group.stride, path.nodes)
+    shape = np.broadcast_shapes(np.shape(formula_s)[-1:], *map(np.shape, columns))
+    sent, size, stride, nodes = (np.broadcast_to(column, shape) for column in columns)
+    # Times may be those of several constants at once: of shape (constants, rows).
+    taken = np.array(np.broadcast_to(formula_s, np.shape(formula_s)[:-1] + shape))
+    start_s = np.broadcast_to(latency_s, taken.shape)
     for key, entries in measured_groups(cluster).items():
         own = [entry for entry in entries if entry.operation == operation]
         own = own or [entry for entry in entries if entry.operation == "any"]
         rows = np.flatnonzero((size == key[0]) & (nodes == key[1]) & (stride == key[2]))
         if own and rows.size:
-            # These rows are alike but for their bytes, so that their latency is one number.
-            taken[rows] = _interpolated_s(own, operation, float(start_s[rows[0]]), sent[rows])
-    taken[(sent <= 0) | (size <= 1)] = 0.0
+            # These rows are alike but for their bytes, so that they have one latency.
+            latency = start_s[..., rows[:1]]
+            taken[..., rows] = _interpolated_s(own, operation, latency, sent[rows])
+    taken[..., (sent <= 0) | (size <= 1)] = 0.0
     return taken
 
 
 def _interpolated_s(
-    entries: list[Collective], operation: Operation, latency_s: float, num_bytes: Array
+    entries: list[Collective], operation: Operation, latency_s: Array, num_bytes: Array
 ) -> Array:
-    """Latency, and a transfer interpolated between the measured ones.
+    """Latency, and a transfer interpolated between the measured ones; of shape (..., n).
 
     The logarithm of the transfer is linear in the logarithm of the size; outside of the measured
     sizes the nearest one's bandwidth holds.
+
+    Args:
+        entries: measurements of one group.
+        operation: what is sent.
+        latency_s: of shape (..., 1), of one constant or several.
+        num_bytes: of n transfers.
     """
     entries = sorted(entries, key=lambda entry: entry.size_mib)
     sizes = np.array([entry.size_mib for entry in entries]) * MIB
@@ -272,9 +276,12 @@ def _interpolated_s(
     )
     measured_s = volume / bus
     # A latency above the shortest measurement would leave no time for the bytes.
-    latency_s = min(latency_s, 0.9 * float(measured_s.min()))
-    transfers = np.maximum.accumulate(measured_s - latency_s)
+    latency_s = np.minimum(latency_s, 0.9 * measured_s.min())
+    log_transfers = np.log(np.maximum.accumulate(measured_s - latency_s, axis=-1))
     some = np.maximum(num_bytes, 1.0)
-    within = np.exp(np.interp(np.log(some), np.log(sizes), np.log(transfers)))
+    place = np.interp(np.log(some), np.log(sizes), np.arange(len(sizes)))
+    below = place.astype(int)
+    above, share = np.minimum(below + 1, len(sizes) - 1), place - below
+    within = np.exp((1 - share) * log_transfers[..., below] + share * log_transfers[..., above])
     outside = np.minimum(some / sizes[0], 1.0) * np.maximum(some / sizes[-1], 1.0)
     return np.asarray(latency_s + within * outside)

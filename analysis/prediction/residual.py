@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.prediction.pricing import unpriced_parameters
@@ -63,7 +63,7 @@ class ResidualProcess:
         Args:
             deviation: of the configuration, from :meth:`at`.
         """
-        edge = student.ppf(0.975, PRIOR_TRIALS + self._num_trials)
+        edge = stdtrit(PRIOR_TRIALS + self._num_trials, 0.975)  # Student's t
         calm = float(edge * np.hypot(deviation, self._noise_log_sd))
         disturbed = len(self._slower)
         share = (PRIOR_RUNS * DISTURBED_SHARE + disturbed) / (PRIOR_RUNS + self._num_trials)

@@ -43,7 +43,9 @@ def test_in_the_wide_space_the_search_ends_in_the_hand_recipes_neighbourhood() -
         at: dict[str, Any] = best.config
         same = at["tp"] in (4, 8) and at["pp"] >= 8 and at["mbs"] <= 2 and at["gas"] >= 80
         near += same and best.objective > 0.95 * tflops_of_recipe(f"{options},seed={seed}")
-    assert near >= 2
+        if near >= 2:
+            return
+    pytest.fail(f"of three searches {near} ended there")
 
 
 def tflops_of_recipe(options: str) -> float:

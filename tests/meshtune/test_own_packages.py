@@ -55,7 +55,7 @@ def test_the_users_modules_do_not_hide_the_built_in_trainer(project: Path, mesht
     text = (SHIPPED / "tiny_cpu.yaml").read_text()
     space = project / "tiny.yaml"  # roomy: its two trials are successes
     space.write_text(re.sub(r"device_memory_bytes: \d+", "device_memory_bytes: 1000000000", text))
-    done = meshtune("search", str(space), "--trials", "2", "--launcher", "local")
+    done = meshtune("search", str(space), "--trials", "2", "--launcher", "local", "--no-report")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tokens_per_second" in done.stdout
 
@@ -75,6 +75,7 @@ def test_the_users_trainer_still_sees_its_own_modules(project: Path, meshtune: R
     done = meshtune("search", str(space), "--launcher", "local")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "best: 20 speed" in done.stdout
+    assert "report: " in done.stdout
 
 
 def test_a_rank_started_by_slurm_is_the_built_in_trainer(project: Path) -> None:

@@ -20,16 +20,13 @@ def assert_a_round_holds(minicluster: Minicluster, number: int, max_cost_s: floa
     assert not played.violations, "\n".join((*played.violations, script(plan)))
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(
-    minicluster: Minicluster, number: int
-) -> None:
-    assert_a_round_holds(minicluster, number, 10.0)
+def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(minicluster: Minicluster) -> None:
+    assert_a_round_holds(minicluster, 0, 10.0)
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", range(2, 200))
+@pytest.mark.parametrize("number", range(1, 200))
 def test_nothing_is_lost_and_nobody_blamed_in_longer_rounds(
     minicluster: Minicluster, number: int
 ) -> None:

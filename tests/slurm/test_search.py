@@ -17,6 +17,7 @@ from analysis.run.lines import Lines, RunError
 from analysis.run.lock import driver_of
 from slurm.minicluster import daemons
 from slurm.minicluster.cluster import Minicluster
+from support.small_search import QUICK
 from support.waiting import wait_for
 
 pytestmark = pytest.mark.slurm
@@ -157,7 +158,7 @@ def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(
     space, run_dir = write_space(tmp_path, parameters, trials=4), tmp_path / "run"
     job = allocate(2)
     try:
-        command = meshtune("search", space, "--run-dir", run_dir, "--policy", "random", "--seed", 1)
+        command = meshtune("search", space, "--run-dir", run_dir, "--seed", 1, *QUICK)
         environ = {**os.environ, "SLURM_JOB_ID": job}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -183,7 +184,7 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
     # Not a batch job: the node that the test lets die may not be the driver's own.
     job = allocate(3)
     driver = subprocess.Popen(
-        meshtune("search", space, "--run-dir", run_dir),
+        meshtune("search", space, "--run-dir", run_dir, *QUICK),
         env={**os.environ, "SLURM_JOB_ID": job},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -294,7 +295,7 @@ def test_a_search_waits_for_a_controller_that_is_away_when_it_starts(
 
 def start_search(space: Path, run_dir: Path, job: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        meshtune("search", space, "--run-dir", run_dir, "--policy", "random"),
+        meshtune("search", space, "--run-dir", run_dir, *QUICK),
         env={**os.environ, "SLURM_JOB_ID": job},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -41,13 +41,8 @@ trial: {{timeout: 60s, no_progress_timeout: 30s}}
 budget: {{trials: 6}}
 finalists: false
 """
-WITHOUT_REPORT = """
-import sys
-from workflows.cli.main import main
-from workflows.search import session
-session.report_line = lambda *_: "no report"
-sys.exit(main(sys.argv[1:]))
-"""
+# Where the policy and the report are not what is tested, they need not be imported.
+QUICK = ("--policy", "random", "--no-report")
 
 
 def write_search(place: Path) -> None:
@@ -60,16 +55,18 @@ def write_search(place: Path) -> None:
 
 
 def search(
-    place: Path, *more: str, program: tuple[str, ...] = ("-m", "workflows.cli.main")
+    place: Path,
+    *more: str,
+    program: tuple[str, ...] = ("-m", "workflows.cli.main"),
+    options: tuple[str, ...] = QUICK,
 ) -> list[str]:
     command = [sys.executable, *program, "search", str(place / "space.yaml")]
-    return [*command, "--run-dir", str(place / "run"), "--launcher", "local", *more]
+    return [*command, "--run-dir", str(place / "run"), "--launcher", "local", *options, *more]
 
 
-def finish(place: Path, report: bool = False) -> None:
-    """Search until nothing is left, with a report in the end or, which is faster, none."""
-    program = ("-m", "workflows.cli.main") if report else ("-c", WITHOUT_REPORT)
-    command = search(place, program=program)
+def finish(place: Path, options: tuple[str, ...] = QUICK) -> None:
+    """Search until nothing is left."""
+    command = search(place, options=options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -44,6 +44,12 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the first trials' commands; start nothing"
     )
+    parser.add_argument(
+        "--no-report",
+        dest="report",
+        action="store_false",
+        help="end without one; `meshtune report` writes it",
+    )
 
     parser = command(
         commands, "submit", submit, "Submit a search as a batch job that is requeued until done."
@@ -123,6 +129,7 @@ def search(arguments: Namespace) -> int:
             resume_flags(arguments),
             arguments.policy,
             pricing,
+            arguments.report,
         )
 
 

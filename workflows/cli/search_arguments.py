@@ -108,6 +108,8 @@ def resume_flags(arguments: Namespace) -> str:
     flags = "".join(
         f" {quote(word)}" for word in policy_options(arguments.policy, arguments.warm_start)
     )
+    if not arguments.report:
+        flags = f" --no-report{flags}"
     if arguments.site != "generic":
         flags = f" --site {quote(arguments.site)}{flags}"
     if arguments.hostfile:

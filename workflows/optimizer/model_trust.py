@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import spearmanr
 
 from analysis import (
     DISTURBED_SHARE,
@@ -54,6 +53,8 @@ def trusted(run: Run, pricing: Pricing) -> bool:
         merit = -merit
     if np.ptp(promise) == 0 or np.ptp(merit) == 0:
         return False  # there is nothing to rank
+    from scipy.stats import spearmanr  # slow to import, and seldom needed
+
     return bool(spearmanr(promise, merit).statistic > MIN_RANK_CORRELATION)
 
 

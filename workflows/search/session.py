@@ -55,6 +55,7 @@ def run_session(
     flags: str = "",
     policy: str = DEFAULT,
     pricing: Pricing | None = None,
+    report: bool = True,
 ) -> int:
     """Search until an ending, write the report if nothing is left, and return the exit code.
 
@@ -63,6 +64,7 @@ def run_session(
     Args:
         space, folder, launcher, seed, budget, policy, pricing: see :func:`open_driver`.
         flags: what the command that resumes the run needs beside the space.
+        report: whether one is written.
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
@@ -73,7 +75,8 @@ def run_session(
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
         console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
-    console.print(Text(printable(report_line(folder, launcher, ending))), soft_wrap=True)
+    if report:
+        console.print(Text(printable(report_line(folder, launcher, ending))), soft_wrap=True)
     screen.finish()
     return ending.code
 

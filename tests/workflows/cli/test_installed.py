@@ -80,7 +80,7 @@ def search(place: Path, *flags: str, trainer: str = "") -> Run:
     """The run of ``meshtune search``, to its end."""
     own = f"{{command: [{sys.executable}, {place / 'train.py'}, '{{batch}}']}}"
     (place / "space.yaml").write_text(SPACE.replace("TRAINER", trainer or own))
-    assert main(["search", "space.yaml", "--run-dir", "run", *flags]) == 0
+    assert main(["search", "space.yaml", "--run-dir", "run", "--no-report", *flags]) == 0
     return read_run(place / "run")
 
 

@@ -17,14 +17,10 @@ from analysis.run.journal import Journal
 from search_spaces import load_space
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
+from support.small_search import QUICK
 from workflows import launching
 from workflows.cli.main import main, parser
 from workflows.cli.search_arguments import resume_flags
-
-
-def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "workflows.cli.main", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 def test_help_imports_nothing_heavy_and_a_refusal_only_what_reads_a_space(tmp_path: Path) -> None:
@@ -56,16 +52,16 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_objective_that_the_trainer_lacks_can_be_checked_but_not_searched(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "space.yaml").write_text(
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: python-source}}\n"
         "parameters: {tp: [1, 2]}\nobjective: {minimize: energy_joules}\n"
     )
-    assert run("check", "space.yaml", cwd=tmp_path).returncode == 0
-    refused = run("search", "space.yaml", cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "the built-in trainer has no energy_joules" in refused.stderr
+    assert main(["check", "space.yaml"]) == 0
+    assert main(["search", "space.yaml"]) == 2
+    assert "the built-in trainer has no energy_joules" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -95,25 +91,28 @@ def test_a_wrong_argument_is_one_clear_error_and_leaves_nothing(
 
 
 def test_srun_outside_an_allocation_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    done = run("search", "tiny_cpu", "--launcher", "srun", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "meshtune submit" in done.stderr
+    assert main(["search", "tiny_cpu", "--launcher", "srun"]) == 1
+    assert "meshtune submit" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_token_file_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_token_file_that_is_not_there_is_named_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     space = tmp_path / "space.yaml"
     space.write_text(
         "version: 1\nmodel: tiny\ncluster: tiny_cpu\ntrainer: {builtin: {data: tokens/code}}\n"
         "parameters: {num_nodes: [1, 2], tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
     )
-    done = run("search", str(space), cwd=tmp_path)
-    assert done.returncode == 2
-    assert "tokens/code.idx" in done.stderr
-    assert "prepare-data" in done.stderr
+    assert main(["search", str(space)]) == 2
+    said = capsys.readouterr().err
+    assert "tokens/code.idx" in said and "prepare-data" in said
     assert [p.name for p in tmp_path.iterdir()] == ["space.yaml"]
 
 
@@ -143,7 +142,11 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_run_whose_file_has_a_difficult_name_can_be_continued(tmp_path: Path) -> None:
+def test_a_run_whose_file_has_a_difficult_name_can_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     space = tmp_path / "my spâce.yaml"
     space.write_text(
         "version: 1\ncluster: {name: c, gpus_per_node: 1, memory_gib: 1, peak_fp32_tflops: 1}\n"
@@ -151,12 +154,13 @@ def test_a_run_whose_file_has_a_difficult_name_can_be_continued(tmp_path: Path) 
         "parameters: {mbs: [1, 2, 3, 4]}\nobjective: {maximize: speed}\nbudget: {trials: 1}\n"
         "finalists: false\n"
     )
-    assert run("search", str(space), "--launcher", "local", cwd=tmp_path).returncode == 0
+    assert main(["search", str(space), "--launcher", "local", *QUICK]) == 0
     folder = tmp_path / "runs" / "my_sp_ce"
-    again = ["search", str(folder / "space.yaml"), "--launcher", "local", "--trials", "3"]
-    assert run(*again, cwd=tmp_path).returncode == 0
-    status = run("status", str(folder), cwd=tmp_path)
-    assert "3 of 3 done" in status.stdout
+    again = ["search", str(folder / "space.yaml"), "--launcher", "local", "--trials", "3", *QUICK]
+    assert main(again) == 0
+    capsys.readouterr()
+    assert main(["status", str(folder)]) == 0
+    assert "3 of 3 done" in capsys.readouterr().out
 
 
 class Closing(LocalLauncher):
@@ -227,6 +231,7 @@ def test_a_run_that_another_driver_holds_keeps_its_budget(
         ["--launcher", "mpiexec", "--hostfile", "my hosts"],
         ["--launcher", "simulate", "--simulate", "nodes=8,seed=1", "--policy", "random"],
         ["--site", "frontier", "--policy", "deephyper", "--warm-start", "runs/a", "runs/b"],
+        ["--no-report", "--warm-start", "runs/a"],
     ],
 )
 def test_the_command_that_resumes_a_run_has_what_it_was_started_with(flags: list[str]) -> None:

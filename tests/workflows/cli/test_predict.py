@@ -168,7 +168,7 @@ def test_where_nothing_fits_the_least_that_is_needed_is_said(
         in warning
     )
     assert ranking.warnings == (warning,)
-    search = ["search", str(path), "--launcher", "simulate", "--trials", "1"]
+    search = ["search", str(path), "--launcher", "simulate", "--trials", "1", "--no-report"]
     assert main([*search, "--run-dir", str(tmp_path / "run")]) == 1
     assert warning in capsys.readouterr().out.splitlines()
 

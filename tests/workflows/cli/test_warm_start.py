@@ -15,7 +15,8 @@ from workflows.cli.main import main
 
 OTHER, OWN = "gpt_22b_frontier", "gpt_175b_frontier"
 # A cluster that is not as the cost model has it, in the same way for both models.
-SIMULATED = ["--launcher", "simulate", "--simulate", "nodes=128,model_error=1,misfit=0,noise=0"]
+CLUSTER = "nodes=128,model_error=1,misfit=0,noise=0"
+SIMULATED = ["--launcher", "simulate", "--simulate", CLUSTER, "--no-report"]
 
 
 @pytest.fixture(scope="module")

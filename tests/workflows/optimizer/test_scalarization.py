@@ -274,7 +274,7 @@ def test_a_simulated_search_ends_with_its_front(
     path.write_text(PRICED)
     run_dir = tmp_path / "run"
     arguments = ["search", str(path), "--launcher", "simulate", "--simulate", "nodes=8"]
-    assert main([*arguments, "--run-dir", str(run_dir)]) == 0
+    assert main([*arguments, "--run-dir", str(run_dir), "--no-report"]) == 0
     said = capsys.readouterr().out
     run = read_run(run_dir)
     numbers = [t.number for t in run.front()]
@@ -317,7 +317,7 @@ def test_energy_is_simulated_where_the_cluster_states_its_power(
     text = PRICED.replace("minimize: num_nodes", "minimize: energy_joules")
     path = tmp_path / "two.yaml"
     path.write_text(text)
-    arguments = ["search", str(path), "--launcher", "simulate", "--trials", "3"]
+    arguments = ["search", str(path), "--launcher", "simulate", "--trials", "3", "--no-report"]
     assert main([*arguments, "--run-dir", str(tmp_path / "run")]) == 0
     assert all(t.objectives["energy_joules"] > 0 for t in read_run(tmp_path / "run").front())
     cluster = "{name: plain, gpus_per_node: 8, memory_gib: 64, peak_bf16_tflops: 190, "

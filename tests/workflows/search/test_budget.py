@@ -113,7 +113,7 @@ def test_without_a_limit_everything_is_affordable(make_space: Make) -> None:
     assert hours.left(Run(Path()), 1e9) == float("inf")
 
 
-@pytest.mark.parametrize("limit", [0.4, 1.0, 1.7])
+@pytest.mark.parametrize("limit", [0.4, 1.0])
 def test_a_search_keeps_its_budget_and_fills_the_rest_with_narrower_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: float
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_search_keeps_its_budget_and_fills_the_rest_with_narrower_trials(
     path.write_text(PRICED.replace("node_hours: 1", f"node_hours: {limit}"))
     options = f"{CALM},nodes=8"
     arguments = ["search", str(path), "--launcher", "simulate", "--simulate", options]
-    assert main([*arguments, "--run-dir", str(run_dir)]) == 0
+    assert main([*arguments, "--run-dir", str(run_dir), "--no-report"]) == 0
     run = read_run(run_dir)
     used = node_hours(run, run.last_t)
     assert 0.9 * limit < used < 1.02 * limit  # times to start vary
@@ -139,7 +139,7 @@ def test_a_budget_for_less_than_a_trial_is_spent_on_one(
     path, run_dir = tmp_path / "hours.yaml", tmp_path / "run"
     path.write_text(PRICED.replace("node_hours: 1", "node_hours: 0.001"))
     arguments = ["search", str(path), "--launcher", "simulate", "--simulate", CALM]
-    assert main([*arguments, "--run-dir", str(run_dir)]) == 0
+    assert main([*arguments, "--run-dir", str(run_dir), "--no-report"]) == 0
     assert len(read_run(run_dir).trials) == 1
     assert "ended: budget: 0.001 node-hours\n" in capsys.readouterr().out
 

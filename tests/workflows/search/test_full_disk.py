@@ -16,6 +16,7 @@ from slurm.outcome.classify import Outcome
 from slurm.trial import Lease
 from support.scripted_launcher import ScriptedLauncher, ok
 from support.small_disk import SmallDisk, small_disk
+from support.small_search import QUICK
 from support.waiting import wait_for
 from workflows.search.driver import Driver
 from workflows.search.listening import Notice
@@ -53,7 +54,7 @@ def command(tmp_path: Path, disk: SmallDisk) -> list[str]:
     place = {"python": sys.executable, "trainer": tmp_path / "train.py", "go": tmp_path / "go"}
     (tmp_path / "space.yaml").write_text(SPACE.format(**place))
     search = [sys.executable, "-m", "meshtune", "search", str(tmp_path / "space.yaml")]
-    return [*search, "--run-dir", str(disk.path / "run"), "--launcher", "local"]
+    return [*search, "--run-dir", str(disk.path / "run"), "--launcher", "local", *QUICK]
 
 
 def started(command: list[str], tmp_path: Path, disk: SmallDisk) -> subprocess.Popen[bytes]:

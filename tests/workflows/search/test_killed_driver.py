@@ -44,15 +44,15 @@ sys.exit(main(sys.argv[4:]))
     ("event", "count", "when"),
     [
         ("opened", 1, "torn"),
-        ("opened", 1, "after"),
-        ("proposed", 2, "before"),
+        pytest.param("opened", 1, "after", marks=pytest.mark.heavy),
+        pytest.param("proposed", 2, "before", marks=pytest.mark.heavy),
         ("proposed", 2, "after"),
-        ("started", 1, "before"),
+        pytest.param("started", 1, "before", marks=pytest.mark.heavy),
         ("started", 1, "after"),
         ("started", 3, "torn"),
         ("ended", 2, "before"),
-        ("ended", 2, "torn"),
-        ("ended", 2, "after"),
+        pytest.param("ended", 2, "torn", marks=pytest.mark.heavy),
+        pytest.param("ended", 2, "after", marks=pytest.mark.heavy),
         ("closed", 1, "before"),
     ],
 )
@@ -140,10 +140,10 @@ def test_a_driver_killed_between_an_early_stop_and_its_effect_stops_it_the_next_
 @pytest.mark.parametrize(
     ("event", "count", "when"),
     [
-        ("started", 7, "before"),
+        pytest.param("started", 7, "before", marks=pytest.mark.heavy),
         ("started", 7, "after"),
         ("ended", 7, "torn"),
-        ("ended", 7, "after"),
+        pytest.param("ended", 7, "after", marks=pytest.mark.heavy),
     ],
 )
 def test_a_driver_killed_among_its_finalists_goes_on(

@@ -16,11 +16,15 @@ import meshtune
 from analysis import RunFolder
 from slurm import module_argv
 from support.scripted_launcher import ScriptedLauncher, ok
+from support.waiting import wait_for
 from workflows.search.reporting import report_line, run_bounded
 from workflows.search.stopping import CONTINUE, DONE, Ending
 
 ASLEEP = [sys.executable, "-c", "import time; time.sleep(300)"]
-SEARCH = ("search", "gpt_22b_frontier", "--launcher", "simulate", "--trials", "6", "--run-dir")
+SEARCH = (
+    *("search", "gpt_22b_frontier", "--launcher", "simulate", "--trials", "6"),
+    *("--policy", "random", "--run-dir"),
+)
 
 
 def reporters(run: Path) -> list[int]:
@@ -49,12 +53,17 @@ def test_a_report_that_fails_says_why_in_one_line() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_report_is_written_ends_the_report_alone(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), number))
-    timer.start()
+
+    def send() -> None:
+        wait_for(lambda: signal.getsignal(number) is not before, "the signal is heeded")
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send)
+    sender.start()
     try:
         assert run_bounded(ASLEEP, 60.0) == f"stopped by {number.name}"
     finally:
-        timer.join()
+        sender.join()
     assert signal.getsignal(number) is before
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis import read_run
+from support.small_search import QUICK
 from workflows.cli.main import main
 
 DDP = """
@@ -87,7 +88,7 @@ def test_a_script_is_tuned_by_a_short_space(
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "space.yaml").write_text(space)
     run = tmp_path / "run"
-    assert main(["search", str(tmp_path / "space.yaml"), "--run-dir", str(run)]) == 0
+    assert main(["search", str(tmp_path / "space.yaml"), "--run-dir", str(run), *QUICK]) == 0
     [trial] = read_run(run).trials.values()
     assert trial.result is not None, trial
     sequences = 2 * 2 * trial.config["mbs"]  # of two ranks, two micro-batches each

@@ -17,12 +17,12 @@ from support.waiting import wait_for
 
 
 def test_a_search_runs_to_its_report(place: Path) -> None:
-    finish(place, report=True)
+    finish(place, options=())
     check_accounts(place)
     assert (place / "run" / "report" / "index.html").stat().st_size > 1000
     assert (place / "run" / "results.csv").exists()
     # A finished search, started again, has nothing to do and loses nothing.
-    finish(place, report=True)
+    finish(place)
     check_accounts(place)
 
 
