@@ -191,7 +191,8 @@ def _or_measured_send(
         rows = ~crosses & (chain.stride == stride) if nodes == 1 else crosses
         rows = rows & (chain.stride >= stride)
         # Start and transfer were measured together.
-        measured_s = _interpolated_s(own, "send", np.zeros(1), np.broadcast_to(num_bytes, rows.shape))
+        sent = np.broadcast_to(num_bytes, rows.shape)
+        measured_s = _interpolated_s(own, "send", np.zeros(1), sent)
         taken = np.where(rows, measured_s, taken)
     return np.asarray(taken)
 
