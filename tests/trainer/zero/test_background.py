@@ -112,7 +112,9 @@ def run_out_of_memory() -> None:
     raise MemoryError("of a stream")
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize(
+    "collective", ["all_gather", pytest.param("reduce_scatter", marks=pytest.mark.heavy)]
+)
 def test_memory_that_runs_out_on_another_thread_is_the_runs_result(
     collective: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from support.placement_cases import (
 pytestmark = pytest.mark.timeout(600)  # the ranks of all cases run before the first test
 
 
-FEW_STEPS = 5
+FEW_STEPS = 3
 """Of what `make test` runs; the whole sweep has more cases and steps."""
 
 
