@@ -167,7 +167,7 @@ def test_a_trial_that_does_not_run_cannot_be_told(study: meshtune.Study, trial: 
 def test_a_figure_beyond_what_can_be_has_diverged_and_breaks_nothing_after(tmp_path: Path) -> None:
     beyond = [1e308, -1e308, 1e-320, 10**400, np.float64("-inf")]
     with meshtune.Study("gpt_175b_frontier_table4", tmp_path / "study") as study:
-        for speed in (40.0, *beyond, 41.0, 0.0, 42.0, 43.0, -1.0):
+        for speed in (40.0, *beyond, 0.0, 43.0, -1.0):
             trial = study.ask()
             assert trial is not None
             study.tell(trial, {"tflops_per_gpu": speed, "peak_memory_bytes": speed})

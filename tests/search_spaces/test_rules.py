@@ -61,7 +61,7 @@ def spaces(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=25,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
     derandomize=True,

@@ -38,8 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "space.yaml").write_text(text)
     arguments = ["search", str(folder / "space.yaml"), "--launcher", "simulate", "--trials", "2"]
-    arguments += ["--run-dir", str(folder / "run"), "--policy", "random", "--no-report"]
-    assert main(arguments) == 0
+    assert main([*arguments, "--run-dir", str(folder / "run"), "--policy", "random"]) == 0
     return folder / "run"
 
 

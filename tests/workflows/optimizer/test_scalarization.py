@@ -258,7 +258,7 @@ def test_without_a_model_the_front_is_found_better_than_by_chance(make_space: Ma
         axis = np.linspace(np.log(2), np.log(60), 200)
         return float(np.mean([max((g for g, c in reached if c <= x), default=-4.0) for x in axis]))
 
-    problems = [Problem(space, seed) for seed in range(3)]
+    problems = [Problem(space, seed) for seed in range(2)]
     ours = [area(DeepHyperPolicy(problem, num_initial=6)) for problem in problems]
     chance = [area(RandomPolicy(problem)) for problem in problems]
     assert np.mean(ours) > np.mean(chance) + 0.3

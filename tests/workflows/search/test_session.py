@@ -143,10 +143,12 @@ def test_a_second_driver_is_refused(place: Path) -> None:
     driver = subprocess.Popen(search(place), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: living(place), "a rank runs")
+        driver.send_signal(signal.SIGSTOP)  # or it might be done before the second one asks
         second = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
         assert second.returncode == 2
         assert "another meshtune" in second.stderr
     finally:
+        driver.send_signal(signal.SIGCONT)
         driver.send_signal(signal.SIGINT)
         driver.wait(timeout=60)
     assert not living(place)
