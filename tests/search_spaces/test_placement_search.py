@@ -30,7 +30,7 @@ def test_placements_are_searched_on_the_ranks_of_one_machine(tmp_path: Path) -> 
     command = [sys.executable, "-m", "workflows.cli.main", "search", str(tmp_path / "space.yaml")]
     command += ["--run-dir", str(tmp_path / "run"), "--launcher", "local", "--trials", str(TRIALS)]
     command += ["--no-report"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
 
     trials = read_run(tmp_path / "run").trials
