@@ -55,6 +55,29 @@ while step < args.steps:
         accelerator.print(f"step {step} step time: {1e3 * (now - start):.2f} ms", flush=True)
         start = now
 """
+LIGHTNING = """
+import argparse, torch, lightning
+parser = argparse.ArgumentParser()
+for name in ("batch-size", "steps", "accumulate", "devices", "nodes"):
+    parser.add_argument(f"--{name}", type=int)
+args = parser.parse_args()
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(4096, 64), batch_size=args.batch_size)
+trainer = lightning.Trainer(
+    accelerator="cpu", strategy="ddp", devices=args.devices, num_nodes=args.nodes,
+    max_steps=args.steps, accumulate_grad_batches=args.accumulate,
+    logger=False, enable_checkpointing=False,
+)
+assert trainer.world_size == 2
+trainer.fit(Model(), data)
+"""
 SPACE = """\
 version: 1
 cluster: {name: here, gpus_per_node: 2, memory_gib: 4, peak_fp32_tflops: 1}
@@ -70,18 +93,28 @@ finalists: {max_repeats: 1}
 """
 
 
-@pytest.mark.parametrize("name", ["ddp", "accelerate"])
+SCRIPTS = {"ddp": DDP, "accelerate": ACCELERATE, "lightning": LIGHTNING}
+
+
+SLOW = [pytest.mark.heavy, pytest.mark.timeout(900)]  # to import, minutes on a busy machine
+
+
+@pytest.mark.parametrize("name", ["ddp", "accelerate", pytest.param("lightning", marks=SLOW)])
 def test_a_script_is_tuned_by_a_short_space(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if name == "accelerate":
-        pytest.importorskip("accelerate", reason="needs accelerate")
-    script = {"ddp": DDP, "accelerate": ACCELERATE}[name]
+    if name != "ddp":
+        pytest.importorskip(name, reason=f"needs {name}")
+    script = SCRIPTS[name]
     space = SPACE.replace("TRAINER", f"adapter: {name}\n  entry: train.py")
     if name == "ddp":
         space = space.replace(
             "adapter: ddp\n  entry: train.py\n  args: [", "command: [python, train.py, "
         )
+    if name == "lightning":  # its progress bar is read
+        own = '--accumulate, "{gas}", --devices, "{gpus_per_node}", --nodes, "{num_nodes}", '
+        lines = [line for line in space.splitlines(keepends=True) if "result:" not in line]
+        space = "".join(lines).replace("args: [", f"args: [{own}")
     assert len(space.splitlines()) <= 15
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
