@@ -23,6 +23,7 @@ from analysis.run.trial import Trial
 
 NOISE_LOG_SD = 0.03  # between two runs of one configuration, before any was measured twice
 NOISE_WEIGHT = 3.0  # repeats that this is worth
+FINAL_WEIGHT = 1.0  # likewise, where repeats are there to say it: machines differ
 EXACT_LOG_SD, EXACT_REPEATS = 1e-9, 1e3  # where what is repeated comes out the same
 TAILS = 4.0  # degrees of freedom of Student's t: single runs may be far off
 EQUAL = 0.01  # share up to which two configurations are as good as each other
@@ -84,12 +85,16 @@ class Verdict:
         return max(self.standings[1:], key=lambda s: s.best, default=None)
 
 
-def noise_of(run: Run) -> Noise:
+def noise_of(run: Run, prior: float = NOISE_WEIGHT) -> Noise:
     """The spread between runs of one configuration, from all repeats and the prior.
 
-    A scaled inverse chi-squared prior of ``NOISE_WEIGHT`` degrees of freedom; Student's t, by
-    expectation maximization, in place of the normal distribution: one run that a neighbour
-    disturbed must not make all others look uncertain.
+    A scaled inverse chi-squared prior; Student's t, by expectation maximization, in place of the
+    normal distribution: one run that a neighbour disturbed must not make all others look
+    uncertain.
+
+    Args:
+        run: with its repeats.
+        prior: its degrees of freedom.
     """
     left: list[Floats] = []
     for trial in run.trials.values():
@@ -97,7 +102,7 @@ def noise_of(run: Run) -> Noise:
         if len(logs) > 1:
             left.append(logs - np.median(logs))
     if not left:
-        return Noise(NOISE_LOG_SD, NOISE_WEIGHT)
+        return Noise(NOISE_LOG_SD, prior)
     rest = np.concatenate(left)
     if not np.any(rest):  # to the last digit, as no time is: a loss, a number of bytes
         return Noise(EXACT_LOG_SD, EXACT_REPEATS)
@@ -107,10 +112,8 @@ def noise_of(run: Run) -> Noise:
     variance = NOISE_LOG_SD**2
     for _ in range(20):
         weight = (TAILS + 1) / (TAILS + rest**2 / (scale * variance))
-        variance = (NOISE_WEIGHT * NOISE_LOG_SD**2 + float(np.sum(weight * rest**2))) / (
-            NOISE_WEIGHT + repeats
-        )
-    return Noise(float(np.sqrt(variance)), NOISE_WEIGHT + repeats)
+        variance = (prior * NOISE_LOG_SD**2 + float(np.sum(weight * rest**2))) / (prior + repeats)
+    return Noise(float(np.sqrt(variance)), prior + repeats)
 
 
 def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
@@ -131,7 +134,7 @@ def verdict(run: Run, running: Collection[int] = ()) -> Verdict | None:
     done.sort(key=lambda t: (t is not first, -sign * (t.objective or 0.0), t.number))
     centre = sign * np.log(np.array([t.objective for t in done], dtype=float))
     count = np.array([len(t.measurements) + (t.number in running) for t in done])
-    noise = noise_of(run)
+    noise = noise_of(run, FINAL_WEIGHT)
     spread = noise.log_sd * np.sqrt([median_variance(n) for n in count])
     # Far behind, in deviations of the difference: they only cost time.
     near = centre > centre[0] - 8 * np.hypot(spread, spread[0]) - EQUAL

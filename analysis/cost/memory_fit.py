@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -60,29 +61,35 @@ class MemoryModel:
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
         """Probability that jobs run within a device's memory; 0 for what a framework refuses."""
         likely = [(h, w) for h, w in self.habits or ((framework, 1.0),) if w > NEGLIGIBLE]
-        shares = [weight * self._fits(jobs, habits, limit_bytes) for habits, weight in likely]
-        return np.asarray(sum(shares) / sum(weight for _, weight in likely))
+        each = self._fits(jobs, [habits for habits, _ in likely], limit_bytes)
+        weights = np.array([weight for _, weight in likely])
+        return np.asarray(weights @ each / weights.sum())
 
     def _likely(self, framework: Framework) -> Framework:
         return self.habits[0][0] if self.habits else framework
 
-    def _fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:
+    def _fits(self, jobs: Jobs, habits: Sequence[Framework], limit_bytes: float) -> Array:
+        """The same by each of several frameworks' habits, the likeliest first; shape (h, n).
+
+        How much the constants leave open is taken from the first for all.
+        """
         from scipy.special import ndtr  # slow to import, and a space is checked without it
 
-        needed = memory(jobs, framework, self.constants).total
+        needed = np.stack([memory(jobs, one, self.constants).total for one in habits])
         margin = np.log(limit_bytes / needed)
         deviation = np.full(len(jobs), self.log_sd)
-        near = np.abs(margin) < NEAR
+        near = (np.abs(margin) < NEAR).any(axis=0)
         if near.any():
             close = jobs[near]
             spreads = MemoryConstants.spreads()
             spread = log_sd(
                 self.constants,
                 np.diag(spreads**2) if self.covariance is None else self.covariance,
-                lambda c: np.log(memory(close, framework, c).total),
+                lambda c: np.log(memory(close, habits[0], c).total),
             )
             deviation[near] = np.hypot(self.log_sd, spread)
-        return np.where(refused(jobs, framework), 0.0, ndtr(margin / deviation))
+        never = np.stack([refused(jobs, one) for one in habits])
+        return np.where(never, 0.0, ndtr(margin / deviation))
 
     def calibrated(
         self,
@@ -141,12 +148,15 @@ class MemoryModel:
         """The habits after evidence; see :meth:`calibrated`."""
         measured = np.isfinite(peak_bytes) & ~out_of_memory
         known, peaks = jobs[measured], np.log(peak_bytes[measured])
+        frameworks = [habits for habits, _ in self.habits]
         evidence = [
             log_probability(
-                self._fits(jobs, habits, limit_bytes),
+                fits,
                 out_of_memory,
                 np.log(reported(known, habits, self.constants)[0]) - peaks,
             )
-            for habits, _ in self.habits
+            for habits, fits in zip(
+                frameworks, self._fits(jobs, frameworks, limit_bytes), strict=True
+            )
         ]
         return reweighed(self.habits, np.array(evidence))

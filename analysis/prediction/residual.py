@@ -1,7 +1,9 @@
 """What the cost model leaves of the logarithm of the objective: a Gaussian process over the trials.
 
-Configurations are compared in doublings of their degrees. On a shared machine a run now and then
-takes several times as long as its repeat; such trials are told apart and left out.
+Configurations are compared in doublings of their degrees. A parameter that has no price has an
+effect of its own, the same at every degree, beside what it does together with them. On a shared
+machine a run now and then takes several times as long as its repeat; such trials are told apart and
+left out.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from analysis.prediction.pricing import unpriced_parameters
 from search_spaces import Indices, SearchSpace
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
+NEGLIGIBLE = 1e-6  # variance of a direction in which values of a parameter do not differ
 APART = 2.0  # doublings that values without an order are apart
 NOISE_LOG_SD = 0.03  # of one measurement
 DISTURBED_SHARE = 0.1  # share of trials on a shared machine
 PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
+EFFECT_LOG_SD = 0.15  # of what a parameter without a price does by itself
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
 
 
@@ -33,26 +37,52 @@ class ResidualProcess:
         left: logarithm of measured over predicted, more being better; shape (n,).
         log_sd: of the residual far from every trial.
         noise_log_sd: of an undisturbed measurement.
+        unpriced: the last columns of ``features`` that are of parameters without a price.
     """
 
     def __init__(
-        self, features: Array, left: Array, log_sd: float, noise_log_sd: float = NOISE_LOG_SD
+        self,
+        features: Array,
+        left: Array,
+        log_sd: float,
+        noise_log_sd: float = NOISE_LOG_SD,
+        unpriced: int = 0,
     ) -> None:
+        self._log_sd, self._noise_log_sd, self._unpriced = log_sd, noise_log_sd, unpriced
         noise = noise_log_sd / log_sd
-        kept = _undisturbed_trials(kernel(features, features), left / log_sd, noise)
-        self._log_sd, self._features = log_sd, features[kept]
-        self._noise_log_sd = noise_log_sd
+        kept = _undisturbed_trials(self._alike(features, features), left / log_sd, noise)
+        self._features = features[kept]
         self._slower = -np.delete(left, kept)
         self._num_trials = len(left)
-        among = kernel(self._features, self._features) + noise**2 * np.eye(len(kept))
+        among = self._alike(self._features, self._features) + noise**2 * np.eye(len(kept))
         self._inverse = np.linalg.inv(among)
         self._weights = self._inverse @ left[kept]
 
     def at(self, features: Array) -> tuple[Array, Array]:
         """Mean and standard deviation, of configurations of shape (m, k)."""
-        across = kernel(features, self._features)
-        share = 1 - np.einsum("ij,jk,ik->i", across, self._inverse, across, optimize=True)
-        return across @ self._weights, self._log_sd * np.sqrt(np.maximum(share, 1e-6))
+        across = self._alike(features, self._features)
+        itself = 1 + self._effects(features, features, "ik,ik->i")
+        return across @ self._weights, self._open(itself, across)
+
+    def untried(self, features: Array) -> Array:
+        """Standard deviation of what parameters without a price do by themselves; shape (m,)."""
+        effects = "ik,jk->ij"
+        itself = self._effects(features, features, "ik,ik->i")
+        return self._open(itself, self._effects(features, self._features, effects))
+
+    def _open(self, variance: Array, across: Array) -> Array:
+        known = np.einsum("ij,jk,ik->i", across, self._inverse, across, optimize=True)
+        return np.asarray(self._log_sd * np.sqrt(np.maximum(variance - known, 1e-6)))
+
+    def _alike(self, a: Array, b: Array) -> Array:
+        """Covariance between configurations, over that of the residual; shape (len(a), len(b))."""
+        return kernel(a, b) + self._effects(a, b, "ik,jk->ij")
+
+    def _effects(self, a: Array, b: Array, which: str) -> Array:
+        """The part of it that is of the unpriced parameters alone, whatever else differs."""
+        at = a.shape[1] - self._unpriced
+        alike = np.einsum(which, a[:, at:], b[:, at:])
+        return np.asarray((EFFECT_LOG_SD / self._log_sd) ** 2 * alike)
 
     def edges(self, deviation: float) -> tuple[float, float]:
         """How far a run may come out below and above what is expected; logarithms, with 95 %.
@@ -72,10 +102,9 @@ class ResidualProcess:
 
     def covariance(self, features: Array) -> Array:
         """Between configurations; shape (m, m)."""
-        across = kernel(features, self._features)
-        return np.asarray(
-            self._log_sd**2 * (kernel(features, features) - across @ self._inverse @ across.T)
-        )
+        across = self._alike(features, self._features)
+        open_ = self._alike(features, features) - across @ self._inverse @ across.T
+        return np.asarray(self._log_sd**2 * open_)
 
 
 def features(of: Jobs, unpriced: Array) -> Array:
@@ -95,14 +124,14 @@ def features(of: Jobs, unpriced: Array) -> Array:
         APART * (of.reduce_bits > 0),
         APART * (of.secondary_bits > 0),
     ]
-    return np.concatenate([np.stack(columns, axis=1), unpriced], axis=1) / LENGTH_SCALE
+    return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)
 
 
 def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) -> Array:
     """The parameters in which the cost model sees no difference; shape (count, k).
 
-    A positive number that has an order counts in doublings, any other value is as far from each of
-    the others.
+    Every value is a vector of length 1, and the product of two says how alike they are: positive
+    numbers that have an order by their distance in doublings, any others not at all.
 
     Args:
         space: of the parameters.
@@ -114,11 +143,20 @@ def unpriced_features(space: SearchSpace, raw: Mapping[str, Any], count: int) ->
         parameter = space.parameters[name]
         numbers = [v for v in parameter.values if isinstance(v, int | float) and v > 0]
         ordered = parameter.value_type == "number" and parameter.ordered is not False
+        alike = np.eye(len(parameter.values))
         if ordered and len(numbers) == len(parameter.values):
-            found.append(np.log2(np.asarray(raw[name], dtype=float)))
+            doublings = np.log2(np.array(numbers, dtype=float))[:, None] / LENGTH_SCALE
+            alike = kernel(doublings, doublings)
+        variances, directions = np.linalg.eigh(alike)
+        known = variances > NEGLIGIBLE
+        vectors = directions[:, known] * np.sqrt(variances[known])
+        own, column = parameter.array, parameter.column(raw[name])[:, None]
+        if parameter.value_type == "number":  # a continuous one is as good as its next neighbour
+            rows = np.argmin(np.abs(own - column), axis=1)
         else:
-            found += [APART * (np.asarray(raw[name]) == value) for value in parameter.values]
-    return np.stack(found, axis=1) if found else np.zeros((count, 0))
+            rows = np.argmax(own == column, axis=1)
+        found.append(vectors[rows])
+    return np.concatenate(found, axis=1) if found else np.zeros((count, 0))
 
 
 def survival(here: Array, failed: Array, blame: Array, ran: Array) -> Array:

@@ -76,7 +76,8 @@ def wrong(
 
 
 def _identities(jobs: Jobs) -> list[tuple[float, ...]]:
-    columns = [getattr(jobs, f.name) for f in fields(jobs)]
+    every = [getattr(jobs, f.name) for f in fields(jobs)]
+    columns = [column for column in every if column is not None]
     return [tuple(float(v) for v in row) for row in zip(*columns, strict=True)]
 
 

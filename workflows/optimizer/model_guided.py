@@ -88,7 +88,7 @@ class ModelGuidedSearch:
         unpriced = unpriced_features(
             self._space, candidates.columns(self._indices), len(self._indices)
         )
-        self._features = features(self._jobs, unpriced)
+        self._features, self._unpriced = features(self._jobs, unpriced), unpriced.shape[1]
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def trusted(self, run: Run) -> bool:
@@ -128,7 +128,8 @@ class ModelGuidedSearch:
         mean = self._log_promise(prediction, aim) + shift
         ends = prediction.fits * in_time(self._space, prediction)
         runs = np.maximum(ends, 1e-12) * self._survival(model, told, free)
-        at = int(np.argmax(mean + KAPPA * deviation + np.log(runs)))
+        curiosity = KAPPA * deviation + residual.untried(self._features[free])
+        at = int(np.argmax(mean + curiosity + np.log(runs)))
         expected = {}
         if self._pricing.objective(prediction) is not None:
             log = mean[at] if aim is None else self._log_promise(prediction)[at]
@@ -258,12 +259,14 @@ class ModelGuidedSearch:
         scale = 1.0 if aim is None else aim.scale
         log_sd = scale * self._off(run)
         if not successes or self._pricing.objective(self._one) is None:
-            return ResidualProcess(self._features[:0], np.zeros(0), log_sd)
+            none = self._features[:0]
+            return ResidualProcess(none, np.zeros(0), log_sd, unpriced=self._unpriced)
         successes = successes[-CALIBRATED_WITH:]
         own = self._pricing.jobs_of([t.config for t in successes])
         logs = np.array([self._log_objective(t, aim) for t in successes])
         left = logs - self._log_promise(model.predict(own), aim)
-        return ResidualProcess(self._features_of(successes), left, log_sd, scale * NOISE_LOG_SD)
+        there, noise = self._features_of(successes), scale * NOISE_LOG_SD
+        return ResidualProcess(there, left, log_sd, noise, self._unpriced)
 
     def _off(self, run: Run) -> float:
         """What the model is off, in logarithms: so far, and as its earlier evidence says.

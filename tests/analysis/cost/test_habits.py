@@ -87,7 +87,8 @@ def test_before_any_trial_what_fits_by_some_habits_only_is_neither_sure_nor_out(
     each = [MemoryModel().fits(tried, habits, LIMIT) for habits, _ in hypotheses(unknown)]
     disputed = (np.max(each, axis=0) > 0.99) & (np.min(each, axis=0) < 0.01)
     assert disputed.any() and (np.abs(fits[disputed] - 0.5) < 0.49).all()
-    assert fits == pytest.approx(np.mean(each, axis=0))
+    # How unsure the constants leave each is taken from one for all.
+    assert fits == pytest.approx(np.mean(each, axis=0), abs=0.02)
 
 
 def test_one_failure_of_another_cause_refutes_no_hypothesis() -> None:

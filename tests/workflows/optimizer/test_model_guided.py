@@ -198,6 +198,31 @@ def test_a_model_that_promises_room_where_there_is_none_hands_over(space: Search
         assert guided.trusted(run) == (number + 1 < MAX_UNFORESEEN_OOMS)
 
 
+def test_parameters_without_a_price_are_settled_in_five_trials(
+    make_space: Callable[..., SearchSpace],
+) -> None:
+    """Beside degrees that have one: whatever the right values are, each is tried once."""
+    space = make_space(
+        model="llama_8b",
+        cluster="dgx_h100",
+        parameters="{num_nodes: 1, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [8, 16], "
+        "kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}",
+        objective="{maximize: tokens_per_second}",
+    )
+    pricing = Pricing(space)
+
+    def speed(config: Mapping[str, Any]) -> float:
+        figure = pricing.objective(pricing.predict([config]))
+        assert figure is not None
+        kernel = {"eager": 0.7, "flash": 0.9, "fused": 1.0}[config["kernel"]]
+        return float(figure[0]) * kernel * {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}[config["workers"]]
+
+    first = ask(make_policy(space, seed=0), Run(Path())).config
+    best = speed({**first, "kernel": "fused", "workers": 4})
+    run = search(make_policy(space, seed=0), 5, speed)
+    assert max(t.objective or 0 for t in run.trials.values()) > 0.95 * best
+
+
 def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Speed) -> None:
     """A crash of every tp that the model likes: it soon tries others."""
     liked = ask(make_policy(space, seed=0), Run(Path())).config["tp"]

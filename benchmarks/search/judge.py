@@ -1,0 +1,229 @@
+"""Whether a change of the search is one for the better, in minutes of one core.
+
+``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
+on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
+what is known of the framework, without any of it, with a cost model turned upside down, beside
+parameters that have no price, and with runs that scatter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+
+from analysis.cost.model import CostModel
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.time_limits import start_up_s
+from analysis.run.fold import Run
+from analysis.sweeps.record import Table
+from benchmarks.published.read import read_table
+from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
+from benchmarks.search.varied import disturbed, with_unpriced
+from benchmarks.search.wrong_models import inverted, wrong
+from workflows.optimizer.policy import Policy, Proposal
+from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.play import NEAR, NEARER, Played, play, policy_for
+from workflows.search.budget import Budget
+
+MOST_TRIALS = 60  # after which a search counts as if it had ended
+FIRST = 16  # trials whose failures are counted
+STEPS = 10.0  # of a trial that runs; one that fails for memory does so in its first
+BINS = (0.0, 0.02, 0.2, 0.5, 0.8, 0.98, 1.0)  # of the stated probability to fit
+
+
+@dataclass
+class ToTheEnd(Policy):
+    """Another policy's proposals until it would end a search, and on until one is good."""
+
+    inner: Policy
+    landscape: Landscape
+    ended_after: int | None = None
+
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        proposal = self.inner.propose(run, max_nodes)
+        if proposal is None:
+            return None
+        budget = Budget.of(self.landscape.space)
+        if self.ended_after is None and budget.not_worth_it(proposal.expected, run):
+            self.ended_after = len(run.trials)
+        good = any(self.landscape.share(t.config) >= 1 - NEAR for t in run.trials.values())
+        return None if good and self.ended_after is not None else proposal
+
+
+@dataclass(frozen=True)
+class Game:
+    """One search of one landscape.
+
+    Attributes:
+        key: of the landscape.
+        played: its trials.
+        ended_after: trials, by the stop rule.
+        nodes_s: share of the first trials' time that failures took.
+        stated, fits: of every configuration, before any trial: the probability to fit, and whether
+            it did.
+    """
+
+    key: str
+    played: Played
+    ended_after: int
+    nodes_s: float
+    stated: np.ndarray
+    fits: np.ndarray
+
+    def __str__(self) -> str:
+        shares = " ".join(f"{100 * share:.0f}" for share in self.played.shares)
+        return (
+            f"{self.key}: {self.trials} trials to 5 %; ended after {self.ended_after}, "
+            f"{100 * self.regret:.1f} % from the best; {shares}"
+        )
+
+    @property
+    def trials(self) -> int:
+        return self.played.trials_to(NEAR) or len(self.played.shares) + 1
+
+    @property
+    def regret(self) -> float:
+        return 1 - self.played.best_of(self.ended_after)
+
+
+ModelOf = Callable[[Landscape, int], CostModel | None]
+
+
+def game(landscape: Landscape, seed: int, model_of: ModelOf, policy: str = "meshtune") -> Game:
+    """Play one search to its end."""
+    model = model_of(landscape, seed)
+    inner = policy_for(landscape, policy, seed, model)
+    chosen = ToTheEnd(inner, landscape)
+    played = play(landscape, chosen, seed, until=None, max_trials=MOST_TRIALS)
+    ended = chosen.ended_after or len(played.shares)
+    pricing = Pricing(landscape.space)
+    if model is not None:
+        pricing.learn_from(model)
+    stated = pricing.supposing().predict(landscape.configs).fits
+    fits = np.array([tuple(c.items()) in landscape.medians for c in landscape.configs])
+    return Game(landscape.key, played, ended, _failed_time(landscape, played), stated, fits)
+
+
+def _failed_time(landscape: Landscape, played: Played) -> float:
+    """All trials of a landscape are equally wide: seconds are enough."""
+    start_s = start_up_s(landscape.space)
+    first = [*played.run.trials.values()][:FIRST]
+    taken = [start_s + STEPS * t.result["step_time_s"]["median"] if t.ok else 0.0 for t in first]
+    return sum(start_s for t in first if not t.ok) / (
+        sum(taken) + sum(start_s for t in first if not t.ok)
+    )
+
+
+# ---- printing ----
+
+
+def row(name: str, games: Sequence[Game]) -> str:
+    """A line of figures over all games of a case."""
+    to5 = [g.trials for g in games]
+    regrets = [g.regret for g in games]
+    inside = [i for g in games for i in g.played.in_interval()]
+    stated = np.concatenate([g.stated for g in games])
+    ran = np.concatenate([g.fits for g in games])
+    worst = max(games, key=lambda g: g.trials)
+    asks = [g.played.seconds / max(len(g.played.shares), 1) for g in games]
+    geometric = float(np.exp(np.mean(np.log(to5))))
+    ends = statistics.median(g.ended_after for g in games)
+    coverage = f"{100 * np.mean(inside):.0f} %" if inside else "-"
+    return (
+        f"| {name} | {geometric:.2f} / {max(to5)} | {ends:g} "
+        f"| {sum(r > NEARER for r in regrets)} of {len(games)}, {100 * np.mean(regrets):.2g} %, "
+        f"{100 * max(regrets):.2g} % | {coverage} "
+        f"| {100 * np.mean(stated[ran] < 0.5):.2g} % | {bins(stated, ran)} "
+        f"| {100 * np.mean([g.nodes_s for g in games]):.2g} % "
+        f"| {np.mean(asks):.2f} | {worst.key} |"
+    )
+
+
+HEAD = (
+    "| case | to 5 %: geometric mean / worst | trials at the stop | regret there: above 1 %, mean, "
+    "worst | in the interval | wrongly pruned | ran, of stated "
+    + ", ".join(f"{a:g}-{b:g}" for a, b in pairwise(BINS))
+    + " | failed time | s per ask | worst landscape |\n"
+    + "|---" * 10
+    + "|"
+)
+
+
+def bins(stated: np.ndarray, ran: np.ndarray) -> str:
+    """Of each bin of the stated probability, its mean and the share that ran; in per cent."""
+    at = np.digitize(stated, BINS[1:-1])
+    parts = []
+    for i in range(len(BINS) - 1):
+        mine = at == i
+        parts.append(
+            f"{100 * stated[mine].mean():.0f}:{100 * ran[mine].mean():.0f}" if mine.any() else "-"
+        )
+    return " ".join(parts)
+
+
+def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscape, int], Game]]:
+    """What is played, by name."""
+    models, unseen = LeftOut(table), Unseen.among(table, tables)
+    framework = str(table.framework[0])
+    with forgotten(framework):
+        nameless = Unseen.among(table, tables)
+
+    def left_out(landscape: Landscape, _: int) -> CostModel:
+        return models.without(landscape.model)
+
+    def upside_down(landscape: Landscape, seed: int) -> CostModel:
+        return wrong(landscape, inverted, seed, models.without(landscape.model))
+
+    def unknown(landscape: Landscape, seed: int) -> Game:
+        with forgotten(framework):
+            return game(landscape, seed, lambda *_: nameless.model)
+
+    return {
+        "known": lambda landscape, seed: game(landscape, seed, left_out),
+        "unseen": lambda landscape, seed: game(landscape, seed, lambda *_: unseen.model),
+        "unknown": unknown,
+        "inverted": lambda landscape, seed: game(landscape, seed, upside_down),
+        "unpriced": lambda landscape, seed: game(with_unpriced(landscape, seed), seed, left_out),
+        "noise 5 %": lambda landscape, seed: game(disturbed(landscape, 0.05, seed), seed, left_out),
+        "noise 20 %": lambda landscape, seed: game(disturbed(landscape, 0.2, seed), seed, left_out),
+        "cost-model": lambda landscape, seed: game(landscape, seed, left_out, "cost-model"),
+        "deephyper": lambda landscape, seed: game(landscape, seed, left_out, "deephyper"),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.judge", description=__doc__)
+    parser.add_argument("--truth", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N")
+    parser.add_argument("--every", type=int, default=2, metavar="N", help="landscape is played")
+    parser.add_argument("--cases", default="known,unknown,inverted,unpriced", metavar="NAMES")
+    parser.add_argument("--each", action="store_true", help="print each game")
+    arguments = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    read_all = [read_table(path) for path in sorted(arguments.truth.glob("*.csv"))]
+    tables = [table for table in read_all if table is not None and len(table)]
+    for table in tables:
+        if table.form not in REPLAYED or not table.failed.any():
+            continue
+        recorded = [*landscapes(table)][:: arguments.every]
+        every = cases(table, tables)
+        print(f"{table.name}: {len(recorded)} landscapes\n\n{HEAD}", flush=True)
+        for name in arguments.cases.split(","):
+            games = []
+            for landscape, seed in product(recorded, range(arguments.seeds)):
+                games.append(every[name](landscape, seed))
+                if arguments.each:
+                    print(f"    {name}: {games[-1]}", flush=True)
+            print(row(name, games), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

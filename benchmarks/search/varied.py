@@ -1,0 +1,69 @@
+"""Recorded landscapes made harder: parameters that no model prices, and runs that scatter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from search_spaces.parameters import Parameter
+from workflows.replay.landscapes import Answer, Landscape
+
+KERNELS = {"eager": 0.7, "flash": 1.0, "fused": 0.9}  # share of the speed that each allows
+WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
+PAIRS = 4  # of answers of a configuration whose runs scatter
+
+
+def with_unpriced(landscape: Landscape, seed: int) -> Landscape:
+    """With an attention kernel and data workers beside what was recorded.
+
+    Which value is how good is drawn: none is known by its place. The best is as good as before.
+    """
+    rng = np.random.default_rng(seed)
+    kernels, workers = list(KERNELS), list(WORKERS)
+    speeds = dict(zip(kernels, rng.permutation([*KERNELS.values()]), strict=True))
+    more = {
+        "attention_kernel": Parameter("attention_kernel", tuple(kernels)),
+        "data_workers": Parameter("data_workers", tuple(workers)),
+    }
+    space = replace(landscape.space, parameters={**landscape.space.parameters, **more})
+    configs, answers = [], {}
+    for config in landscape.configs:
+        for kernel, count in product(kernels, workers):
+            longer = {**config, "attention_kernel": kernel, "data_workers": count}
+            factor = float(speeds[kernel]) * WORKERS[count]
+            configs.append(longer)
+            answers[tuple(longer.items())] = [
+                _times(answer, factor) for answer in landscape.answers[tuple(config.items())]
+            ]
+    return replace(landscape, space=space, configs=configs, answers=answers)
+
+
+def disturbed(landscape: Landscape, log_sd: float, seed: int) -> Landscape:
+    """With runs of one configuration that differ.
+
+    What a configuration is worth stays the median of what was recorded.
+    """
+    rng = np.random.default_rng(seed)
+    answers = {}
+    for key, recorded in landscape.answers.items():
+        worth = landscape.medians.get(key)
+        if worth is None:
+            answers[key] = recorded
+            continue
+        ran = next(a for a in recorded if a.ok)
+        # With the median itself, in pairs around it, which so stays what it was.
+        factors = np.exp(log_sd * rng.standard_normal(PAIRS))
+        every = [1.0, *factors, *(1 / factors)]
+        answers[key] = [_times(ran, worth / ran.objective * factor) for factor in every]
+    return replace(landscape, answers=answers)
+
+
+def _times(answer: Answer, factor: float) -> Answer:
+    """The same run at another speed."""
+    if not answer.ok:
+        return answer
+    step_time_s = answer.result["step_time_s"]["median"] / factor
+    result = {**answer.result, "step_time_s": {"median": step_time_s}}
+    return Answer(answer.objective * factor, answer.kind, result)

@@ -1,0 +1,44 @@
+"""The quick judge of the search, on a sweep that the tests write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.search.judge import bins, main
+from benchmarks.search.varied import KERNELS, WORKERS, disturbed, with_unpriced
+from workflows.replay.landscapes import Landscape, recorded
+
+
+@pytest.fixture
+def landscape(truth: Callable[..., Path]) -> Landscape:
+    return recorded(truth((16, 1)) / "sweep.csv").landscapes[0]
+
+
+def test_parameters_without_a_price_leave_the_best_as_good(landscape: Landscape) -> None:
+    harder = with_unpriced(landscape, seed=0)
+    assert len(harder.configs) == len(landscape.configs) * len(KERNELS) * len(WORKERS)
+    assert harder.best == pytest.approx(landscape.best)
+    assert sorted(harder.medians.values())[0] < 0.7 * min(landscape.medians.values())
+
+
+def test_runs_scatter_around_what_was_recorded(landscape: Landscape) -> None:
+    noisy = disturbed(landscape, 0.1, seed=0)
+    assert noisy.medians == pytest.approx(landscape.medians)
+    key = next(iter(noisy.medians))
+    told = [answer.objective for answer in noisy.answers[key]]
+    assert 0.02 < np.std(np.log(told)) < 0.3
+
+
+def test_bins_say_what_was_stated_and_what_ran() -> None:
+    stated = np.array([0.01, 0.6, 0.6, 0.99])
+    assert bins(stated, np.array([False, True, False, True])) == "1:0 - - 60:50 - 99:100"
+
+
+def test_a_case_is_a_row(truth: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--truth", str(truth((16, 1))), "--cases", "known", "--each"]) == 0
+    said = capsys.readouterr().out
+    assert "trials to 5 %; ended after" in said and "| known | " in said
