@@ -49,6 +49,13 @@ class Nic(_Record):
     count: int = Field(ge=1, le=1000)
     gb_per_s: Rate = Field(description="of one adapter, per direction")
     latency_us: Rate | None = Field(default=None, description="of one hop between nodes")
+    reached_share: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="of the rate of all adapters that collectives of large messages were seen to "
+        "reach over many nodes",
+    )
 
 
 class Collective(_Record):

@@ -150,6 +150,11 @@ def fit(
     return Fit(constants, posterior, spread, int(left.size))
 
 
+def log_odds(first: Array, second: Array, noise: float) -> Array:
+    """Logarithm of how much more probable the second residuals are, as the fit weighs them."""
+    return np.asarray((_student((first / noise) ** 2) - _student((second / noise) ** 2)) / 2)
+
+
 def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
     """What the constants leave open of a logarithm: its standard deviation.
 

@@ -22,6 +22,7 @@ from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Array, Constants
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel
+from analysis.cost.network import Network
 from analysis.cost.time_constants import OverlapConstants, TimeConstants
 from search_spaces import Cluster, Framework
 
@@ -41,6 +42,8 @@ def cost_model(cluster: Cluster, framework: Framework) -> CostModel:
         model = replace(model, constants=time, covariance=covariance, log_sd=float(own["log_sd"]))
     else:
         model = replace(model, constants=composed(own.get("elsewhere"), gpu))
+    if "network" in own:
+        model = replace(model, network=Network.known(**own["network"]))
     if "memory" in own:
         memory, covariance = _read(MemoryConstants, own["memory"])
         model = replace(model, memory=MemoryModel(memory, covariance))
@@ -78,9 +81,20 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
         "source": source,
         "machine": model.cluster.name,
         "log_sd": round(model.log_sd, 3),
+        **_network(model.network),
         "time": _written(model.constants, model.covariance),
         "memory": _written(model.memory.constants, model.memory.covariance),
     }
+
+
+def _network(seen: Network) -> dict[str, Any]:
+    """What runs on one network let expect of the next one; nothing where they were all calm.
+
+    By the rule of succession: of one network that had crowded runs, two in three.
+    """
+    if seen.never > 0.5:
+        return {}
+    return {"network": {"never": 0.333, "nodes": float(f"{seen.usual_nodes:.3g}")}}
 
 
 def tables() -> dict[str, int]:

@@ -154,7 +154,7 @@ def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Pat
     nic_bytes_per_s = np.full(members.shape, np.inf)
     if np.any(nodes > 1):
         adapters = nic_of(cluster)
-        whole = adapters.count * adapters.gb_per_s * GB * constants.inter_node_share
+        whole = adapters.count * adapters.gb_per_s * GB * reached_share(adapters, constants)
         nic_bytes_per_s = np.where(nodes > 1, whole * members / cluster.gpus_per_node, np.inf)
     return Path(
         group,
@@ -215,11 +215,22 @@ def nic_of(cluster: Cluster) -> Nic:
     return cluster.nic
 
 
+def reached_share(nic: Nic, constants: LinkConstants) -> Array | float:
+    """Share of the adapters' rate that collectives reach: as stated, and corrected by trials."""
+    stated = nic.reached_share
+    if stated is None:
+        return constants.inter_node_share
+    share = stated * constants.inter_node_share / LinkConstants.inter_node_share
+    return np.asarray(np.minimum(1.0, share))
+
+
 def one_adapter(cluster: Cluster) -> Cluster:
     """The same nodes if all of their traffic went over one of their adapters."""
     if cluster.nic is None:
         return cluster
-    return cluster.model_copy(update={"nic": cluster.nic.model_copy(update={"count": 1})})
+    # What all of them reach together says nothing of one.
+    alone = cluster.nic.model_copy(update={"count": 1, "reached_share": None})
+    return cluster.model_copy(update={"nic": alone})
 
 
 def inter_node_hop_s(cluster: Cluster, constants: LinkConstants) -> float:

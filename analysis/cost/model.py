@@ -10,10 +10,11 @@ import numpy as np
 
 from analysis.cost.activations import refused
 from analysis.cost.collectives import LinkConstants
-from analysis.cost.constants import EDGE, fit, log_sd
+from analysis.cost.constants import EDGE, fit, log_odds, log_sd
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
-from analysis.cost.step import StepParts, step
+from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
+from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
 from search_spaces import Cluster, Framework
 from trainer import model_flops
@@ -82,13 +83,39 @@ class Prediction:
 
     @cached_property
     def time_log_sd(self) -> Array:
-        """Standard deviation of the logarithm of the step time: constants and noise together."""
+        """Standard deviation of the logarithm of the step time: constants and noise together.
+
+        In the network's likelier state; see ``interval_s``.
+        """
         return self.model.time_log_sd(self.jobs)
 
+    @cached_property
+    def crowded(self) -> Array:
+        """Probability that a run meets a crowded network."""
+        return self.model.crowded(self.jobs)
+
+    @cached_property
+    def states_s(self) -> tuple[Array, Array]:
+        """Step times in a calm network, and in a crowded one."""
+        calm_s = self.step_time_s - self.time.crowded
+        return calm_s, calm_s + self.model.crowded_s(self.jobs)
+
+    @cached_property
+    def promised_s(self) -> Array:
+        """Step time at the throughput to be expected of both states, by which to rank."""
+        calm_s, crowded_s = self.states_s
+        return 1 / ((1 - self.crowded) / calm_s + self.crowded / crowded_s)
+
     def interval_s(self, deviations: float = EDGE) -> tuple[Array, Array]:
-        """Step times between which the true one is expected; by default with 95 %."""
+        """Step times between which the true one is expected; by default with 95 %.
+
+        From the calm network's to the crowded one's, but for a state that is too rare to count.
+        """
         factor = np.exp(deviations * self.time_log_sd)
-        return self.step_time_s / factor, self.step_time_s * factor
+        calm_s, crowded_s = self.states_s
+        low_s = np.where(self.crowded > 1 - RARE, crowded_s, calm_s)
+        high_s = np.where(self.crowded > RARE, crowded_s, calm_s)
+        return low_s / factor, high_s * factor
 
     @property
     def tokens_per_second(self) -> Array:
@@ -132,6 +159,7 @@ class CostModel:
         covariance: of the logarithms of time's constants; None before any evidence, when it is
             ``between_machines``.
         log_sd: of step times around the prediction, beyond what the covariance explains.
+        network: how often runs are believed to meet a crowded network.
         others: models of jobs whose ``engine`` is 1, 2, ...: each by its own framework.
     """
 
@@ -141,6 +169,7 @@ class CostModel:
     memory: MemoryModel = field(default_factory=MemoryModel)
     covariance: Array | None = None
     log_sd: float = PRIOR_LOG_SD
+    network: Network = UNKNOWN
     others: tuple[CostModel, ...] = ()
 
     @property
@@ -151,7 +180,10 @@ class CostModel:
         """Memory and time of every job; about a million rows take seconds."""
 
         def times(model: CostModel, own: Jobs) -> Columns:
-            return step(own, model.cluster, model.framework, model.constants).as_dict()
+            calm = step(own, model.cluster, model.framework, model.constants)
+            late_s = crowded_s(own, model.constants)
+            state = expected_state(model.network.crowded(own, model.cluster), calm.total, late_s)
+            return calm.as_dict() | {"crowded": late_s * state}
 
         def memory(model: CostModel, own: Jobs) -> Columns:
             return model.memory.parts(own, model.framework).as_dict()
@@ -186,6 +218,14 @@ class CostModel:
         limit = self.memory_limit_bytes
         return self._each(jobs, lambda m, j: {"fits": m.memory.fits(j, m.framework, limit)})["fits"]
 
+    def crowded(self, jobs: Jobs) -> Array:
+        """Probability that a run of each job meets a crowded network."""
+        return self._each(jobs, lambda m, j: {"share": m.network.crowded(j, m.cluster)})["share"]
+
+    def crowded_s(self, jobs: Jobs) -> Array:
+        """Seconds by which a step would be longer then."""
+        return self._each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
+
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
         """What frameworks would report as their peak."""
         return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
@@ -212,18 +252,26 @@ class CostModel:
         learnt = self
         if timed.any():
             jobs, measured = measurements.jobs[timed], np.log(measurements.step_time_s[timed])
+            chance = self.network.crowded(jobs, self.cluster)
+
+            def states(constants: TimeConstants) -> tuple[Array, Array]:
+                calm_s = step(jobs, self.cluster, self.framework, constants).total
+                late_s = calm_s + crowded_s(jobs, constants)
+                return np.log(calm_s) - measured, np.log(late_s) - measured
 
             def residuals(constants: TimeConstants) -> Array:
-                predicted = step(jobs, self.cluster, self.framework, constants).total
-                return np.asarray(np.log(predicted) - measured)
+                """Of the state that the run was in more probably."""
+                return likelier(*states(constants), chance, NOISE_LOG_SD)
 
             known = None if self.covariance is None else TRANSFER**2 * self.covariance
             found = fit(self.constants, residuals, NOISE_LOG_SD, covariance=known)
             # Few rows say little of the spread: the prior's counts as four of them.
             rows = found.num_rows
             spread = (rows * found.spread**2 + 4 * self.log_sd**2) / (rows + 4)
+            told = log_odds(*states(found.constants), max(NOISE_LOG_SD, found.spread))
             learnt = replace(
                 self,
+                network=self.network.after(jobs, self.cluster, told),
                 constants=found.constants,
                 covariance=found.covariance,
                 log_sd=float(np.sqrt(spread)),
@@ -245,8 +293,12 @@ class CostModel:
         used = ~without_effect(jobs)
         covariance = (between_machines() if known is None else known) * np.outer(used, used)
 
+        calm_s = step(jobs, self.cluster, self.framework, self.constants).total
+        late_s = crowded_s(jobs, self.constants)
+        state = expected_state(self.network.crowded(jobs, self.cluster), calm_s, late_s)
+
         def logarithm(constants: TimeConstants) -> Array:
-            return np.log(step(jobs, self.cluster, self.framework, constants).total)
+            return np.log(step(jobs, self.cluster, self.framework, constants, state).total)
 
         return np.hypot(self.log_sd, log_sd(self.constants, covariance, logarithm))
 

@@ -36,6 +36,7 @@ class StepParts:
         launch: waiting for the host.
         head: output layer and loss, where it is on the slowest stage.
         pipeline: handing activations and their gradients on.
+        crowded: waiting at a crowded network, if the run is expected to meet one.
         bubble: filling and draining the pipeline.
         gather: of split weights, as far as it does not hide.
         gradients: their reduction, as far as it does not hide.
@@ -52,6 +53,7 @@ class StepParts:
     launch: Array
     head: Array
     pipeline: Array
+    crowded: Array
     bubble: Array
     gather: Array
     gradients: Array
@@ -68,7 +70,11 @@ class StepParts:
 
 
 def step(
-    jobs: Jobs, cluster: Cluster, framework: Framework, constants: TimeConstants | None = None
+    jobs: Jobs,
+    cluster: Cluster,
+    framework: Framework,
+    constants: TimeConstants | None = None,
+    crowded: Array | float = 0.0,
 ) -> StepParts:
     """Seconds of one step of every job, by cause.
 
@@ -77,6 +83,9 @@ def step(
     stages the bubble is their (p - 1) / (v m)). Where several ranks share a processor, a rank that
     waits slows the others down no longer: the step takes the time of all their work, or of the
     longest path at the speed of a rank alone, if that is longer.
+
+    Args:
+        crowded: 1 for runs that meet a crowded network, 0 for calm ones; shape (n,).
     """
     c = constants or TimeConstants()
     compute = Compute(cluster, framework, c)
@@ -107,7 +116,8 @@ def step(
         experts=m * count * one.experts * used,
         launch=m * count * one.launch * used,
         head=m * on_slowest * used,
-        pipeline=(m * v + p - 1) * sends,
+        pipeline=_rounds(jobs) * sends,
+        crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         gather=data[0],
         gradients=data[1],
@@ -126,7 +136,15 @@ def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants)
     share = np.where(splits_sequence(jobs, framework), jobs.tp, 1.0)
     num_bytes = activation_bytes(jobs) / share
     one = links.send_s(cluster, c, jobs.axes.stride("pp"), num_bytes, jobs.pp)
-    nodes = jobs.world_size / cluster.gpus_per_node
-    # A switch rather than a slope: large jobs meet a disturbed network, small ones hardly ever.
-    host = c.send_s + c.crowded_send_s / (1 + (64 / nodes) ** 6)
-    return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + host)
+    return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + c.send_s)
+
+
+def crowded_s(jobs: Jobs, c: TimeConstants) -> Array:
+    """Seconds by which a step is longer in a run that meets a crowded network."""
+    neighbours = np.where(jobs.pp > 1, np.minimum(jobs.pp - 1, 2), 2.0)
+    return _rounds(jobs) * neighbours * c.crowded_send_s
+
+
+def _rounds(jobs: Jobs) -> Array:
+    """Micro-batches that pass a stage, those of filling and draining the pipeline included."""
+    return jobs.gas * jobs.vpp + jobs.pp - 1

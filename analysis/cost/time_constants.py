@@ -24,7 +24,7 @@ class OverlapConstants(Constants):
     exposed_sends: float = constant(0.3, 0.7, "of a send's transfer, that does not hide")
     send_s: float = constant(1e-4, 2.0, "of the host, to hand a micro-batch to another stage")
     crowded_send_s: float = constant(
-        1e-4, 3.0, "more of a send in jobs far beyond 64 nodes; at 64 half of it"
+        0.5, 0.3, "more of a send, in runs that met a crowded network (see network.py)"
     )
     exposed_dispatch: float = constant(
         0.8, 0.4, "of the time in which tokens are on their way to experts and back"

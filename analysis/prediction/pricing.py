@@ -189,14 +189,17 @@ class Pricing:
     def promise(self, prediction: Prediction) -> Array:
         """A positive figure, the greater the better, by which configurations are ranked.
 
-        Where the model has no word for the objective, what is sought as large as possible is taken
-        for a rate and the rest for a time.
+        Speeds are those to be expected of a network that may be crowded. Where the model has no
+        word for the objective, what is sought as large as possible is taken for a rate and the
+        rest for a time.
         """
-        figure = self.objective(prediction)
+        figure, key = self.objective(prediction), self.space.objective.key
         maximize = self.space.objective.maximize
+        timed = figure is None or key in (*RATES, *TIMES)
         if figure is None:
             figure = prediction.tokens_per_second if maximize else prediction.step_time_s
-        return np.asarray(figure if maximize else 1 / figure)
+        faster = prediction.step_time_s / prediction.promised_s if timed else 1.0
+        return np.asarray((figure if maximize else 1 / figure) * faster)
 
     def learn(self, run: Run, of: Pricing | None = None) -> None:
         """Calibrate the model with a run, of this space or of another model, size or machine.

@@ -111,7 +111,7 @@ def _resized(
 ) -> list[dict[str, Any]]:
     """The configuration on each number of nodes; those that cannot be go to ``left_out``."""
     facts: dict[str, Any] = space.facts(config)
-    ranks = int(facts["tp"] * facts["pp"])
+    ranks = int(facts["world_size"] // facts["dp"])  # of a replica, whatever splits it
     wished = []
     for count in counts:
         gas = int(facts["gas"])
@@ -139,20 +139,21 @@ def scaling_table(scaled: Scaled, tokens: float) -> str:
         tokens: to train on.
     """
     prediction = scaled.prediction
-    factor = np.exp(EDGE * prediction.time_log_sd)
+    low_s, high_s = prediction.interval_s()
+    less, more = prediction.step_time_s / low_s, high_s / prediction.step_time_s
     spread = np.exp(EDGE * scaled.efficiency_log_sd)
     columns: dict[str, list[str]] = {
         "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
         "gas": [f"{n:.0f}" for n in prediction.jobs.gas],
         "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
-        "step s": _ranges(prediction.step_time_s, factor),
-        "tokens/s": _ranges(prediction.tokens_per_second, factor),
-        "efficiency %": _ranges(100 * scaled.efficiency, spread),
-        "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, factor),
-        f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), factor),
+        "step s": _ranges(prediction.step_time_s, less, more),
+        "tokens/s": _ranges(prediction.tokens_per_second, more, less),
+        "efficiency %": _ranges(100 * scaled.efficiency, spread, spread),
+        "10^6 tokens/node-hour": _ranges(prediction.tokens_per_node_hour / 1e6, more, less),
+        f"days for {tokens:.3g} tokens": _ranges(prediction.days_to_train(tokens), less, more),
     }
     if np.all(np.isfinite(prediction.joules_per_token)):
-        columns["J/token"] = _ranges(prediction.joules_per_token, factor)
+        columns["J/token"] = _ranges(prediction.joules_per_token, less, more)
     columns["fits"] = [f"{100 * fits:.0f} %" for fits in prediction.fits]
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -164,10 +165,12 @@ def scaling_table(scaled: Scaled, tokens: float) -> str:
     return "\n".join(lines)
 
 
-def _ranges(values: Array, factor: Array) -> list[str]:
+def _ranges(values: Array, below: Array, above: Array) -> list[str]:
+    """Values with their intervals, whose ends are so many times less and more."""
+    columns = (values.tolist(), (values / below).tolist(), (values * above).tolist())
     return [
-        f"{_digits(value)} ({_digits(value / by)}-{_digits(value * by)})"
-        for value, by in zip(values.tolist(), factor.tolist(), strict=True)
+        f"{_digits(value)} ({_digits(low)}-{_digits(high)})"
+        for value, low, high in zip(*columns, strict=True)
     ]
 
 

@@ -109,7 +109,7 @@ def resized(cluster: Cluster, gpus_per_node: int) -> Cluster:
     nic = cluster.nic
     if nic is not None:
         share = nic.count * nic.gb_per_s / cluster.gpus_per_node
-        nic = Nic(count=gpus_per_node, gb_per_s=share)
+        nic = Nic(count=gpus_per_node, gb_per_s=share, reached_share=nic.reached_share)
     name = f"{cluster.name}/{gpus_per_node} a node"
     update = {"name": name, "gpus_per_node": gpus_per_node, "links": links, "nic": nic}
     return cluster.model_copy(update={**update, "measured": []})

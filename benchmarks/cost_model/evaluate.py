@@ -81,7 +81,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
     errors = metrics.relative_errors(predicted.step_time_s, table.step_time_s)
     ranked = metrics.rankings(
         table.landscape,
-        predicted.step_time_s / samples,
+        predicted.promised_s / samples,
         predicted.fits,
         table.step_time_s / samples,
     )
@@ -95,9 +95,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
         time_error=metrics.mean(errors),
         time_error_median=metrics.median(errors),
         time_bias=metrics.median(predicted.step_time_s / table.step_time_s) - 1,
-        time_covered=metrics.covered(
-            predicted.step_time_s, predicted.time_log_sd, table.step_time_s
-        ),
+        time_covered=metrics.covered(predicted.low_s, predicted.high_s, table.step_time_s),
         memory_error=metrics.mean(metrics.relative_errors(predicted.peak_bytes, table.peak_bytes)),
         fitting=fitting,
         fitting_memory=fitting_memory,

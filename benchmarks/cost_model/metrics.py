@@ -26,11 +26,11 @@ def relative_errors(predicted: ArrayLike, measured: ArrayLike) -> Array:
     return np.asarray(np.abs(p[both] / m[both] - 1))
 
 
-def covered(predicted: ArrayLike, log_sd: ArrayLike, measured: ArrayLike) -> float:
-    """Share of the rows that are within 1.96 deviations of the logarithm; nan without any."""
-    p, sd, m = (np.asarray(values, float) for values in (predicted, log_sd, measured))
-    known = np.isfinite(p) & np.isfinite(sd) & np.isfinite(m) & (m > 0)
-    return mean(np.abs(np.log(p[known] / m[known])) <= 1.96 * sd[known])
+def covered(low: ArrayLike, high: ArrayLike, measured: ArrayLike) -> float:
+    """Share of the rows that are within their intervals; nan without any."""
+    low, high, m = (np.asarray(values, float) for values in (low, high, measured))
+    known = np.isfinite(low) & np.isfinite(high) & np.isfinite(m) & (m > 0)
+    return mean((low[known] <= m[known]) & (m[known] <= high[known]))
 
 
 def mean(values: ArrayLike) -> float:

@@ -32,13 +32,16 @@ class Predicted:
     Attributes:
         step_time_s, peak_bytes: of a job.
         fits: probability that it runs.
-        time_log_sd: standard deviation of the step time's logarithm.
+        promised_s: what to rank by.
+        low_s, high_s: between which 95 % of step times should be.
     """
 
     step_time_s: Array
     peak_bytes: Array
     fits: Array
-    time_log_sd: Array
+    promised_s: Array
+    low_s: Array
+    high_s: Array
 
 
 Fitted = Callable[[Jobs, Cluster, Framework], Predicted]
@@ -107,7 +110,9 @@ def _answer(model: CostModel, jobs: Jobs) -> Predicted:
     found = model.predict(jobs)
     # Tables state what the framework prints, which is not what a job needs at least.
     peak_bytes = model.memory.peak_bytes(jobs, model.framework)
-    return Predicted(found.step_time_s, peak_bytes, found.fits, found.time_log_sd)
+    return Predicted(
+        found.step_time_s, peak_bytes, found.fits, found.promised_s, *found.interval_s()
+    )
 
 
 class Transfer:
@@ -158,7 +163,7 @@ class FlopsAndBubble:
             flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
             time_s = flops / (rate * jobs.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
-            return Predicted(time_s, nothing, nothing, nothing)
+            return Predicted(time_s, nothing, nothing, time_s, nothing, nothing)
 
         return fitted
 
@@ -196,7 +201,7 @@ class LlmAnalysis:
             fits = np.where(peak_bytes <= cluster.memory_bytes, 1.0, 0.0)
             nothing = np.full(len(jobs), np.nan)
             fits = np.where(np.isnan(peak_bytes), np.nan, fits)
-            return Predicted(time_s, peak_bytes, fits, nothing)
+            return Predicted(time_s, peak_bytes, fits, time_s, nothing, nothing)
 
         return fitted
 

@@ -13,7 +13,8 @@ import numpy as np
 from analysis.cost.constants import fit
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
 from analysis.cost.jobs import Array
-from analysis.cost.step import step
+from analysis.cost.network import UNKNOWN, likelier
+from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
@@ -82,8 +83,12 @@ def shared(parts: Sequence[Table]) -> TimeConstants:
 def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
     cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
 
+    chance = UNKNOWN.crowded(rows.jobs, cluster)
+
     def residuals(constants: TimeConstants) -> Array:
-        times = step(rows.jobs, cluster, habits, constants).total
-        return np.asarray(np.log(times / rows.step_time_s))
+        calm_s = step(rows.jobs, cluster, habits, constants).total
+        late_s = calm_s + crowded_s(rows.jobs, constants)
+        calm, late = np.log(calm_s / rows.step_time_s), np.log(late_s / rows.step_time_s)
+        return likelier(calm, late, chance, NOISE_LOG_SD)
 
     return residuals

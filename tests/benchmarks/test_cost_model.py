@@ -83,7 +83,7 @@ class Remembering:
         def fitted(asked: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             self.asked.append(asked)
             ones = np.ones(len(asked))
-            return Predicted(ones, ones, ones, ones)
+            return Predicted(*[ones] * 6)
 
         return fitted
 

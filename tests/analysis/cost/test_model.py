@@ -177,12 +177,12 @@ def test_what_counts_for_little_at_its_median_widens_the_interval_by_its_edge() 
     """
     constants = TimeConstants()
     names = [f.name for f in fields(TimeConstants)]
-    at = names.index("crowded_send_s")
+    at = names.index("send_s")
     covariance = np.zeros((len(names), len(names)))
     covariance[at, at] = 3.0**2
 
     def logarithm(c: TimeConstants) -> np.ndarray:
-        return np.log(1e-3 + c.crowded_send_s * np.ones(1))
+        return np.log(1e-3 + c.send_s * np.ones(1))
 
     edge = np.log((1e-3 + 1e-4 * np.exp(3.0 * 1.96)) / 1.1e-3)
     assert log_sd(constants, covariance, logarithm)[0] == pytest.approx(edge / 1.96)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
@@ -133,3 +134,25 @@ def test_the_figure_is_a_png(pricing: Pricing) -> None:
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
     assert png(figure).startswith(b"\x89PNG")
+
+
+def test_every_degree_that_splits_a_replica_leaves_fewer_replicas(tmp_path: Path) -> None:
+    """Context parallelism of 2 halves them; a batch that stays then has more micro-batches."""
+    content = {
+        "version": 1,
+        "trainer": {"command": ["train", "--cp={cp}", "--tp={tp}"], "axes": ["cp"]},
+        "model": {"num_layers": 8, "hidden_size": 1024, "num_heads": 16, "vocab_size": 50304,
+                  "seq_length": 4096},
+        "cluster": "dgx_h100",
+        "parameters": {"num_nodes": 2, "tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": [4, 8],
+                       "zero_stage": 1},
+        "objective": {"maximize": "tokens_per_second"},
+    }  # fmt: skip
+    path = tmp_path / "space.yaml"
+    path.write_text(yaml.safe_dump(content))
+    pricing = Pricing(load_space(str(path)))
+    config = {"num_nodes": 2, "tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
+    jobs = scale(pricing, config, "strong", [1, 2, 4]).prediction.jobs
+    assert jobs.dp.tolist() == [2, 4, 8]
+    assert jobs.gas.tolist() == [16, 8, 4]
+    assert jobs.global_batch.tolist() == [32, 32, 32]

@@ -1,0 +1,130 @@
+"""A network's states: a run meets it calm or crowded, and nobody can tell before it runs.
+
+In a crowded run every micro-batch waits for every neighbour of a stage, so that the same
+configuration takes one of two times. How often that happens is not a fact of a kind of machine: it
+is believed, as a set of hypotheses with weights, and every run is evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.cost.constants import Array, log_odds
+from analysis.cost.jobs import Jobs
+from search_spaces import Cluster
+
+NEVER = 0.96  # share of networks without such a state, of a framework that was not seen to meet it
+NODES = 30.0  # at which 63 % of the runs are crowded, where there is such a state
+NODES_LOG_SD = 0.7
+MOST_RUNS = 20.0  # of evidence: runs of one campaign are not independent
+RARE = 0.05  # a state less probable than this is outside of an interval that has 95 %
+_WIDE = 2.0  # nodes: pipelines whose tensor parallelism spans more were always crowded
+_ALWAYS = 0.98
+_CERTAIN = 6.0  # logarithm of the odds of a state, at most, that one run's time tells
+_GRID = np.linspace(-2.0, 2.0, 9)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hypotheses: each pair of nodes brings the state with one chance, whatever the others do.
+
+    Attributes:
+        nodes: at which 63 % of runs are crowded; shape (h,). ``inf`` is never.
+        weights: of each, which sum to 1.
+    """
+
+    nodes: Array
+    weights: Array
+
+    @classmethod
+    def known(cls, never: float, nodes: float = NODES, log_sd: float = NODES_LOG_SD) -> Network:
+        """Hypotheses around one, beside that of no such state, which has the weight ``never``."""
+        shares = np.exp(-0.5 * _GRID**2)
+        shares *= (1 - never) / shares.sum()
+        return cls(np.append(nodes * np.exp(log_sd * _GRID), np.inf), np.append(shares, never))
+
+    @property
+    def never(self) -> float:
+        """Probability that no run is ever crowded."""
+        return float(self.weights[np.isinf(self.nodes)].sum())
+
+    @property
+    def usual_nodes(self) -> float:
+        """At which 63 % of runs are crowded, if any ever are: the geometric mean."""
+        some = np.isfinite(self.nodes)
+        return float(np.exp(np.average(np.log(self.nodes[some]), weights=self.weights[some])))
+
+    def crowded(self, jobs: Jobs, cluster: Cluster) -> Array:
+        """Probability that a run of each job is crowded; shape (n,)."""
+        # Few numbers of nodes in many jobs: each is asked once.
+        nodes, where = np.unique(jobs.world_size / cluster.gpus_per_node, return_inverse=True)
+        chance = self._chance(nodes)
+        piped = (self.weights @ chance)[where]
+        whole = (self.weights @ chance**3)[where]
+        return _by_form(jobs, cluster, piped, whole, _ALWAYS * (1 - self.never))
+
+    def after(self, jobs: Jobs, cluster: Cluster, told: Array) -> Network:
+        """The hypotheses after runs.
+
+        Args:
+            jobs: what ran.
+            cluster: where.
+            told: logarithms of how much more probable the measured times are if the runs were
+                crowded; shape (n,).
+        """
+        odds = np.exp(np.clip(told, -_CERTAIN, _CERTAIN))
+        each = np.log1p(self._each(jobs, cluster) * (odds - 1)).sum(axis=1)
+        logs = np.log(self.weights) + each * min(1.0, MOST_RUNS / max(len(jobs), 1))
+        weights = np.exp(logs - logs.max())
+        return Network(self.nodes, weights / weights.sum())
+
+    def _each(self, jobs: Jobs, cluster: Cluster) -> Array:
+        """By hypothesis; shape (h, n)."""
+        chance = self._chance(jobs.world_size / cluster.gpus_per_node)
+        sure = np.where(np.isinf(self.nodes)[:, None], 0.0, _ALWAYS)
+        return _by_form(jobs, cluster, chance, chance**3, sure)
+
+    def _chance(self, nodes: Array) -> Array:
+        """Of a pipeline on so many nodes; shape (h, n)."""
+        return np.asarray(-np.expm1(-np.square(nodes / self.nodes[:, None])))
+
+
+def _by_form(
+    jobs: Jobs, cluster: Cluster, piped: Array, whole: Array, sure: Array | float
+) -> Array:
+    """The chance of a pipeline; of one as wide as ``_WIDE``; or of a job without one, which waits
+    hardly ever, but in networks that are crowded all over."""
+    wide = jobs.tp > _WIDE * cluster.gpus_per_node
+    return np.where(jobs.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
+
+
+UNKNOWN = Network.known(NEVER)
+"""What is believed of a network on which nothing ran."""
+
+
+def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
+    """Of each run's residuals those of the state that it was in more probably.
+
+    Args:
+        calm, late: logarithms of predicted over measured times, in either state.
+        chance: of a crowded one, before the run.
+        noise: standard deviation of such a logarithm.
+    """
+    with np.errstate(divide="ignore"):
+        before = np.log(chance) - np.log1p(-chance)
+    return np.where(log_odds(calm, late, noise) > -before, late, calm)
+
+
+def expected_state(chance: Array, calm_s: Array, more_s: Array) -> Array:
+    """1 where a crowded network is to be expected of a run, 0 where a calm one is.
+
+    The state that more of the throughput is expected from: it minimizes the relative error.
+
+    Args:
+        chance: of a crowded one.
+        calm_s: step time in a calm one.
+        more_s: by which it is longer in the other.
+    """
+    return np.asarray(chance * calm_s > (1 - chance) * (calm_s + more_s), np.float64)
