@@ -35,24 +35,21 @@ from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.time_limits import in_time, start_up_s
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
+from .report.forests import NotEnough, Sensitivity
+from .report.model_sensitivity import ModelSensitivity, model_sensitivity
 from .report.page import write_report
 from .report.plots import png, sensitivity_figure, trajectory_figure
 from .report.scaling import scaling_figure
 from .report.section import Content, Section
 from .report.sections import SECTIONS
-from .report.sensitivity import (
-    NotEnough,
-    Sensitivity,
-    failure_sensitivity,
-    objective_sensitivity,
-)
+from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .report.trajectory import failures, ranked_trials, trajectory
 from .run.atomic import write_atomically
 from .run.best import TRIAL_DIR, Best, load_best, parameters_of
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
 from .run.folder import TRIAL_FILE, FingerprintError, RunFolder
-from .run.frame import load
+from .run.frame import frame_of, load
 from .run.identity import Identity
 from .run.journal import Journal
 from .run.lines import RunError
@@ -102,6 +99,7 @@ __all__ = [
     "Mask",
     "MissingFactError",
     "MissingMetricError",
+    "ModelSensitivity",
     "NotEnough",
     "NotMeasuredError",
     "NotPricedError",
@@ -140,6 +138,7 @@ __all__ = [
     "failure_sensitivity",
     "failures",
     "features",
+    "frame_of",
     "front_lines",
     "in_time",
     "likely_to_fit",
@@ -148,6 +147,7 @@ __all__ = [
     "lock",
     "metric",
     "missing_columns",
+    "model_sensitivity",
     "next_repeat",
     "noise_of",
     "non_dominated",

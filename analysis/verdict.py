@@ -34,8 +34,8 @@ def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, 
     if failed:
         words += f", failed {_times(failed)}"
     words += (
-        f"; the best with probability {first.best:.2f}, "
-        f"within {EQUAL:.0%} of the best with {now.confidence:.2f}"
+        f"; the best of the measured with probability {_chance(first.best)}, "
+        f"within {EQUAL:.0%} of the best of them with {_chance(now.confidence)}"
     )
     if confidence is not None:
         reached = "reached" if now.confidence >= confidence else "not reached"
@@ -102,6 +102,11 @@ def attempt_text(run: Run, trial: Trial, attempt: Attempt) -> str | None:
         why = attempt.message.removeprefix("stopped early: ")
         return f"stopped  {attempt.objective:.5g} {run.objective_key}; {why}"
     return None
+
+
+def _chance(probability: float) -> str:
+    """Never certain: what was not thought of has its share, too."""
+    return "over 0.99" if probability > 0.99 else f"{probability:.2f}"
 
 
 def _times(count: int) -> str:

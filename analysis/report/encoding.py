@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,13 +22,19 @@ class Encoded:
             their place in ``legend``; an inactive parameter (None) lies one below the smallest.
         inactive: bool, the same shape: where the parameter had no effect.
         legend: parameter -> its values from low to high, in words.
+        words: parameter -> its values in words, by the number that stands for each.
         constant: parameters that had one value only, and that value.
     """
 
     values: pd.DataFrame
     inactive: pd.DataFrame
     legend: dict[str, str]
+    words: dict[str, dict[float, str]]
     constant: dict[str, Any]
+
+    def word(self, name: str, value: float) -> str:
+        """What a parameter's number stands for."""
+        return self.words[name][value]
 
     def rows(self, chosen: NDArray[np.int_]) -> Encoded:
         """Of some of the trials, by their place; legends are of all."""
@@ -36,17 +42,23 @@ class Encoded:
 
 
 def encode(frame: pd.DataFrame) -> Encoded:
-    """Turn the ``p:*`` columns of a run's trials into what a forest can read."""
+    """Turn the ``p:*`` columns of a run's trials into what a forest can read.
+
+    Words whose column is an ordered categorical, as ``load`` gives it where the space says
+    ``{ordered: [...]}``, keep that order.
+    """
     values: dict[str, list[float]] = {}
     inactive: dict[str, list[bool]] = {}
     legend: dict[str, str] = {}
+    spoken: dict[str, dict[float, str]] = {}
     constant: dict[str, Any] = {}
     for column in frame.columns:
         if not column.startswith("p:"):
             continue
         name = column.removeprefix("p:")
         cells = [None if _missing(v) else v for v in frame[column]]
-        distinct = _in_order(name, {v if _is_number(v) else str(v) for v in cells if v is not None})
+        words = {v if _is_number(v) else str(v) for v in cells if v is not None}
+        distinct = _in_order(words, _order(name, frame[column].dtype))
         if len(distinct) + (None in cells) < 2:
             constant[name] = distinct[0] if distinct else None
             continue
@@ -55,10 +67,12 @@ def encode(frame: pd.DataFrame) -> Encoded:
         values[name] = [off if v is None else code[v if _is_number(v) else str(v)] for v in cells]
         inactive[name] = [v is None for v in cells]
         legend[name] = _legend(distinct, None in cells)
+        spoken[name] = {float(number): _word(v) for v, number in code.items()}
     return Encoded(
         pd.DataFrame(values, index=frame.index, dtype=float),
         pd.DataFrame(inactive, index=frame.index, dtype=bool),
         legend,
+        spoken,
         constant,
     )
 
@@ -75,9 +89,15 @@ def _all_numbers(values: list[Any]) -> bool:
     return all(map(_is_number, values))
 
 
-def _in_order(name: str, distinct: set[Any]) -> list[Any]:
-    """Numbers by value, then words by their known order, or else by the alphabet."""
-    order = _ORDERS.get(name, ())
+def _order(name: str, dtype: Any) -> Sequence[str]:
+    """The order of a parameter's words: the space's own, or the one that is known."""
+    if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
+        return [str(value) for value in dtype.categories]
+    return _ORDERS.get(name, ())
+
+
+def _in_order(distinct: set[Any], order: Sequence[str]) -> list[Any]:
+    """Numbers by value, then words by their order, or else by the alphabet."""
 
     def key(value: Any) -> tuple[int, float, str]:
         if _is_number(value):

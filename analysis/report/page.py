@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from analysis import units
 from analysis.prediction.held_out import CrossValidation, cross_validated
-from analysis.report import front
+from analysis.report import figures, front
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
 from analysis.report.trajectory import idle_spans, ranked_trials, search_time_s
@@ -49,13 +49,16 @@ def write_report(
     frame["objective"] = units.scaled(run.objective_key, frame["objective"])
     content = Content(run, frame, folder, validate(run), write_best(run, folder / "best.yaml"))
     done = ranked_trials(run)
+    content.data.update(trials=figures.trials(run), effects={})
+    drawn = [found for section in sections if (found := _drawn(section, content))]
     page = content.html(
         "page.html",
         facts=_facts(run),
         sought=front.sought(run),
         best=units.scaled(run.objective_key, done[0].objective or 0.0) if done else None,
         best_trial=done[0].number if done else None,
-        sections=[drawn for section in sections if (drawn := _drawn(section, content))],
+        sections=drawn,
+        data=figures.embedded(content.data),
     )
     write_atomically(folder / "index.html", page.encode("utf-8", "replace"))
     return folder / "index.html"

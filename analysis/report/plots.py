@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from analysis.report.sensitivity import Sensitivity
+from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import failure_window
 from analysis.run.trial import TOLD, meaning
 

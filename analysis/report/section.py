@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 
 from analysis import units
 from analysis.prediction.held_out import CrossValidation
+from analysis.prediction.pricing import Pricing, price
 from analysis.report import tables
 from analysis.report.plots import png
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
+from search_spaces import SpaceError, load_space
 from slurm import printable
 
 _TEMPLATES = jinja2.Environment(
@@ -52,6 +54,7 @@ class Content:
         validation: the cost model beside its trials; None where it cannot price them.
         best_problem: why there is no ``best.yaml``; empty if there is.
         written: names of the pictures that were drawn.
+        data: from which the page's script draws its figures.
     """
 
     run: Run
@@ -60,11 +63,20 @@ class Content:
     validation: CrossValidation | None = None
     best_problem: str = ""
     written: set[str] = field(default_factory=set)
+    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
         """Name and unit of the first objective."""
         return units.label(self.run.objective_key)
+
+    @cached_property
+    def pricing(self) -> Pricing | None:
+        """Prices of the run's space, not calibrated; None where there are none."""
+        try:
+            return price(load_space(self.run.folder.space_file, frozen=True))
+        except SpaceError:
+            return None
 
     def html(self, template: str, **values: Any) -> Markup:
         """A template of ``templates/``, with ``values`` and what the tables of all have in common.
@@ -85,6 +97,7 @@ class Content:
         varied, fixed = tables.parameters(self.run)
         return {
             "run": self.run,
+            "simulated": self.run.launcher == "simulate",
             "objective": self.objective,
             "more": [units.label(key) for key, _ in self.run.goals[1:]],
             "parameters": varied,

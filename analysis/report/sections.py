@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from analysis import units
-from analysis.report import front, plots, stacks, tables
+from analysis.report import figures, front, plots, stacks, tables
+from analysis.report.drivers import doubt, failure_drivers, objective_drivers
 from analysis.report.section import Content, Section
-from analysis.report.sensitivity import (
-    NotEnough,
-    Sensitivity,
-    failure_sensitivity,
-    objective_sensitivity,
-)
 from analysis.report.trajectory import (
-    failures,
     idle_spans,
     ranked_trials,
     search_time_s,
@@ -32,9 +22,17 @@ DRAWN = 5  # best trials whose predicted parts are drawn
 
 
 def _best(content: Content) -> str:
-    lines = verdict_lines(content.run) + early_stop_lines(content.run)
+    run = content.run
+    lines = verdict_lines(run) + early_stop_lines(run)
+    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
     return content.html(
-        "best.html", best=content.run.best, lines=lines, problem=content.best_problem
+        "best.html",
+        best=run.best,
+        measured=len(ranked_trials(run)),
+        alone=run.best is not None and len(run.best.measurements) == 1,
+        left=told[-1] if told else None,
+        lines=lines,
+        problem=content.best_problem,
     )
 
 
@@ -54,8 +52,21 @@ def _front(content: Content) -> str:
 
 def _history(content: Content) -> str:
     ended = any(trial.ended for trial in content.run.trials.values())
-    image = content.image("trajectory.png", _trajectory_figure(content))
-    return content.html("history.html", ended=ended, trajectory=image)
+    content.image("trajectory.png", _trajectory_figure(content))
+    return content.html("history.html", ended=ended)
+
+
+def _foretold(content: Content) -> list[tuple[float, list[float]]]:
+    """What was measured of each trial that was foretold, and what was expected, with its edges."""
+    told = content.data["trials"]["expected"]
+    measured = content.data["trials"]["objective"]
+    return [(measured[i], each) for i, each in told.items() if measured[i] is not None]
+
+
+def _expected(content: Content) -> str:
+    pairs = _foretold(content)
+    inside = sum(low <= value <= high for value, (_, low, high) in pairs)
+    return content.html("expected.html", told=len(pairs), inside=inside)
 
 
 def _trajectory_figure(content: Content) -> Figure:
@@ -68,28 +79,19 @@ def _trajectory_figure(content: Content) -> Figure:
     return plots.trajectory_figure(frame, content.objective, restarts_s)
 
 
-def _drivers(content: Content) -> str:
-    effect = units.unit(content.run.objective_key) or content.run.objective_key
-    found = _sensitivity(content, objective_sensitivity, "objective_shap.png", effect)
-    return content.html("drivers.html", **found)
+def _nodes(content: Content) -> str:
+    content.data["nodes"] = figures.nodes(content.run)
+    return content.html("nodes.html")
 
 
-def _failures(content: Content) -> str:
-    effect = "probability of failing"
-    found = _sensitivity(content, failure_sensitivity, "failure_shap.png", effect)
-    return content.html("failures.html", failures=failures(content.run).to_dict("records"), **found)
-
-
-def _sensitivity(
-    content: Content, analyse: Callable[[pd.DataFrame], Sensitivity], picture: str, effect: str
-) -> dict[str, Any]:
-    """A sensitivity analysis and its picture, or the reason why there is none."""
-    try:
-        sensitivity = analyse(content.frame)
-    except NotEnough as refusal:
-        return {"refusal": str(refusal), "sensitivity": None}
-    image = content.image(picture, plots.sensitivity_figure(sensitivity, effect))
-    return {"sensitivity": sensitivity, "image_source": image}
+def _landscape(content: Content) -> str:
+    """The successes over their parameters; the pair that matters most is the first heat map."""
+    varied = list(content.data["trials"]["parameters"])
+    effects = content.data["effects"]
+    by_effect = [row["name"] for row in effects.get("model") or effects.get("trials") or []]
+    first = [name for name in by_effect if name in varied] + varied
+    up = next((name for name in first if name != first[0]), first[0])
+    return content.html("landscape.html", across=first[0], up=up)
 
 
 def _cost_model(content: Content) -> str:
@@ -101,7 +103,18 @@ def _cost_model(content: Content) -> str:
         image = content.image("forecast.png", stacks.stacks_of(validation, best))
     listed = {trial.number for trial in tables.listed(content.run)}
     rows = [row for row in validation.by_trial if row["number"] in listed]
-    return content.html("cost_model.html", validation=validation, stacks=image, rows=rows)
+    ran = [t.number for t in ranked_trials(content.run) if t.number in listed]
+    parts = content.data["parts"] = figures.parts(validation, ran)
+    pairs = list(parts["of"]) if len(parts["of"]) > 1 else []
+    return content.html(
+        "cost_model.html",
+        validation=validation,
+        # Where its account of the parameters is shown, the warning stands there.
+        doubtful="" if "model" in content.data["effects"] else doubt(validation),
+        stacks=image,
+        rows=rows,
+        pairs=pairs,
+    )
 
 
 def _top(content: Content) -> str:
@@ -137,16 +150,30 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section("Optimization history", _history, pictures=("trajectory.png",)),
     Section(
-        lambda content: f"What drives {content.objective}",
-        _drivers,
-        pictures=("objective_shap.png",),
+        "Expected and measured", _expected, condition=lambda content: len(_foretold(content)) > 1
     ),
-    Section("What fails, and why", _failures, pictures=("failure_shap.png",)),
+    Section(
+        lambda content: f"What drives {content.objective}",
+        objective_drivers,
+        anchor="drivers",
+        pictures=("model_shap.png", "objective_shap.png"),
+    ),
+    Section("What fails, and why", failure_drivers, pictures=("failure_shap.png",)),
     Section(
         "What the cost model says",
         _cost_model,
         condition=lambda content: content.validation is not None,
         pictures=("forecast.png",),
+    ),
+    Section(
+        "Parameters and objective",
+        _landscape,
+        condition=lambda content: len(ranked_trials(content.run)) > 1,
+    ),
+    Section(
+        "Nodes over time",
+        _nodes,
+        condition=lambda content: any(t.attempts for t in content.run.trials.values()),
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section(_trials_title, _trials),

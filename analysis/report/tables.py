@@ -61,6 +61,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
     key = run.objective_key
     return {
         "number": trial.number,
+        "words": _words(trial),
         "state": trial.kind or ("running" if running else "pending"),
         "early": trial.stopped_early,
         "measurements": [
@@ -85,6 +86,12 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
             if (folder / file).exists()
         ],
     }
+
+
+def _words(trial: Trial) -> str:
+    """What a filter of the table looks through."""
+    state = trial.kind or "running"
+    return f"trial {trial.number} {state} {trial.by} {units.config_text(trial.config)}"
 
 
 def _why(trial: Trial, key: str) -> str:

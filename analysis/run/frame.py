@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis.metrics import metrics
-from analysis.run.fold import read_run
+from analysis.run.fold import Run, read_run
+from search_spaces import SpaceError, load_space
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,11 +25,32 @@ def load(directory: Path | str) -> pd.DataFrame:
     ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
     ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
     ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the median),
-    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
+    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result. Words
+    that the space lists as ``{ordered: [...]}`` are an ordered categorical.
     """
+    run = read_run(directory)
+    frame = frame_of(run)
+    for name, words in _ordered(run).items():
+        if (column := f"p:{name}") in frame:
+            import pandas as pd
+
+            frame[column] = pd.Categorical(frame[column], words, ordered=True)
+    return frame
+
+
+def _ordered(run: Run) -> dict[str, list[str]]:
+    """Words of parameters whose order the run's space states; none where it cannot be read."""
+    try:
+        space = load_space(run.folder.space_file, frozen=True)
+    except SpaceError:
+        return {}
+    return {p.name: [str(v) for v in p.values] for p in space.parameters.values() if p.ordered}
+
+
+def frame_of(run: Run) -> pd.DataFrame:
+    """The same of a run that is read already, words as they are."""
     import pandas as pd
 
-    run = read_run(directory)
     origin = run.opened_t[0] if run.opened_t else 0.0
     rows = []
     for trial in sorted(run.trials.values(), key=lambda t: t.number):

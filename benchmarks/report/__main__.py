@@ -21,7 +21,7 @@ from unittest import mock
 
 from scipy.stats import spearmanr
 
-import analysis.report.sensitivity as sampled
+import analysis.report.forests as sampled
 from analysis import NotEnough, failure_sensitivity, load, objective_sensitivity, read_run
 from benchmarks.cost_model.report import machine
 from benchmarks.driver.scale import spread

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from analysis import load
-from analysis.report import sensitivity
+from analysis.report import forests
 from analysis.report.encoding import encode
-from analysis.report.sensitivity import NotEnough, failure_sensitivity, objective_sensitivity
+from analysis.report.forests import NotEnough
+from analysis.report.sensitivity import failure_sensitivity, objective_sensitivity
 
 
 def table(count: int, target, **columns) -> pd.DataFrame:
@@ -99,6 +100,24 @@ def test_parameters_of_every_type_are_ordered_and_inactive_lies_below():
     assert encoded.constant == {"precision": "bf16"}
 
 
+def test_words_that_a_space_orders_keep_their_order(journal):
+    book = journal()
+    words = ["tiny", "small", "large"]
+    space = (
+        "name: s\nobjective: {maximize: speed}\ntrainer: {command: ['true']}\n"
+        f"parameters: {{size: {{ordered: [{', '.join(words)}]}}, color: [red, blue]}}\n"
+        "cluster: {name: c, gpus_per_node: 1, num_nodes: 1}\n"
+    )
+    (book.directory / "space.yaml").write_text(space)
+    for number in range(6):
+        config = {"size": words[number % 3], "color": ["red", "blue"][number % 2]}
+        book.run_one(number, config, "ok", 1.0 + number)
+    encoded = encode(load(book.directory))
+    assert encoded.values["size"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert encoded.legend["size"] == "tiny, small, large"
+    assert encoded.values["color"].tolist() == [1, 0, 1, 0, 1, 0]  # no order: the alphabet's
+
+
 def test_a_parameter_that_is_always_inactive_is_constant():
     encoded = encode(pd.DataFrame({"p:vpp": [None, None], "p:tp": [1, 2]}))
     assert encoded.constant == {"vpp": None}
@@ -159,7 +178,7 @@ def test_an_objective_that_never_varied_is_refused():
     ("kinds", "message"),
     [
         (["ok"] * 12, "No trial failed because of its configuration"),
-        (["oom"] * 12, "12 of 12 trials failed"),
+        (["oom"] * 12, "All 12 trials failed"),
         (["oom"] * 2 + ["ok"] * 10, "at least 3 of each"),
         (["node_failure"] * 12, "No trials so far"),
         (["oom", "ok"] * 3, "6 trials so far"),
@@ -186,15 +205,15 @@ def test_a_sample_and_smaller_trees_rank_as_all_trials_and_whole_trees_do(monkey
 
     frame = table(900, figure, **columns)
     some = objective_sensitivity(frame)
-    assert (some.n, some.total) == (sensitivity.EXPLAINED, 900)
+    assert (some.n, some.total) == (forests.EXPLAINED, 900)
     np.testing.assert_allclose(some.base + some.shap.sum(axis=1), some.prediction, rtol=1e-9)
     assert np.isin(some.trial, frame["trial"]).all() and len(some.encoded.values) == some.n
     explained = frame.set_index("trial").loc[some.trial, "objective"]
     assert explained.quantile([0.1, 0.5, 0.9]).to_numpy() == pytest.approx(
         frame["objective"].quantile([0.1, 0.5, 0.9]).to_numpy(), abs=1.0
     )
-    monkeypatch.setattr(sensitivity, "EXPLAINED", 900)
-    monkeypatch.setattr(sensitivity, "MAX_LEAVES", None)
+    monkeypatch.setattr(forests, "EXPLAINED", 900)
+    monkeypatch.setattr(forests, "MAX_LEAVES", None)
     every = objective_sensitivity(frame)
     assert list(some.mean_abs.index) == list(every.mean_abs.index)
     assert (some.mean_abs - every.mean_abs).abs().max() < 0.05 * every.mean_abs.max()

@@ -1,0 +1,177 @@
+"""Forests over configurations, explained by SHAP.
+
+Exact SHAP values take trees x leaves x rows; leaves grow with the rows, and so would the cost with
+their square. Every row teaches the forest, but its trees have at most MAX_LEAVES leaves, and
+EXPLAINED of the rows are explained, drawn evenly over what the forest predicts.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.report.encoding import Encoded
+
+NUM_TREES = 100
+MAX_LEAVES = 256  # of a tree; more of them explain noise
+EXPLAINED = 400  # rows whose SHAP values are computed
+NUM_REFITS = 20
+REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
+
+Refit = tuple[NDArray[np.int_], NDArray[Any]]
+"""Rows that a smaller forest is fitted to, and the target of each."""
+
+
+class NotEnough(Exception):  # noqa: N818 - not an error of anyone's
+    """The trials cannot answer the question yet; the message says why, for the reader."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A forest's account of one target, by SHAP.
+
+    Attributes:
+        total: trials, or configurations, that the forest has learned from.
+        encoded: the parameters of the n of them that are explained: all, or a sample of EXPLAINED
+            that is spread evenly over the predictions.
+        trial: their numbers, or rows, shape (n,).
+        shap: SHAP values, shape (n, parameters), in the target's unit; the probability of
+            failing for the classifier. ``base + shap.sum(1) == prediction``.
+        base: the forest's mean prediction.
+        prediction: of each of the n, shape (n,).
+        oob_score: out-of-bag R2 of the regression, accuracy of the classifier.
+        base_rate: accuracy of the majority-class baseline; None for the regression.
+        interval: mean |SHAP| per parameter, times the 5th (``low``) and the 95th percentile
+            (``high``) of what it is relative to the median, over refits: on
+            resampled trials, or on what other draws of a model's constants predict.
+        seed: of the forests, the sample and the refits.
+        warnings: what a reader should know before believing the ranking.
+    """
+
+    total: int
+    encoded: Encoded
+    trial: NDArray[np.int_]
+    shap: NDArray[np.float64]
+    base: float
+    prediction: NDArray[np.float64]
+    oob_score: float
+    base_rate: float | None
+    interval: pd.DataFrame
+    seed: int
+    warnings: tuple[str, ...]
+
+    @property
+    def n(self) -> int:
+        """Trials, or configurations, that are explained."""
+        return len(self.shap)
+
+    @property
+    def mean_abs(self) -> pd.Series[float]:
+        """Mean |SHAP| per parameter, the largest first."""
+        means = pd.Series(np.abs(self.shap).mean(axis=0), index=self.encoded.values.columns)
+        return means.sort_values(ascending=False, kind="stable")
+
+
+def fitted(
+    forest: Any, encoded: Encoded, target: NDArray[Any], seed: int, refits: Iterable[Refit]
+) -> Sensitivity:
+    """The account of a forest of this kind; its ``trial`` has rows in place of numbers.
+
+    Args:
+        forest: a regressor or a classifier that keeps its out-of-bag score.
+        encoded: what it learns from, a row per configuration.
+        target: what it learns; bool for a classifier.
+        seed: of the forest and the sample.
+        refits: whose spread is the interval.
+    """
+    x = encoded.values.to_numpy()
+    forest.set_params(random_state=seed % 2**32).fit(x, target)
+    classes = target.dtype == bool
+    predicted = forest.predict_proba(x)[:, 1] if classes else forest.predict(x)
+    rows = _spread_rows(predicted, EXPLAINED, seed)
+    shap, base = _explain(forest, x[rows])
+    return Sensitivity(
+        total=len(x),
+        encoded=encoded.rows(rows),
+        trial=rows,
+        shap=shap,
+        base=base,
+        prediction=predicted[rows],
+        oob_score=float(forest.oob_score_),
+        base_rate=None,
+        interval=_interval(forest, encoded.values, target, np.abs(shap).mean(axis=0), seed, refits),
+        seed=seed,
+        warnings=(),
+    )
+
+
+def _spread_rows(target: NDArray[Any], count: int, seed: int) -> NDArray[np.int_]:
+    """At most ``count`` rows, one at random from each of as many equal slices by ``target``."""
+    if len(target) <= count:
+        return np.arange(len(target))
+    rng = np.random.default_rng(seed)
+    order = np.lexsort((rng.random(len(target)), target))  # equals in random order
+    cuts = np.linspace(0, len(target), count + 1)
+    return np.sort(order[(cuts[:-1] + rng.random(count) * np.diff(cuts)).astype(int)])
+
+
+def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """SHAP values (n, parameters) and base value; of the class True for a classifier."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports: tqdm's widgets, colour maps
+        import shap  # seconds: it brings numba
+
+    explainer = shap.TreeExplainer(forest)
+    values, base = np.asarray(explainer.shap_values(x)), np.atleast_1d(explainer.expected_value)
+    if values.ndim == 3:
+        values = values[:, :, 1]
+    return values, float(base[-1])
+
+
+def _interval(
+    forest: Any,
+    x: pd.DataFrame,
+    target: NDArray[Any],
+    means: NDArray[np.float64],
+    seed: int,
+    refits: Iterable[Refit],
+) -> pd.DataFrame:
+    """What mean |SHAP| may be: its own value, times its spread over refits.
+
+    The refits are smaller forests; what they find is therefore only compared among themselves.
+    """
+    from sklearn.base import clone
+
+    small = clone(forest).set_params(
+        n_estimators=REFIT_TREES, max_leaf_nodes=REFIT_LEAVES, oob_score=False
+    )
+    values, found = x.to_numpy(), []
+    explained = values[_spread_rows(target, REFIT_EXPLAINED, seed)]
+    for number, (rows, target) in enumerate(refits):
+        small.set_params(random_state=(seed * NUM_REFITS + number) % 2**32)
+        small.fit(values[rows], target)
+        found.append(np.abs(_explain(small, explained)[0]).mean(axis=0))
+    middle = np.median(found, axis=0)
+    relative = np.divide(found, middle, out=np.ones_like(found), where=middle > 0)
+    low, high = np.percentile(relative, [5, 95], axis=0) * means
+    return pd.DataFrame({"low": low, "high": high}, index=x.columns)
+
+
+def resampled(target: NDArray[Any], seed: int) -> Iterable[Refit]:
+    """Refits on resampled rows, classes in proportion.
+
+    Resampling the trials, not the rows of one forest's SHAP values, shows how far the ranking
+    depends on which configurations happened to be tried.
+    """
+    from sklearn.utils import resample
+
+    rows, stratify = np.arange(len(target)), target if target.dtype == bool else None
+    for refit in range(NUM_REFITS):
+        chosen = resample(rows, random_state=(seed * NUM_REFITS + refit) % 2**32, stratify=stratify)
+        yield chosen, target[chosen]

@@ -1,0 +1,136 @@
+"""The page in a real browser: it draws its figures, sorts, filters, turns pages, fits a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.prediction.pricing import Pricing
+from analysis.report import forests, model_sensitivity, sensitivity
+from analysis.report.page import write_report
+from analysis.run.folder import RunFolder
+from search_spaces import Candidates, load_space
+from support.browser import MISSING, Browser, browser, installed
+from support.run_book import RunBook
+
+pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
+
+TRIALS = 130
+FIGURES = [
+    *("history", "expected", "effects-model", "effects-failure"),
+    *("compare", "parallel", "heat", "nodes"),
+]
+SHOWN = (
+    "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden)"
+    ".map(r => Number(r.id.slice(6)))"
+)
+
+
+def write_run(folder: Path) -> None:
+    """A run of a shipped space: every tenth trial out of memory, the others near what is priced."""
+    space = load_space("tiny_cpu")
+    rng = np.random.default_rng(0)
+    candidates = Candidates(space)
+    configs = candidates.configs(candidates.indices(TRIALS, rng, [], max_nodes=2**31))
+    prediction = Pricing(space).predict(configs)
+    speeds = prediction.tokens_per_second * np.exp(rng.normal(0, 0.02, TRIALS))
+    book = RunBook(folder, space.objective.as_dict())
+    RunFolder(folder).space_file.write_text(space.frozen())
+    for number, raw in enumerate(configs):
+        speed = float(speeds[number])
+        foretold = {"objective": speed * 1.01, "low": speed * 0.9, "high": speed * 1.1}
+        book.propose(number, space.canonical(raw), "made by a test", foretold)
+        book.start(number, nodes=[f"n{number % 4}"])
+        book.t += 30
+        if prediction.fits[number] < 0.99 or number % 10 == 3:
+            book.end(number, "oom", message="out of memory")
+        else:
+            median_s = float(prediction.step_time_s[number])
+            result = {"tokens_per_second": speed, "step_time_s": {"median": median_s}}
+            book.end(number, "ok", speed, result=result)
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    folder = tmp_path_factory.mktemp("browser")
+    write_run(folder / "run")
+    with pytest.MonkeyPatch.context() as patch:  # how sure the ranking is matters elsewhere
+        for module in (forests, model_sensitivity, sensitivity):
+            patch.setattr(module, "NUM_TREES", 20)
+        for module in (forests, model_sensitivity):
+            patch.setattr(module, "NUM_REFITS", 2)
+        page = write_report(folder / "run")
+    with browser(folder) as opened:
+        opened.open(page)
+        yield opened
+
+
+def test_every_figure_is_drawn_and_the_console_has_no_word_of_it(window: Browser) -> None:
+    window.run("document.querySelectorAll('figure').forEach(f => drawn[f.dataset.draw](f))")
+    marks = window.run(
+        "return [...document.querySelectorAll('figure')]"
+        ".map(f => [f.id, f.querySelectorAll('svg *').length])"
+    )
+    assert [name for name, _ in marks] == [f"figure-{name}" for name in FIGURES]
+    assert min(count for _, count in marks) > 10
+    for by in ("time", "nodes"):
+        window.run(
+            "const s = document.querySelector('select[name=by]');"
+            f"s.value = '{by}'; s.dispatchEvent(new Event('change'));"
+        )
+    assert not any("NaN" in text for text in window.run(
+        "return [...document.querySelectorAll('figure svg *')].map(e => e.outerHTML)"
+    ))  # fmt: skip
+    assert window.complaints() == []
+
+
+def test_the_table_turns_its_pages_and_finds_a_trial_on_another(window: Browser) -> None:
+    assert window.run(SHOWN) == list(range(100))
+    window.run("document.querySelectorAll('#trial-controls button')[1].click()")
+    assert window.run(SHOWN) == list(range(100, TRIALS))
+    window.run("visit(5)")
+    assert window.run(SHOWN) == list(range(100))
+    assert window.run("return document.querySelector('tr.visited').id") == "trial-5"
+
+
+def test_words_filter_the_table(window: Browser) -> None:
+    put = (
+        "const i = document.querySelector('#trial-controls input');"
+        "i.value = {!r}; i.dispatchEvent(new Event('input'));"
+    )
+    window.run(put.format("oom"))
+    found = window.run(SHOWN)
+    assert 13 in found and 0 < len(found) < 100
+    window.run(put.format("oom no-such-word"))
+    assert window.run(SHOWN) == []
+    window.run(put.format(""))
+    assert len(window.run(SHOWN)) == 100
+
+
+def test_the_keyboard_sorts_the_table_by_numbers(window: Browser) -> None:
+    press = (
+        "const th = document.querySelector('#trials th'); th.focus();"
+        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}));"
+        "return th.getAttribute('aria-sort')"
+    )
+    assert window.run(press) == "ascending"
+    assert window.run(press) == "descending"
+    assert window.run(SHOWN) == list(range(TRIALS - 1, TRIALS - 101, -1))
+    assert window.run(press) == "ascending"
+
+
+def test_the_theme_turns_and_a_phone_has_nothing_to_scroll_sideways_for(window: Browser) -> None:
+    colour = "return getComputedStyle(document.body).backgroundColor"
+    before = window.run(colour)
+    window.run("document.getElementById('theme').click()")
+    assert window.run(colour) != before
+    window.width(375)
+    wide = window.run(
+        "dispatchEvent(new Event('resize'));"
+        "return [document.documentElement.scrollWidth, innerWidth]"
+    )
+    assert wide == [375, 375]
+    assert window.complaints() == []
