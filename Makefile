@@ -14,15 +14,15 @@ export OMP_NUM_THREADS ?= 1
 # Or each of the many processes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint slurm clean
+.PHONY: demo test test-all lint slurm browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
 
-test: $(VENV)/.installed-dev slurm
+test: $(VENV)/.installed-dev slurm browser
 	$(BIN)/python -m pytest -m "not heavy" $(PYTEST)
 
-test-all: $(VENV)/.installed-dev slurm
+test-all: $(VENV)/.installed-dev slurm browser
 	$(BIN)/python -m pytest $(PYTEST)
 
 lint: $(VENV)/.installed-dev
@@ -68,6 +68,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # tests that need them are skipped, and say so (in CI they fail instead).
 AS_ROOT := $(shell if [ "$$(id -u)" = 0 ]; then echo env; else echo sudo -n; fi)
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge openmpi-bin
+BROWSER_PACKAGES := chromium chromium-driver
 
 slurm:
 	@if command -v slurmctld >/dev/null && command -v slurmd >/dev/null && \
@@ -79,6 +80,19 @@ slurm:
 	    || echo "could not install them: the tests of the cluster launchers will be skipped"; \
 	else \
 	  echo "no right to install Slurm's daemons and Open MPI: their tests will be skipped"; \
+	fi
+
+# The report's page is tested in a real browser, where there is one or it may be installed.
+browser:
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && $(AS_ROOT) true 2>/dev/null; then \
+	  echo "installing a browser from the distribution: $(BROWSER_PACKAGES)"; \
+	  $(AS_ROOT) apt-get update -qq && \
+	  $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends \
+	    $(BROWSER_PACKAGES) >/dev/null \
+	    || echo "could not install it: the tests of the page in a browser will be skipped"; \
+	else \
+	  echo "no right to install a browser: the tests of the page in one will be skipped"; \
 	fi
 
 clean:

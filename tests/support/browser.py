@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+
+import pytest
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",
 )  # fmt: skip
 MISSING = "needs Debian's chromium and chromium-driver"
 
@@ -72,7 +76,10 @@ def browser(folder: Path) -> Iterator[Browser]:
         url = f"http://127.0.0.1:{port}/session"
         options = {"args": [*FLAGS, f"--user-data-dir={folder / 'profile'}"]}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-        session = request(url, {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        try:
+            session = request(url, {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        except HTTPError as refusal:
+            pytest.skip(f"no browser starts here: {refusal.read()[:300]!r}")
         try:
             yield Browser(f"{url}/{session}")
         finally:

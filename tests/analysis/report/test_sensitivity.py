@@ -104,9 +104,8 @@ def test_words_that_a_space_orders_keep_their_order(journal):
     book = journal()
     words = ["tiny", "small", "large"]
     space = (
-        "name: s\nobjective: {maximize: speed}\ntrainer: {command: ['true']}\n"
+        "version: 1\nname: s\nobjective: {maximize: speed}\ntrainer: {command: ['true']}\n"
         f"parameters: {{size: {{ordered: [{', '.join(words)}]}}, color: [red, blue]}}\n"
-        "cluster: {name: c, gpus_per_node: 1, num_nodes: 1}\n"
     )
     (book.directory / "space.yaml").write_text(space)
     for number in range(6):
