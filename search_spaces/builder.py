@@ -191,7 +191,7 @@ class Builder:
 
     def _axes(self) -> None:
         """Further parallel axes are parameters of whole numbers."""
-        axes = self.program.axes
+        axes = self.program.axes if self.own_trainer else ()
         for index, name in enumerate(axes):
             path = ("trainer", "axes", index)
             if name in ordered() or name in facts.DERIVED:

@@ -1,5 +1,5 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
-from .axes import FURTHER_AXES, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
+from .axes import FURTHER_AXES, GRID, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
 from .config import (
     ConfigError,
     Goldfish,
@@ -54,6 +54,7 @@ __all__ = [
     "DEGREES",
     "FIGURES",
     "FURTHER_AXES",
+    "GRID",
     "LAYER_GATHERS",
     "LAYER_SUMS",
     "MAX_NUMBER",

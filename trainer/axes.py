@@ -27,6 +27,18 @@ FURTHER_AXES = {"cp": "every sequence, and with it activations: ``trainer.parall
 """Axes that they know as well, between tp and dp; 1 where a configuration says nothing."""
 
 
+GRID = {
+    "gx": "each layer's outputs, and of every second layer the inputs",
+    "gy": "each layer's inputs, and of every second layer the outputs",
+    "gz": "the batch within a replica, and of each layer's weights what gx and gy leave",
+}
+"""Axes of the built-in trainer's three-dimensional tensor parallelism, innermost first.
+
+Singh et al. 2024, section V-A. They stand where a user's own axes do, and only where one of them
+has several ranks.
+"""
+
+
 def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
     """All axes, innermost first; those of a user's own trainer lie between tp and dp."""
     innermost, *others = SPLITS

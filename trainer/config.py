@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trainer.axes import FURTHER_AXES, Axes, beside_dp, ordered, ranks_of_replica
+from trainer.axes import FURTHER_AXES, GRID, Axes, beside_dp, ordered, ranks_of_replica
 from trainer.files import FileError, mistakes, read_json
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
@@ -153,6 +153,13 @@ class TrainConfig(_Record):
     data: str = Field(description="prefix of an indexed token file: PREFIX.bin and PREFIX.idx")
     tp: Ranks = 1
     cp: Ranks = Field(default=1, description="ranks of context parallelism, on one sequence")
+    gx: Ranks = Field(
+        default=1, description="grid of tensor-parallel ranks: over each layer's outputs"
+    )
+    gy: Ranks = Field(default=1, description="the same over each layer's inputs")
+    gz: Ranks = Field(
+        default=1, description="the same over a replica's sequences, with weights split further"
+    )
     pp: Ranks = 1
     vpp: Layers = Field(default=1, description="model chunks per pipeline rank")
     mbs: Sequences = Field(default=1, description="sequences per micro-batch and replica")
@@ -193,6 +200,15 @@ class TrainConfig(_Record):
         default=1, description="ranks on one card: 2 on MI250X, whose dies are devices"
     )
     sequence_parallel: bool = False
+    overlap_all_reduce: bool = Field(
+        default=True, description="of the grid: sum an input's gradient behind the weight's product"
+    )
+    overlap_reduce_scatter: bool = Field(
+        default=True, description="of the grid: scatter weights' gradients behind what follows"
+    )
+    overlap_all_gather: bool = Field(
+        default=True, description="of the grid: gather the next layer's weights ahead"
+    )
     recompute: Recompute = "none"
     precision: Precision = "bf16"
     engine: Literal["meshtune", "deepspeed"] = "meshtune"
@@ -257,15 +273,22 @@ class TrainConfig(_Record):
 
     def axes(self, world_size: int) -> Axes:
         """The parallel axes and their sizes; raises ConfigError if they leave no whole replicas."""
-        degrees = {name: getattr(self, name) for name in beside_dp([*FURTHER_AXES])}
+        own = [*self.grid_axes, *FURTHER_AXES]
+        degrees = {name: getattr(self, name) for name in beside_dp(own)}
         if broken := refusal(self._requirements(), {"world_size": world_size, **degrees}):
             raise ConfigError(broken)
-        dp = world_size // ranks_of_replica(degrees, [*FURTHER_AXES])
-        return Axes({name: degrees.get(name, dp) for name in ordered([*FURTHER_AXES])})
+        dp = world_size // ranks_of_replica(degrees, own)
+        return Axes({name: degrees.get(name, dp) for name in ordered(own)})
+
+    @property
+    def grid_axes(self) -> tuple[str, ...]:
+        """The axes of the grid, all of them or none."""
+        return tuple(GRID) if any(getattr(self, name) > 1 for name in GRID) else ()
 
     def _requirements(self) -> tuple[Requirement, ...]:
         """In the words of the axes that the configuration uses."""
-        return requirements([name for name in FURTHER_AXES if getattr(self, name) > 1])
+        further = [name for name in FURTHER_AXES if getattr(self, name) > 1]
+        return requirements([*self.grid_axes, *further])
 
     def topology(self, world_size: int, local_world_size: int | None = None) -> Topology:
         """Ranks of a node and of a pair.
@@ -285,23 +308,27 @@ class TrainConfig(_Record):
                 self.placement or STAGES[self.zero_stage],
                 Wishes(**wishes),
                 dp,
-                self.tp,
+                self.tp * self.gx * self.gy * self.gz,
                 self.topology(world_size, local_world_size),
                 Format(self.precision),
                 Format(self.reduce_precision),
                 cp=self.cp,
+                gz=self.gz,
             )
         except PlacementError as error:
             raise ConfigError(f"{error} ({world_size} ranks, dp {dp})") from error
 
     def check(self, world_size: int, local_world_size: int | None = None) -> None:
         """Raise ConfigError for a configuration that this trainer cannot run on so many ranks."""
-        self.place(world_size, local_world_size)
+        gradient_shard = self.place(world_size, local_world_size).gradient_shard
         model = self.model
-        sizes = model.model_dump(include={"num_heads", "num_layers", "vocab_size", "seq_length"})
+        sizes = model.model_dump(
+            include={"hidden_size", "num_heads", "num_layers", "vocab_size", "seq_length"}
+        )
         resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
-        own = self.model_dump(include={"tp", "cp", "pp", "vpp", "gas", "sequence_parallel"})
-        if broken := refusal(self._requirements(), {**sizes, **resolved, **own}):
+        own = {"tp", *GRID, "cp", "pp", "vpp", "mbs", "gas", "sequence_parallel"}
+        said = {**self.model_dump(include=own), "gradient_shard": gradient_shard}
+        if broken := refusal(self._requirements(), {**sizes, **resolved, **said}):
             raise ConfigError(broken)
 
     @classmethod

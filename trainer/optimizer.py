@@ -29,6 +29,7 @@ class Weights(Protocol):
     """Whether this rank's masters are in global sums: one of the ranks that update the same is."""
 
     def pieces(self) -> Iterator[Piece]: ...
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
     def start_step(self) -> None: ...
     def finish_gradients(self) -> None: ...
     def publish(self) -> None: ...
@@ -61,10 +62,12 @@ class Optimizer:
         self.counted = [
             master
             for traits, masters in weights.masters.items()
-            if not traits.copy and (traits.split or mesh.tp.rank == 0) and weights.counts
+            if not traits.copy and mesh.is_first_holder(traits.split) and weights.counts
             for master in masters
         ]
-        self.loss_share = 1 / mesh.states.size if mesh.is_last and mesh.tp.rank == 0 else 0.0
+        # Ranks along gz have the losses of different sequences.
+        said_once = mesh.is_last and mesh.is_first_holder(("gz",))
+        self.loss_share = 1 / mesh.states.size if said_once else 0.0
         groups = [
             {"params": masters, "weight_decay": config.weight_decay if traits.decays else 0.0}
             for traits, masters in weights.masters.items()

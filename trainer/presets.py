@@ -153,6 +153,7 @@ def place(
     precision: Format,
     reduce_precision: Format = Format.FP32,
     cp: int = 1,
+    gz: int = 1,
 ) -> Placement:
     """The trainer's placement: a preset, changed by what the configuration says.
 
@@ -163,11 +164,12 @@ def place(
         preset: what the wishes leave open.
         wishes: of the configuration; ``secondary_shard`` 0 asks for none.
         dp: data-parallel ranks.
-        tp: tensor-parallel ranks, which lie between two data-parallel ones.
+        tp: ranks of a replica's layers, which lie between two data-parallel ones.
         topology: of the cluster.
         precision: of the computation.
         reduce_precision: of gradients on their way, where they are not quantized.
         cp: ranks of context parallelism, which hold the same weights as well.
+        gz: ranks along the grid's third axis, which gather weights too.
 
     Raises:
         PlacementError: where the degrees break a requirement, with its values.
@@ -179,7 +181,7 @@ def place(
     degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     asked = requirements(["cp"] if cp > 1 else [])
-    if broken := refusal(asked, {"dp": dp, "cp": cp, **degrees, **quantized}):
+    if broken := refusal(asked, {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}):
         raise PlacementError(broken)
     weights, copy, gradients, optimizer = degrees.values()
     copy_format = Format.INT8 if quantized["quantize_secondary"] else precision

@@ -20,6 +20,8 @@ from trainer.model.transformer import Stage, chosen
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.context import split_sequences
+from trainer.parallel.grid import parallelize as grid
+from trainer.parallel.grid.depth import Depth
 from trainer.parallel.loss import cross_entropy
 from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
@@ -52,8 +54,8 @@ class Engine(Protocol):
         ...
 
 
-def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
-    """This rank's stages, split over tp and cp, without storage (meta device)."""
+def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth) -> list[Stage]:
+    """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     with torch.device("meta"):
         stages = [
@@ -63,6 +65,8 @@ def build_stages(config: TrainConfig, mesh: Mesh) -> list[Stage]:
         for stage in stages:
             if mesh.tp.size > 1:
                 parallelize(stage, mesh, config.sequence_parallel)
+            if mesh.grid.size > 1:
+                grid.parallelize(stage, mesh, depth, config)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh)
     return stages
@@ -95,8 +99,10 @@ class Trainer:
         self.traffic = Traffic(device.clock if config.time_communication else None)
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
-        self.stages = stages = build_stages(config, self.mesh)
+        self.depth = Depth(config, self.mesh)
+        self.stages = stages = build_stages(config, self.mesh, self.depth)
         self.weights = build_weights(config, self.mesh, stages, device.torch)
+        self.depth.receive = self.weights.receive
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
         self.checkpoints = Checkpoints(config)
         self.run: Pipeline | GradientAccumulation
@@ -108,8 +114,8 @@ class Trainer:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """A micro-batch's part of the step's mean loss, times the loss scale."""
-        loss = cross_entropy(logits, targets, self.mesh.tp.group)
-        return loss * (self.scaler.scale / self.config.gas)
+        loss = cross_entropy(logits, targets, self.mesh.vocabulary.group)
+        return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
         """See ``Checkpoints.load``."""
@@ -125,6 +131,7 @@ class Trainer:
         tokens, targets = self._read(number, dataset)
         self.weights.start_step()
         losses = self.run(tokens, targets)
+        self.depth.finish()
         zero = torch.zeros((), device=self.device.torch)
         loss = torch.stack(losses).sum() / scale if losses else zero
         if self.config.goldfish is None:
@@ -140,10 +147,12 @@ class Trainer:
         chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, step, mesh.replica, mesh.axes.sizes["dp"])
         tokens, targets = zip(*batches, strict=True)
-        return (
-            [chosen(t, chunks, 1).to(device) for t in tokens],
-            [chosen(t, chunks, 1).to(device) for t in targets],
-        )
+        z = mesh.grid.z
+
+        def own(whole: Tensor) -> Tensor:
+            return chosen(whole.chunk(z.size)[z.rank], chunks, 1).to(device)
+
+        return [own(t) for t in tokens], [own(t) for t in targets]
 
 
 def build_engine(config: TrainConfig, device: Device) -> Engine:

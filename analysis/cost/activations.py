@@ -87,9 +87,9 @@ def tokens(jobs: Jobs) -> Array:
 
 
 def sequence_split(jobs: Jobs, framework: Framework) -> Array:
-    """Ranks over which sequence parallelism splits what tensor parallelism leaves whole."""
+    """Ranks that split what tensor parallelism leaves whole: by sequence, or the grid by width."""
     always = framework.sequence_parallel
-    return np.where(jobs.sequence_parallel | always, jobs.tp, 1.0)
+    return np.where(jobs.sequence_parallel | always, jobs.tp, jobs.gy)
 
 
 def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:

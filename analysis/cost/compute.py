@@ -128,7 +128,8 @@ class Compute:
     def forward(self, jobs: Jobs) -> PassTimes:
         """One layer's forward pass."""
         rate, c = self.layer_rate(jobs), self.constants
-        tokens, h, tp = jobs.tokens, jobs.hidden_size, jobs.tp
+        # Of the grid's layers the hidden size is split as well.
+        tokens, h, tp = jobs.tokens, jobs.hidden_size / jobs.gy, jobs.tp
         head, queries = jobs.head_dim, jobs.attention_size
         qkv = queries + 2 * jobs.kv_heads * head
         up = np.where(jobs.gated, 2.0, 1.0) * jobs.ffn_size
@@ -233,7 +234,7 @@ class Compute:
         """Forward and backward pass of the output layer and the loss; seconds."""
         tokens, rate = jobs.tokens, self.rate(jobs)
         width = jobs.vocab_size / jobs.tp
-        product = self.gemm_s(tokens, width, jobs.hidden_size, rate)
+        product = self.gemm_s(tokens, width, jobs.hidden_size / jobs.gy, rate)
         # The logits in float32 are read and written a few times by softmax and loss.
         loss = tokens * width * 16 / self.memory_bytes_per_s
         return product + loss, 2 * product + loss

@@ -27,8 +27,8 @@ from trainer import (
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-PRICED_AXES = tuple(FURTHER_AXES)
-"""Axes that the cost model knows besides those that every job has."""
+PRICED_AXES = ("gy", "gz", *FURTHER_AXES)
+"""Axes that the cost model knows besides those that every job has; the grid's gx counts as tp."""
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
 
@@ -56,9 +56,11 @@ class Jobs:
     Parallelism:
 
     Attributes:
-        world_size: GPUs, ``tp * cp * dp * pp``.
+        world_size: GPUs, ``tp * cp * gy * gz * dp * pp``.
         tp, cp, pp, vpp, dp: degrees; ``vpp`` is model chunks per pipeline rank, ``cp`` of context
             parallelism, which splits every sequence.
+        gy, gz: of the grid's second and third axis; its first, ``gx``, splits a layer as ``tp``
+            does and is counted as that.
         ep: ranks over which a layer's experts are dealt out; of those of ``dp`` and ``cp``, so
             that it is no factor of ``world_size``.
         etp: ranks that split each expert's matrices.
@@ -107,6 +109,8 @@ class Jobs:
     world_size: Array
     tp: Array
     cp: Array
+    gy: Array
+    gz: Array
     pp: Array
     vpp: Array
     dp: Array
@@ -161,14 +165,19 @@ class Jobs:
         return self.axes.of_states
 
     @property
+    def layer_ranks(self) -> Array:
+        """Ranks that split a layer's weights, whatever the placement."""
+        return self.tp * self.gy * self.gz
+
+    @property
     def replicas(self) -> Array:
         """Ranks that hold the same weights."""
         return self.dp * self.cp
 
     @property
     def tokens(self) -> Array:
-        """Of one micro-batch, on one rank of context parallelism."""
-        return self.mbs * self.seq_length / self.cp
+        """Of one micro-batch, on one rank of context parallelism and of the grid's third axis."""
+        return self.mbs * self.seq_length / (self.cp * self.gz)
 
     @property
     def global_batch(self) -> Array:
@@ -198,6 +207,8 @@ _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
 _MASKS = {"gated", "tied_embeddings", "sequence_parallel", "fp8"}
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
+    "gy": 1,
+    "gz": 1,
     "ep": 1,
     "vpp": 1,
     "recompute": NONE,
@@ -272,6 +283,8 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     for name in (
         "tp",
         "cp",
+        "gy",
+        "gz",
         "pp",
         "vpp",
         "dp",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost import collectives as links
+from analysis.cost import collectives as links, grid
 from analysis.cost.compute import Compute, PassTimes, smooth_max
 from analysis.cost.experts import assigned_tokens, dispatched_bytes, mixed_share
 from analysis.cost.groups import RankGroup, along
@@ -56,6 +56,7 @@ def layer(
     if framework.overlaps_tensor:
         hidden = c.overlap * (forward.gemm + backward.gemm)
         sums = np.maximum(sums - hidden, 0.05 * sums)
+    sums = sums + grid.layer_s(jobs, cluster, framework, c, forward, backward)
     again = np.where(full, forward.device, 0.0)
     again = again + np.where(jobs.recompute == SELECTIVE, forward.attention, 0.0)
     return Layer(

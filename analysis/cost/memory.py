@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 import numpy as np
 
+from analysis.cost import grid
 from analysis.cost.activations import (
     StageLoad,
     end_stages,
@@ -200,7 +201,7 @@ def _stage_memory(
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework)
-    activations = stage.in_flight * one
+    activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, framework.bucket_bytes * (parameters + experts), 0.0)
@@ -249,7 +250,7 @@ def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
     """
-    plain = stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.tp)
+    plain = stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.layer_ranks)
     if jobs.mixture is not None:
         plain = plain + _beside(stage, jobs, jobs.mixture)[0] / jobs.tp
     return np.asarray(plain)

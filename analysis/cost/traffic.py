@@ -8,12 +8,13 @@ embedding's gradients between stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from analysis.cost import grid
+from analysis.cost.exchange import Exchange
 from analysis.cost.experts import on_stage
-from analysis.cost.groups import RankGroup, along
+from analysis.cost.groups import along
 from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces import Framework
@@ -25,32 +26,6 @@ from trainer import (
     share_sent,
     stage_weights,
 )
-
-Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
-_TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A collective of a step; columns of shape (n,).
-
-    Attributes:
-        operation: which.
-        group: its ranks.
-        num_bytes: of the whole tensor.
-        times: per step.
-    """
-
-    operation: Operation
-    group: RankGroup
-    num_bytes: Array
-    times: Array
-
-    @property
-    def sent_bytes(self) -> Array:
-        """What each rank sends per step; nothing in a group of one."""
-        once = _TIMES_AROUND[self.operation] * share_sent(self.group.size) * self.num_bytes
-        return np.asarray(once * self.times)
 
 
 @dataclass(frozen=True)
@@ -80,8 +55,8 @@ def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     dealt = stage_layers(jobs, framework)
     # With a pipeline the first stage has the embedding, and the last one the output layer.
     tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
-    ends = stage_weights(jobs, np.maximum(dealt.first, dealt.last), tables, jobs.tp)
-    plain = np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.tp))
+    ends = stage_weights(jobs, np.maximum(dealt.first, dealt.last), tables, jobs.layer_ranks)
+    plain = np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.layer_ranks))
     if jobs.mixture is not None:
         layers = np.maximum(dealt.most, dealt.last)
         plain = plain + _beside(jobs, jobs.mixture, layers)[0] / jobs.tp
@@ -166,7 +141,7 @@ def state_exchanges(
 
 def activation_bytes(jobs: Jobs) -> Array:
     """Of a micro-batch on one rank, between two layers."""
-    return jobs.tokens * jobs.hidden_size * jobs.element_bytes
+    return jobs.tokens * jobs.hidden_size / jobs.gy * jobs.element_bytes
 
 
 def key_value_bytes(jobs: Jobs) -> Array:
@@ -191,12 +166,18 @@ def sent_bytes(jobs: Jobs, framework: Framework) -> dict[str, Array]:
     """
     states = state_exchanges(jobs, framework)
     reductions = (states.gradients, states.gradient_scatter, states.gradient_sum)
+    layers = stage_layers(jobs, framework).most
+    depth = grid.depth_exchanges(jobs, framework, stage_parameters(jobs, framework))
+    sums = grid.sums(jobs)
     return {
-        "weights": states.weights.sent_bytes,
+        "weights": states.weights.sent_bytes + jobs.gas * depth.weights.sent_bytes,
         "secondary": states.secondary.sent_bytes,
-        "gradients": np.asarray(sum(one.sent_bytes for one in reductions)),
+        "gradients": np.asarray(
+            sum(one.sent_bytes for one in reductions) + jobs.gas * depth.gradients.sent_bytes
+        ),
         "publish": states.publish.sent_bytes,
-        "tensor": _tensor_bytes(jobs, framework),
+        "tensor": _tensor_bytes(jobs, framework)
+        + jobs.gas * layers * np.asarray(sum(one.sent_bytes for one in sums)),
         "context": _context_bytes(jobs, framework),
         "pipeline": _pipeline_bytes(jobs, framework),
     }

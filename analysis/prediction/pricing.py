@@ -29,7 +29,15 @@ from search_spaces import (
     framework_named,
 )
 from slurm import Kind
-from trainer import DEEPSPEED_BUCKET_ELEMENTS, Format, ModelConfig, beside_dp, ordered
+from trainer import (
+    DEEPSPEED_BUCKET_ELEMENTS,
+    FURTHER_AXES,
+    GRID,
+    Format,
+    ModelConfig,
+    beside_dp,
+    ordered,
+)
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 EXPERTS = ("ep", "etp")  # degrees that only mixtures have
@@ -38,7 +46,7 @@ FP8 = ("fp8", "mxfp8")
 # Every name that a job's columns are made of.
 _READ = (
     *_NEEDED,
-    *PRICED_AXES,
+    *("gx", *PRICED_AXES),
     *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
     *EXPERTS,
     *("placement", "engine", "sequence_parallel", "recompute", "precision"),
@@ -88,7 +96,8 @@ class Pricing:
         if unknown := unpriced_axes(space):
             raise NotPricedError(
                 f"the cost model cannot price the parallel axis {', '.join(unknown)}: it knows "
-                f"{', '.join(ordered(PRICED_AXES))}; the search is Bayesian optimization without it"
+                f"{', '.join(ordered([*FURTHER_AXES]))}; the search is Bayesian optimization "
+                "without it"
             )
         if _in_8_bits(space) and not space.cluster.peak_fp8_tflops:
             raise NotPricedError(
@@ -126,7 +135,10 @@ class Pricing:
             columns["etp"] = known.get("etp", known["tp"])
         precision = known.get("precision", "bf16")
         columns["fp8"] = np.isin(precision, FP8)
-        columns["cp"] = known["cp"] if "cp" in self.space.program.axes else 1
+        axes = self.space.program.axes
+        columns |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
+        if "gx" in axes:
+            columns["tp"] = known["tp"] * known["gx"]
         if len(self._engines) > 1:
             engines = enumerate(self._engines)
             columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
@@ -318,7 +330,7 @@ def _in_8_bits(space: SearchSpace) -> bool:
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
     """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
-    unknown = [name for name in space.program.axes if name not in PRICED_AXES]
+    unknown = [name for name in space.program.axes if name not in (*PRICED_AXES, *GRID)]
     return [name for name in unknown if set(space.parameters[name].values) != {1}]
 
 

@@ -12,7 +12,15 @@ import numpy as np
 from search_spaces.cluster import Cluster
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from trainer import DEGREES, QUANTIZED, Array, Expression, Topology, ValueType, resolve_presets
+from trainer import (
+    DEGREES,
+    QUANTIZED,
+    Array,
+    Expression,
+    Topology,
+    ValueType,
+    resolve_presets,
+)
 
 TYPES: dict[str, ValueType] = {
     "placement": "text",
@@ -38,7 +46,8 @@ def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[
         counts: by parameter of the space, where what it says counts.
     """
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
-    return resolve_presets(columns, counts, _same_weights(columns), columns["tp"], topology)
+    inside = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
+    return resolve_presets(columns, counts, _same_weights(columns), inside, topology)
 
 
 def _same_weights(columns: Mapping[str, Array]) -> Array:
@@ -134,11 +143,12 @@ def _meanings(facts: Facts) -> Array:
     """A number for each configuration, equal where placements are."""
     columns = facts.columns
     alone = _same_weights(columns) == 1
+    gathers = np.logical_not(alone) | (columns["gz"] > 1)
     quantized = columns["quantize_gradients"]
     named = facts.active.get("placement", np.asarray("placement" in facts.raw))
     parts = [
         *(columns[name] for name in DEGREES),
-        columns["quantize_weights"] & ~alone,
+        columns["quantize_weights"] & gathers,
         quantized & ~alone,
         columns["quantize_secondary"],
         (columns["refresh_secondary"] == "step") | (columns["secondary_shard"] == 0),

@@ -15,15 +15,20 @@ from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from slurm import Document, QuantityError, Where, as_written, check_unit
-from trainer import ExpressionError, ValueType, nearest, parse
+from trainer import GRID, ExpressionError, ValueType, nearest, parse
 
 
 def with_known_axes(file: SpaceFile) -> SpaceFile:
-    """The file with every parameter that is known to split the world among its trainer's axes."""
+    """The file with every parameter that is known to split the world among its trainer's axes.
+
+    Of the built-in trainer's grid these are all axes as soon as the space has one of them.
+    """
     spec = file.trainer
     if spec.command is None and spec.builtin is None:
         return file
     more = [name for name in parameters.AXES if name in file.parameters and name not in spec.axes]
+    if spec.builtin is not None and not file.parameters.keys().isdisjoint(GRID):
+        more = [*GRID, *more]
     trainer = spec.model_copy(update={"axes": [*spec.axes, *more]})
     return file.model_copy(update={"trainer": trainer}) if more else file
 

@@ -15,6 +15,9 @@ from torch import Tensor
 
 import trainer.train
 from trainer.config import TrainConfig
+from trainer.model.initialize import initialize
+from trainer.model.slices import WHOLE, TensorShard
+from trainer.model.transformer import Stage
 from trainer.parallel.loss import cross_entropy
 from trainer.runtime.device import Device
 from trainer.train import Trainer
@@ -31,11 +34,13 @@ def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str
         poison: ``[step, rank]``: that rank's gradients of a micro-batch become NaN.
         stale: never tell that weights have changed.
         late_copies: ``fenced`` or ``open``: write secondary copies as late as is allowed.
+        gradients: of a first step, compare those of every parameter with plain autograd's.
 
     Returns:
         ``losses``, ``grad_norms``, ``skipped_steps``; ``traffic`` of the last step, by rank, as
         ``Traffic.report`` gives it; ``holders``: for each state how many ranks hold it, and the
-        names of those that differ in a bit; ``replayed``: the losses of the second time.
+        names of those that differ in a bit; ``replayed``: the losses of the second time;
+        ``gradients``: by parameter the greatest difference, relative to the greatest gradient.
     """
     training = Trainer(config, Device.of_this_rank("cpu"))
     if "late_copies" in options:
@@ -45,6 +50,8 @@ def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str
             unit.gather.weights_changed = lambda: None
     first = [master.detach().clone() for master in masters(training)]
     result = run(training, config, data, options)
+    if options.get("gradients"):
+        result["gradients"] = gradient_errors(training, config, data)
     result["traffic"] = every_rank(training.traffic.report(1))
     result["holders"] = holders(training)
     if options.get("replay"):
@@ -56,6 +63,45 @@ def observe(config: TrainConfig, data: Any, options: dict[str, Any]) -> dict[str
             training.optimizer.adamw.state.clear()
         result["replayed"] = run(training, config, data, options)["losses"]
     return result
+
+
+def gradient_errors(training: Trainer, config: TrainConfig, data: Any) -> dict[str, float]:
+    """After training: a trainer with the first weights, and the plain model beside it."""
+    training = Trainer(config, Device.of_this_rank("cpu"))
+    mesh = training.mesh
+    plain = Stage(config.model)
+    initialize(plain, "", config.model, config.seed)
+    whole = {"mbs": config.mbs * config.gas * mesh.states.size, "gas": 1, "dp": 1}
+    shape = {"seq_length": config.model.seq_length, "seed": config.seed}
+    tokens, targets = data.batch(0, 0, 0, **whole, **shape)
+    cross_entropy(plain(tokens), targets, None).backward()
+    expected = dict(plain.named_parameters())
+    training.weights.start_step()
+    training.run(*training._read(0, data))
+    training.depth.finish()
+    training.weights.finish_gradients()
+    errors: dict[str, float] = {}
+    paths = {m: path for stage in training.stages for path, m in stage.named_modules()}
+    for piece in training.weights.pieces():
+        slot = piece.slot
+        name = f"{paths[slot.module]}.{slot.name}"
+        gradient = expected.get(name, expected["embedding.weight"]).grad
+        mine = piece.master.grad.flatten()[piece.begin - piece.start :]
+        split = getattr(slot.module, "splits", {}).get(slot.name, WHOLE)
+        parts = getattr(slot.module, "parts", None)
+        shard = TensorShard(tuple(slot.parameter.shape), split, parts)
+        assert shard.whole == tuple(gradient.shape)
+        for one in shard.slices(piece.start, piece.length, 1 << 20):
+            there = gradient
+            for dim, (offset, size) in enumerate(zip(one.offsets, one.sizes, strict=True)):
+                there = there.narrow(dim, offset, size)
+            found = mine[one.begin : one.begin + there.numel()].view_as(there)
+            error = ((found - there).abs().max() / gradient.abs().max()).item()
+            errors[name] = max(errors.get(name, 0.0), error)
+    worst: dict[str, float] = {}
+    for own in every_rank(errors):
+        worst |= {name: max(error, worst.get(name, 0.0)) for name, error in own.items()}
+    return worst
 
 
 def run(
@@ -112,13 +158,17 @@ def held(training: Trainer) -> Iterator[tuple[str, list[Tensor]]]:
     """All states of this rank, under names that ranks share which must hold the same."""
     mesh, placement = training.mesh, training.mesh.placement
     weights = training.weights
-    place = f"pp {mesh.pp.rank} tp {mesh.tp.rank}"
-    updates = f"{place} master {mesh.states.rank % placement.optimizer.degree}"
     if isinstance(weights, WholeWeights):
         for number, bucket in enumerate(weights.buckets):
+            split = bucket.traits.split if mesh.grid.size > 1 else ("tp",)
+            own = [str(axis.rank) for axis in mesh.inside if axis.name in split]
+            place = f"pp {mesh.pp.rank} part {'-'.join(own) or 'whole'}"
             yield f"{place} stored {number}", [bucket.weights]
-            yield f"{updates} {number}", [bucket.master]
+            share = mesh.states.rank % placement.optimizer.degree
+            yield f"{place} master {share} {number}", [bucket.master]
         return
+    place = f"pp {mesh.pp.rank} tp {mesh.tp.rank}"
+    updates = f"{place} master {mesh.states.rank % placement.optimizer.degree}"
     assert isinstance(weights, ShardedWeights)
     stored = f"{place} stored {mesh.states.rank % placement.storage_degree}"
     for number, unit in enumerate(weights.units):

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from trainer.model.parameters import Piece, Slot
-from trainer.model.slices import Shape, Slice, TensorShard
+from trainer.model.slices import Shape, Slice, Split, TensorShard
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
@@ -72,11 +72,12 @@ def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[C
         name = f"{paths[slot.module]}.{slot.name}"
         if name == "head.weight" and tied:
             name = "embedding.weight"
-        shard = _shard(slot, mesh)
+        shard = _shard(slot)
         # Copies are told apart by a number, and take turns in saving.
         copies, copy = mesh.states.size // degree, mesh.states.rank // degree
-        if not slot.traits.split:
-            copies, copy = copies * mesh.tp.size, copy * mesh.tp.size + mesh.tp.rank
+        for axis in mesh.inside:
+            if axis.name not in slot.traits.split:
+                copies, copy = copies * axis.size, copy * axis.size + axis.rank
         for piece_slice in shard.slices(piece.start, piece.length, CHUNK_ELEMENTS):
             for state, tensor in _states(optimizer, piece).items():
                 begin = piece.begin + piece_slice.begin - piece.start
@@ -87,10 +88,9 @@ def _chunks(stages: list[Stage], optimizer: Optimizer, mesh: Mesh) -> Iterator[C
                 number += 1
 
 
-def _shard(slot: Slot, mesh: Mesh) -> TensorShard:
-    dim = getattr(slot.module, "tp_split", {}).get(slot.name) if slot.traits.split else None
-    parts = getattr(slot.module, "parts", None)
-    return TensorShard(tuple(slot.parameter.shape), dim, parts, mesh.tp.rank, mesh.tp.size)
+def _shard(slot: Slot) -> TensorShard:
+    split = getattr(slot.module, "splits", {}).get(slot.name, Split())
+    return TensorShard(tuple(slot.parameter.shape), split, getattr(slot.module, "parts", None))
 
 
 def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:

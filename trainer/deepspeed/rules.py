@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trainer.axes import GRID
 from trainer.config import TrainConfig
 from trainer.formats import Format
 from trainer.placement import Placement
@@ -20,6 +21,11 @@ ANY_DEVICE = (
         "deepspeed_tp",
         "tp == 1",
         "tp {tp}: its AutoTP splits Hugging Face models only; set tp: 1",
+    ),
+    Requirement(
+        "deepspeed_tp",
+        "gx * gy * gz == 1",
+        "gx {gx}, gy {gy}, gz {gz}: the grid is meshtune's own; set all of them to 1",
     ),
     Requirement(
         "deepspeed_tp",
@@ -149,6 +155,7 @@ def unsupported(
     copy = placement.secondary
     own = {
         "tp",
+        *GRID,
         "cp",
         "pp",
         "vpp",

@@ -13,28 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config import ModelConfig
-from trainer.model.slices import rows_held
+from trainer.model.slices import Split, TensorShard
 
 STD = 0.02
 DRAW_ELEMENTS = 1 << 20
 """Numbers that are drawn at once."""
 
 
-def initialize(
-    module: nn.Module, prefix: str, model: ModelConfig, seed: int, tp_rank: int = 0, tp: int = 1
-) -> None:
+def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) -> None:
     """Fill the parameters of a module in place, as Radford et al. 2019 (GPT-2) do.
 
     Normal with deviation 0.02, divided by sqrt(2 * layers) where a projection adds to the
     residual stream; biases 0, norms 1.
 
     Args:
-        module: on its real device; split by ``parallel.tensor`` or whole.
+        module: on its real device; whole, or split by ``parallel.tensor`` or ``parallel.grid``.
         prefix: where the module is in the whole model, e.g. ``blocks.3.``; "" for the top.
         model: shape of the whole model.
         seed: of the whole model.
-        tp_rank: which part of a split parameter is held.
-        tp: parts.
     """
     for path, child in module.named_modules(prefix=prefix.rstrip(".")):
         for name, parameter in child.named_parameters(recurse=False):
@@ -49,33 +45,20 @@ def initialize(
             else:
                 residual = full_name.endswith((".out.weight", ".down.weight"))
                 std = STD / math.sqrt(2 * model.num_layers) if residual else STD
-                split = getattr(child, "tp_split", {}).get(name)
-                parts = getattr(child, "parts", None)
-                _draw(value, f"{seed}/{full_name}", std, split, parts, tp_rank, tp)
+                split = getattr(child, "splits", {}).get(name, Split())
+                shard = TensorShard(tuple(value.shape), split, getattr(child, "parts", None))
+                _draw(value, f"{seed}/{full_name}", std, shard)
 
 
-def _draw(
-    out: Tensor,
-    key: str,
-    std: float,
-    split: int | None,
-    parts: tuple[int, ...] | None,
-    tp_rank: int,
-    tp: int,
-) -> None:
-    """Fill one matrix, or this rank's part of it along dimension ``split``."""
-    columns = out.size(1) * (tp if split == 1 else 1)
-    kept = slice(None)
-    if split == 1:
-        kept = slice(tp_rank * out.size(1), (tp_rank + 1) * out.size(1))
-    if split != 0:
-        ranges = [(0, out.size(0))]
-    else:
-        ranges = list(rows_held(parts or (out.size(0) * tp,), tp_rank, tp))
+def _draw(out: Tensor, key: str, std: float, shard: TensorShard) -> None:
+    """Fill one matrix, or this rank's part of it."""
+    columns = shard.whole[1]
+    first_column = shard.split.columns.rank * out.size(1)
+    kept = slice(first_column, first_column + out.size(1))
     per_draw = max(1, DRAW_ELEMENTS // columns)
     filled = 0
     generator = torch.Generator(out.device)
-    for begin, end in ranges:
+    for begin, end in shard.row_ranges():
         for number in range(begin // per_draw, -(-end // per_draw)):
             digest = hashlib.blake2b(f"{key}/{number}".encode(), digest_size=7).digest()
             generator.manual_seed(int.from_bytes(digest, "little"))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from trainer.model.shapes import Traits
+from trainer.model.slices import Split
 from trainer.model.transformer import Stage
 
 
@@ -39,16 +40,11 @@ class Piece(NamedTuple):
     """Where they begin in the master, flat."""
     length: int
     start: int
-    """Where they begin in the parameter of this tensor-parallel rank, flat."""
+    """Where they begin in the parameter of this rank, flat."""
 
 
-def slots(stage: Stage, tp: int) -> Iterator[Slot]:
-    """Every parameter of a stage, in forward order.
-
-    Args:
-        stage: split over ``tp`` ranks.
-        tp: tensor-parallel ranks.
-    """
+def slots(stage: Stage) -> Iterator[Slot]:
+    """Every parameter of a stage, in forward order; ``splits`` of a module says what is split."""
     pipelined = not (stage.is_first and stage.is_last)
     tied = stage.model.tied_embeddings and pipelined
     for module in stage.modules():
@@ -58,7 +54,7 @@ def slots(stage: Stage, tp: int) -> Iterator[Slot]:
                 module,
                 name,
                 Traits(
-                    split=tp > 1 and name in getattr(module, "tp_split", {}),
+                    split=getattr(module, "splits", {}).get(name, Split()).axes,
                     decays=parameter.dim() > 1,
                     shared=shared,
                     copy=shared and module is stage.head,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainer.config import ModelConfig
@@ -15,8 +16,8 @@ Shape = tuple[int, ...]
 class Traits(NamedTuple):
     """What decides how a parameter is split, updated and summed."""
 
-    split: bool
-    """Each tensor-parallel rank holds its own part; otherwise all hold the whole."""
+    split: tuple[str, ...]
+    """Axes along which each rank holds its own part; along others all hold the same."""
     decays: bool
     """Weight decay applies: to matrices, not to norms and biases."""
     shared: bool
@@ -39,8 +40,41 @@ class Parameter(NamedTuple):
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How many share a replica's layers: of tensor parallelism, or of the grid."""
+
+    tp: int = 1
+    gx: int = 1
+    gy: int = 1
+    gz: int = 1
+
+    def parameter(
+        self,
+        name: str,
+        *shape: int,
+        rows: tuple[str, ...] = (),
+        columns: tuple[str, ...] = (),
+        shared: bool = False,
+        copy: bool = False,
+    ) -> Parameter:
+        """One rank's part of a parameter whose rows and columns are split along these axes."""
+        by = {axis: getattr(self, axis) for axis in (*rows, *columns)}
+        split = tuple(sorted(axis for axis, size in by.items() if size > 1))
+        first, *others = shape
+        width = math.prod(by[axis] for axis in columns)
+        part = (first // math.prod(by[axis] for axis in rows), *(n // width for n in others))
+        return Parameter(name, part, Traits(split, len(shape) > 1, shared, copy))
+
+
+ONE = Ranks()
+_X, _Y = ("tp", "gx"), ("gy",)
+"""Outputs of a layer lie along the first, inputs along the second; in every second layer the other
+way round. Hidden states lie as the first layer's inputs."""
+
+
 def stage_parameters(
-    model: ModelConfig, index: int = 0, num_stages: int = 1, tp: int = 1
+    model: ModelConfig, index: int = 0, num_stages: int = 1, ranks: Ranks = ONE
 ) -> list[list[Parameter]]:
     """What ``model.transformer.Stage`` holds, in the order of its modules.
 
@@ -48,7 +82,7 @@ def stage_parameters(
         model: the whole model.
         index: of the stage.
         num_stages: must divide the layers.
-        tp: ranks that split it.
+        ranks: that split it.
 
     Returns:
         The units that FSDP2 gathers: one for each layer; in a pipeline one for the embedding and
@@ -57,23 +91,25 @@ def stage_parameters(
     first, last = index == 0, index == num_stages - 1
     pipelined = num_stages > 1
     tied = model.tied_embeddings and pipelined
-    table = (model.vocab_size // tp, model.hidden_size)
+    hidden = model.hidden_size
 
-    def plain(name: str, *shape: int) -> Parameter:
-        return Parameter(name, shape, Traits(False, len(shape) > 1, False, False))
+    def table(name: str, copy: bool) -> Parameter:
+        size = (model.vocab_size, hidden)
+        by = {"rows": (*_X, "gz"), "columns": _Y}
+        return ranks.parameter(name, *size, **by, shared=tied, copy=copy)
 
     embedding, positions, head = [], [], []
     if first:
-        traits = Traits(tp > 1, True, tied, False)
-        embedding = [Parameter("embedding.weight", table, traits)]
+        embedding = [table("embedding.weight", False)]
         if model.positions == "learned":
-            positions = [plain("positions.weight", model.seq_length, model.hidden_size)]
+            shape = (model.seq_length, hidden)
+            positions = [ranks.parameter("positions.weight", *shape, columns=_Y)]
     if last and (pipelined or not model.tied_embeddings):
-        head = [Parameter("head.weight", table, Traits(tp > 1, True, tied, tied))]
-    norm = _norm(model, "norm") if last else []
+        head = [table("head.weight", tied)]
+    norm = _norm(model, "norm", ranks) if last else []
     per_stage = model.num_layers // num_stages
     layers = range(index * per_stage, (index + 1) * per_stage)
-    blocks = [_block(model, f"blocks.{layer}", tp) for layer in layers]
+    blocks = [_block(model, f"blocks.{layer}", ranks) for layer in layers]
     if pipelined:
         units = [*blocks, embedding, head, positions + norm]
     else:
@@ -88,27 +124,23 @@ def in_order(units: list[list[Parameter]]) -> Iterator[Parameter]:
     return iter(sorted(flat, key=lambda parameter: places[parameter.name.split(".")[0]]))
 
 
-def _norm(model: ModelConfig, name: str) -> list[Parameter]:
-    traits = Traits(False, False, False, False)
+def _norm(model: ModelConfig, name: str, ranks: Ranks) -> list[Parameter]:
     names = ("weight", "bias") if model.norm == "layernorm" else ("weight",)
-    return [Parameter(f"{name}.{part}", (model.hidden_size,), traits) for part in names]
+    return [ranks.parameter(f"{name}.{part}", model.hidden_size, rows=_Y) for part in names]
 
 
-def _block(model: ModelConfig, name: str, tp: int) -> list[Parameter]:
-    qkv, out, up, down = (_linear(model, name, matrix, tp) for matrix in layer_matrices(model))
-    attention = [*_norm(model, f"{name}.attention_norm"), *qkv, *out]
-    return [*attention, *_norm(model, f"{name}.mlp_norm"), *up, *down]
+def _block(model: ModelConfig, name: str, ranks: Ranks) -> list[Parameter]:
+    qkv, out, up, down = (_linear(model, name, matrix, ranks) for matrix in layer_matrices(model))
+    attention = [*_norm(model, f"{name}.attention_norm", ranks), *qkv, *out]
+    return [*attention, *_norm(model, f"{name}.mlp_norm", ranks), *up, *down]
 
 
-def _linear(model: ModelConfig, block: str, matrix: Matrix, tp: int) -> list[Parameter]:
+def _linear(model: ModelConfig, block: str, matrix: Matrix, ranks: Ranks) -> list[Parameter]:
     """Weight and bias of a layer's matrix; a bias is split where the outputs are."""
-    name, split = f"{block}.{matrix.name}", tp > 1
-    if matrix.splits_outputs:
-        shape, bias = (matrix.outputs // tp, matrix.inputs), (matrix.outputs // tp,)
-    else:
-        shape, bias = (matrix.outputs, matrix.inputs // tp), (matrix.outputs,)
-    weight = Parameter(f"{name}.weight", shape, Traits(split, True, False, False))
+    name = f"{block}.{matrix.name}"
+    rows, columns = (_X, _Y) if matrix.splits_outputs else (_Y, _X)
+    shape = (matrix.outputs, matrix.inputs)
+    weight = ranks.parameter(f"{name}.weight", *shape, rows=(*rows, "gz"), columns=columns)
     if not model.linear_bias:
         return [weight]
-    traits = Traits(split and matrix.splits_outputs, False, False, False)
-    return [weight, Parameter(f"{name}.bias", bias, traits)]
+    return [weight, ranks.parameter(f"{name}.bias", matrix.outputs, rows=rows)]

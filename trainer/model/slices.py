@@ -1,8 +1,8 @@
-"""Where a flat part of a tensor-parallel rank's parameter lies in the whole parameter.
+"""Where a flat part of a rank's parameter lies in the whole parameter.
 
 Data parallelism splits parameters without regard to their rows; tensor parallelism splits rows or
-columns, of several stacked matrices each by itself. Checkpoints speak of slices of the whole.
-Torch-free.
+columns, of several stacked matrices each by itself, and a grid of ranks both. Initial weights and
+checkpoints speak of slices of the whole. Torch-free.
 """
 
 from __future__ import annotations
@@ -24,37 +24,62 @@ class Slice(NamedTuple):
     sizes: Shape
 
 
+class Cut(NamedTuple):
+    """One of so many equal shares."""
+
+    rank: int = 0
+    ranks: int = 1
+
+
+class Split(NamedTuple):
+    """How the ranks of one replica share a parameter; by default each holds the whole."""
+
+    axes: tuple[str, ...] = ()
+    """Parallel axes along which each rank holds a share of its own."""
+    rows: Cut = Cut()
+    """Of each of the stacked matrices, or of a vector."""
+    columns: Cut = Cut()
+    again: Cut = Cut()
+    """Of the rows that ``rows`` leaves, in their order."""
+
+
+WHOLE = Split()
+
+
 @dataclass(frozen=True)
 class TensorShard:
     """A rank's shard of a whole vector or matrix.
 
     Attributes:
         shape: of the shard.
-        dim: along which the whole is split; None if the rank holds the whole.
+        split: which shard it is, and of how many.
         parts: rows of each of the stacked matrices in the whole; None if there is one.
-        rank: which shard it is.
-        ranks: number of shards.
     """
 
     shape: Shape
-    dim: int | None = None
+    split: Split = WHOLE
     parts: tuple[int, ...] | None = None
-    rank: int = 0
-    ranks: int = 1
 
     @property
     def whole(self) -> Shape:
         """Shape of the whole."""
-        return tuple(
-            size * self.ranks if dim == self.dim else size for dim, size in enumerate(self.shape)
-        )
+        rows, columns = self.shape[0], self.shape[1:]
+        by = self.split
+        wide = tuple(size * by.columns.ranks for size in columns)
+        return (rows * by.rows.ranks * by.again.ranks, *wide)
 
     def row_ranges(self) -> Iterator[tuple[int, int]]:
         """Rows of the whole that the shard holds, in its own order."""
-        if self.dim == 0:
-            yield from rows_held(self.parts or self.whole[:1], self.rank, self.ranks)
-        else:
-            yield 0, self.shape[0]
+        by = self.split
+        begin = by.again.rank * self.shape[0]
+        end = begin + self.shape[0]
+        held = 0  # rows that ``rows`` leaves before this range
+        parts = self.parts if self.parts and by.rows.ranks > 1 else self.whole[:1]
+        for low, high in rows_held(parts, *by.rows):
+            first, last = max(begin, held), min(end, held + high - low)
+            if first < last:
+                yield low + first - held, low + last - held
+            held += high - low
 
     def slices(self, start: int, length: int, limit: int) -> Iterator[Slice]:
         """Cover elements ``[start, start + length)`` of the shard, flat.
@@ -68,7 +93,7 @@ class TensorShard:
             limit: elements of a slice of several rows.
         """
         columns = math.prod(self.shape[1:])
-        first_column = self.rank * columns if self.dim == 1 else 0
+        first_column = self.split.columns.rank * columns if len(self.shape) > 1 else 0
         end = start + length
         row = 0  # of the shard, where the range of rows begins
         for low, high in self.row_ranges():

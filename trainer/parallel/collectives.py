@@ -128,7 +128,9 @@ class Group:
     def _reduce_scatter(
         self, share: Tensor, whole: Tensor, op: dist.ReduceOp.RedOpType, wait: bool
     ) -> dist.Work | None:
-        if wait and op == dist.ReduceOp.SUM and self.on_gloo:
+        if op == dist.ReduceOp.SUM and self.on_gloo:
+            if not wait:
+                return gloo.begin_scatter(share, whole, self.handle)
             if self.level is Level.INTER_NODE:
                 gloo.scatter_in_ring(share, whole, self.handle)
             else:

@@ -6,6 +6,8 @@ steps; across nodes a ring crosses each node's link once, however many of its ra
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +24,26 @@ def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> 
     received = torch.empty_like(whole)
     dist.all_to_all_single(received, whole, group=group)
     torch.sum(received.view(group.size(), -1), 0, out=share.view(-1))
+
+
+def begin_scatter(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
+    """As ``scatter_directly``, to be waited for before ``share`` is read; the same sums."""
+    received = torch.empty_like(whole)
+    work = dist.all_to_all_single(received, whole, group=group, async_op=True)
+    return _Sum(work, received, share, group.size())
+
+
+class _Sum(dist.Work):
+    """Of what an all-to-all brings."""
+
+    def __init__(self, work: Any, received: Tensor, share: Tensor, size: int) -> None:
+        super().__init__()
+        self.work, self.received, self.share, self.size = work, received, share, size
+
+    def wait(self, timeout: Any = None) -> bool:
+        self.work.wait()
+        torch.sum(self.received.view(self.size, -1), 0, out=self.share.view(-1))
+        return True
 
 
 def scatter_in_ring(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trainer.axes import Axes
+from trainer.axes import GRID, Axes
 from trainer.config import TrainConfig
 from trainer.parallel.collectives import Group, Traffic
 from trainer.placement import Placement, Topology
@@ -19,9 +19,28 @@ from trainer.placement import Placement, Topology
 class Axis:
     """One axis of the mesh, as this rank sees it; ``group`` is None when it has one rank."""
 
+    name: str
     size: int
     rank: int
     group: Group | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Three axes that share the matrices of a layer; see ``parallel.grid``."""
+
+    x: Axis
+    y: Axis
+    z: Axis
+
+    @property
+    def transposed(self) -> Grid:
+        """For every second layer, whose inputs lie as the outputs of the one before."""
+        return Grid(self.y, self.x, self.z)
+
+    @property
+    def size(self) -> int:
+        return self.x.size * self.y.size * self.z.size
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,7 @@ class Mesh:
     """Ranks that hold the same weights: all of dp and cp."""
     cp: Axis
     tp: Axis
+    grid: Grid
     world: Group
     traffic: Traffic
     timeout: timedelta
@@ -57,6 +77,24 @@ class Mesh:
     @property
     def is_last(self) -> bool:
         return self.pp.rank == self.pp.size - 1
+
+    @property
+    def inside(self) -> tuple[Axis, ...]:
+        """The axes that share one replica's layers."""
+        return (self.tp, self.grid.x, self.grid.y, self.grid.z)
+
+    @property
+    def vocabulary(self) -> Axis:
+        """The axis that splits tables and logits by words."""
+        return self.grid.x if self.grid.size > 1 else self.tp
+
+    def is_first_holder(self, split: tuple[str, ...]) -> bool:
+        """Whether this rank is the first of a replica's that hold the same part.
+
+        Args:
+            split: the axes along which parts differ.
+        """
+        return all(axis.rank == 0 for axis in self.inside if axis.name not in split)
 
     def replicas(self, size: int, stride: int, stream: str) -> Group | None:
         """This rank's group of ``size`` ranks with the same weights, ``stride`` apart.
@@ -121,10 +159,12 @@ def build_mesh(
         handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
         if mesh.get_local_rank("pp") in (0, config.pp - 1):
             embedding = group(handle)
-    pp, states, tp = (
-        Axis(size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None)
+    found = {
+        name: Axis(
+            name, size, mesh.get_local_rank(name), group(mesh.get_group(name)) if size > 1 else None
+        )
         for name, size in zip(names, shape, strict=True)
-    )
+    }
     context = None
     if config.cp > 1:
         context = _subgroup(axes.groups("cp"), topology, traffic, timeout)
@@ -133,10 +173,11 @@ def build_mesh(
         axes=axes,
         topology=topology,
         placement=config.place(world_size, local_world_size),
-        pp=pp,
-        states=states,
-        cp=Axis(config.cp, axes.place(dist.get_rank(), "cp"), context),
-        tp=tp,
+        pp=found["pp"],
+        states=found["dp"],
+        cp=Axis("cp", config.cp, axes.place(dist.get_rank(), "cp"), context),
+        tp=found["tp"],
+        grid=Grid(*(found.get(name, Axis(name, 1, 0, None)) for name in GRID)),
         world=group(dist.group.WORLD),
         traffic=traffic,
         timeout=timeout,

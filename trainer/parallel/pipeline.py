@@ -114,13 +114,11 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     model = config.model
     share = mesh.tp.size if config.sequence_parallel else 1
     length = model.seq_length // config.cp
-    hidden = torch.empty(
-        length // share, config.mbs, model.hidden_size, dtype=dtype, device="meta"
-    ).requires_grad_()
-    tokens = torch.empty(config.mbs, length, dtype=torch.int64, device="meta")
-    logits = torch.empty(
-        length, config.mbs, model.vocab_size // mesh.tp.size, dtype=dtype, device="meta"
-    ).requires_grad_()
+    batch, width = config.mbs // mesh.grid.z.size, model.hidden_size // mesh.grid.y.size
+    hidden = torch.empty(length // share, batch, width, dtype=dtype, device="meta").requires_grad_()
+    tokens = torch.empty(batch, length, dtype=torch.int64, device="meta")
+    words = model.vocab_size // mesh.vocabulary.size
+    logits = torch.empty(length, batch, words, dtype=dtype, device="meta").requires_grad_()
     return {
         "input_args": tokens if stage.is_first else hidden,
         "output_args": logits if stage.is_last else hidden,

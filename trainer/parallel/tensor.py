@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
@@ -82,18 +83,25 @@ class _Sum(torch.autograd.Function):
         return (gather_sequence(grad, ctx.group)[0] if ctx.sequence else grad), None, None
 
 
-def split(module: nn.Module, dims: dict[str, int], tp: int) -> None:
+def split(module: nn.Module, splits: dict[str, Split]) -> None:
     """Shrink parameters that are still without storage (meta device) to one rank's share.
 
-    ``tp_split`` on the module then tells which are split, and along which dimension.
+    ``splits`` on the module then tells which are split, and how.
     """
-    for name, dim in dims.items():
+    for name, by in splits.items():
         parameter = getattr(module, name)
         if parameter is not None:
-            shape = list(parameter.shape)
-            shape[dim] //= tp
+            rows, *columns = parameter.shape
+            shape = (rows // (by.rows.ranks * by.again.ranks),)
+            shape += tuple(size // by.columns.ranks for size in columns)
             setattr(module, name, nn.Parameter(parameter.new_empty(shape)))
-    module.tp_split = dims
+    module.splits = splits
+
+
+def split_over_tp(dims: dict[str, int], cut: Cut) -> dict[str, Split]:
+    """The split of each parameter along one dimension."""
+    by_dim = {0: Split(("tp",), rows=cut), 1: Split(("tp",), columns=cut)}
+    return {name: by_dim[dim] for name, dim in dims.items()}
 
 
 class Style(ParallelStyle):
@@ -112,7 +120,7 @@ class Style(ParallelStyle):
         self.sequence = sequence
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        split(module, self.dims, self.group.size)
+        split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
         module.forward = functools.partial(self.compute, module, self.group)
         return module
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from trainer.axes import beside_dp
+from trainer.axes import GRID, beside_dp
 from trainer.rules.expression import Expression, ValueType, constant, parse
 
 DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
@@ -22,7 +22,7 @@ TYPES: dict[str, ValueType] = {
         (
             *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
             *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
-            *("vocab_size", "seq_length", *DEGREES),
+            *("vocab_size", "seq_length", "hidden_size", "mbs", *GRID, *DEGREES),
         ),
         "number",
     ),
@@ -61,7 +61,7 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
 
     Args:
         own_axes: parallel axes beside those that every job has: of
-            ``trainer.axes.FURTHER_AXES``, or such as only a user's own trainer knows.
+            ``trainer.axes.FURTHER_AXES`` or ``GRID``, or such as only a user's own trainer knows.
     """
     return _requirements(tuple(own_axes))
 
@@ -77,7 +77,8 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
         axes=axes,
     )
     context = _CONTEXT if "cp" in own_axes else ()
-    return (whole_replicas, *_OTHERS, *context, *_placed("cp" in own_axes))
+    grid = _OF_GRID if {*GRID} <= {*own_axes} else ()
+    return (whole_replicas, *_OTHERS, *context, *_placed("cp" in own_axes), *grid)
 
 
 _CONTEXT = (
@@ -172,13 +173,14 @@ def _placed(context: bool) -> tuple[Requirement, ...]:
     quantized = [
         Requirement(
             f"{name}_needs_split",
-            f"not {name} or gradient_shard > 1 or {ranks} == 1",
+            f"not {name} or gradient_shard > 1 or {otherwise}{ranks} == 1",
             f"{name} needs split gradients, but gradient_shard is 1; raise gradient_shard, or set "
             f"{name}: false",
             builtin_only=True,
             axes=axes,
         )
-        for name in ("quantize_weights", "quantize_gradients")
+        # The grid gathers weights along gz, whatever the placement.
+        for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
     ]
     return (*split, *_NESTED, *quantized)
 
@@ -208,6 +210,63 @@ _NESTED = (
         "quantize_secondary_needs_copy",
         "not quantize_secondary or secondary_shard > 0",
         "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
+    ),
+)
+_OF_GRID = (
+    *(
+        Requirement(
+            f"grid_{name}",
+            condition,
+            f"not divisible: {words}",
+            builtin_only=True,
+        )
+        for name, condition, words in (
+            ("heads", "num_kv_heads % gx == 0", "num_kv_heads {num_kv_heads} by gx {gx}"),
+            (
+                "hidden",
+                "hidden_size % (gy * gz) == 0 and hidden_size % (gx * gz) == 0",
+                "hidden_size {hidden_size} by gx {gx} * gz {gz} or gy {gy} * gz {gz}",
+            ),
+            (
+                "ffn",
+                "ffn_hidden_size % (gx * gz) == 0",
+                "ffn_hidden_size {ffn_hidden_size} by gx {gx} * gz {gz}",
+            ),
+            (
+                "vocab",
+                "vocab_size % (gx * gz) == 0",
+                "vocab_size {vocab_size} by gx {gx} * gz {gz}",
+            ),
+            ("sequences", "mbs % gz == 0", "mbs {mbs} by gz {gz}, which share its sequences"),
+            (
+                "key_values",
+                "2 * hidden_size * num_kv_heads % (num_heads * gx * gz) == 0",
+                "rows of keys and values, 2 * hidden_size {hidden_size} * num_kv_heads "
+                "{num_kv_heads} / num_heads {num_heads}, by gx {gx} * gz {gz}",
+            ),
+        )
+    ),
+    Requirement(
+        "grid_without_tp",
+        "tp == 1 or gx * gy * gz == 1",
+        "tp {tp} beside the grid gx {gx}, gy {gy}, gz {gz}: gx is its tensor parallelism; set "
+        "tp: 1",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_by_placement",
+        "gradient_shard == 1 or gx * gy * gz == 1",
+        "gradient_shard {gradient_shard} beside the grid gx {gx}, gy {gy}, gz {gz}: gz splits "
+        "weights and gradients, the replicas optimizer states; set zero_stage to 0 or 1",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_without_cp",
+        "cp == 1 or gx * gy * gz == 1",
+        "cp {cp} beside the grid gx {gx}, gy {gy}, gz {gz}: sequences are split along one axis "
+        "only; set cp: 1",
+        builtin_only=True,
+        axes=("cp",),
     ),
 )
 REQUIREMENTS = requirements()

@@ -44,6 +44,7 @@ class Bucket:
         self.sharing = mesh.replicas(shares, 1, "main")
         self.copies = mesh.replicas(mesh.states.size // shares, shares, "main")
         self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
+        self.receivers: dict[nn.Parameter, Callable[[Tensor], None]] = {}
         self.waiting: list[Callable[[], None]] = []
         total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
@@ -79,7 +80,15 @@ class Bucket:
             if self.missing == 0:
                 self.reduce()
 
+        def receive(gradient: Tensor) -> None:
+            if in_place:
+                view.add_(gradient)
+            else:
+                parameter.grad = gradient
+            arrived(parameter)
+
         parameter.register_post_accumulate_grad_hook(arrived)
+        self.receivers[parameter] = receive
 
     def make_master(self) -> nn.Parameter:
         """The float32 weights that the optimizer updates, with their gradients."""
@@ -173,11 +182,11 @@ class WholeWeights:
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         self.counts = mesh.states.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
-        every = [slot for stage in stages for slot in slots(stage, mesh.tp.size)]
+        every = [slot for stage in stages for slot in slots(stage)]
         buckets = fill(reversed(every), BUCKET_ELEMENTS)
         self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
         for stage in stages:
-            initialize(stage, "", stage.model, config.seed, mesh.tp.rank, mesh.tp.size)
+            initialize(stage, "", stage.model, config.seed)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
             self.masters.setdefault(bucket.traits, []).append(bucket.make_master())
@@ -186,6 +195,10 @@ class WholeWeights:
         """This rank's master weights, each a part of one parameter."""
         for bucket in self.buckets:
             yield from bucket.pieces()
+
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Take a micro-batch's gradient of a parameter that autograd was not given."""
+        next(b for b in self.buckets if parameter in b.receivers).receivers[parameter](gradient)
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""
@@ -206,6 +219,9 @@ class WholeWeights:
                 and self.mesh.tp.group is not None
             ):
                 self.mesh.tp.group.all_reduce(bucket.grad_share, "tensor")
+            depth = self.mesh.grid.z
+            if depth.group is not None and depth.name not in bucket.traits.split:
+                depth.group.all_reduce(bucket.grad_share, "gradient_sync")
 
     def publish(self) -> None:
         """Bring the updated weights to the model on every replica."""

@@ -63,7 +63,7 @@ class ShardedWeights:
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
         """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
-        whole_slots = list(slots(stage, self.mesh.tp.size))
+        whole_slots = list(slots(stage))
         pipelined = not (stage.is_first and stage.is_last)
         modules: list[nn.Module] = list(stage.blocks.values())
         if pipelined:
@@ -123,14 +123,14 @@ class ShardedWeights:
 
     def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
         """First weights, as exact as the computation's format is, in the format of storage."""
-        tp, placement = self.mesh.tp, self.mesh.placement
+        placement = self.mesh.placement
         computed = self.context.dtype
         are_masters = placement.storage_degree == placement.optimizer.degree
         stored = torch.float32 if are_masters else computed
         names = {module: name for name, module in stage.named_modules()}
         for module in dict.fromkeys(slot.module for slot in members):
             module.to_empty(device=self.device, recurse=False)
-            initialize(module, f"{names[module]}.", stage.model, config.seed, tp.rank, tp.size)
+            initialize(module, f"{names[module]}.", stage.model, config.seed)
             for name, parameter in list(module.named_parameters(recurse=False)):
                 exact = parameter.detach().to(computed).to(stored)
                 setattr(module, name, nn.Parameter(exact))
@@ -148,6 +148,10 @@ class ShardedWeights:
         """This rank's master weights, each a part of one parameter."""
         for unit in self.units:
             yield from unit.pieces
+
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Never called: FSDP2 takes all gradients from autograd."""
+        raise NotImplementedError
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""

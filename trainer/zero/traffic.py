@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from trainer.axes import Axes
 from trainer.config import TrainConfig
 from trainer.formats import Format
-from trainer.model.shapes import Parameter, in_order, stage_parameters
+from trainer.model.shapes import Parameter, Ranks, in_order, stage_parameters
 from trainer.parallel import ring
+from trainer.parallel.grid.traffic import grid_calls
 from trainer.placement import Level, Placement, Topology
 from trainer.sizes import LAYER_GATHERS, LAYER_SUMS
 from trainer.zero.layout import UnitLayout, fill, gathers_per_step, padded, unit_traffic
@@ -85,7 +86,11 @@ class _Seat:
         return self.topology.level(self.axes.group_of(self.rank, "cp"))
 
     def of_tensor(self) -> Level:
-        return self.topology.level(self.axes.group_of(self.rank, "tp"))
+        return self.along("tp")
+
+    def along(self, axis: str) -> Level:
+        """Of this rank's group along an axis."""
+        return self.topology.level(self.axes.group_of(self.rank, axis))
 
     def of_stage(self, pp: int) -> Level:
         """Of this rank and the one that stands as it does in another pipeline stage."""
@@ -99,7 +104,8 @@ class _Seat:
 def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterator[_Calls]:
     num_stages = config.pp * config.vpp
     indices = [seat.pp + chunk * config.pp for chunk in range(config.vpp)]
-    stages = [stage_parameters(config.model, i, num_stages, config.tp) for i in indices]
+    ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
+    stages = [stage_parameters(config.model, i, num_stages, ranks) for i in indices]
     if placement.fully_sharded:
         for units in stages:
             yield from _sharded(units, config, seat, placement)
@@ -109,6 +115,8 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
     for index in indices:
         if config.tp > 1:
             yield from _tensor(config, seat, index == 0, index == num_stages - 1)
+        if config.grid_axes:
+            yield from _grid(config, seat, index == 0, index == num_stages - 1)
         if config.cp > 1:
             yield from _context(config, seat)
         if config.pp > 1:
@@ -180,6 +188,9 @@ def _whole(
             yield _embedding(share, seat)
         if config.tp > 1 and config.sequence_parallel and not bucket[0].traits.split:
             yield _sum("tensor", share * _FLOAT32_BYTES, seat)
+        if config.gz > 1 and "gz" not in bucket[0].traits.split:
+            size = ring.all_reduce_bytes(share * _FLOAT32_BYTES, config.gz)
+            yield _Calls("gradient_sync", seat.along("gz"), size)
 
 
 def _embedding(numel: int, seat: _Seat) -> _Calls:
@@ -235,10 +246,16 @@ def _context(config: TrainConfig, seat: _Seat) -> Iterator[_Calls]:
     yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * layers * config.gas)
 
 
+def _grid(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterator[_Calls]:
+    for sent in grid_calls(config, first, last):
+        yield _Calls(sent.purpose, seat.along(sent.axis), sent.num_bytes, sent.times)
+
+
 def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> Iterator[_Calls]:
     """Activations to the next stage, and their gradients to the one before."""
     share = config.cp * (config.tp if config.sequence_parallel else 1)
     numel = config.model.seq_length // share * config.mbs * config.model.hidden_size
+    numel //= config.gy * config.gz
     size = Format(config.precision).num_bytes(numel)
     if index < num_stages - 1:
         yield _Calls("pipeline", seat.of_stage(seat.pp + 1), size, config.gas)

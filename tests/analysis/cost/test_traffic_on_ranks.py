@@ -48,6 +48,8 @@ CASES: dict[str, dict[str, Any]] = {
     "tp2 sp": {"tp": 2, "sequence_parallel": True},
     "cp2 tp2 zero3": {"cp": 2, "tp": 2, "placement": "zero3"},
     "cp4 selective": {"cp": 4, "placement": "zero1", "recompute": "selective"},
+    "grid": {"gx": 2, "gy": 2, "gz": 2},
+    "grid full": {"gy": 2, "gz": 2, "recompute": "full", "placement": "zero1"},
 }
 
 
@@ -78,7 +80,10 @@ def job(parsed: TrainConfig) -> Jobs:
     }
     return jobs(
         {
-            **{name: getattr(parsed, name) for name in ("tp", "cp", "pp", "vpp", "mbs", "gas")},
+            **{name: getattr(parsed, name) for name in ("gy", "gz", "cp", "pp", "vpp")},
+            "mbs": parsed.mbs,
+            "gas": parsed.gas,
+            "tp": parsed.tp * parsed.gx,
             "dp": parsed.data_parallel(RANKS),
             "weight_shard": placement.weight_shard,
             "secondary_shard": placement.secondary_shard,
@@ -136,11 +141,16 @@ def test_activations_send_the_bytes_that_are_priced(counted: dict[str, Any], nam
     found, reports, parsed = priced(name), counted[name], TrainConfig.parse(config(CASES[name]))
     assert found["pipeline"] == most(reports, "pipeline")
     assert found["context"] == most(reports, "context")
-    tokens = MBS * SEQUENCE // parsed.cp
-    activations, loss = 4 * tokens * MODEL["hidden_size"], 3 * 4 * tokens
+    tokens = MBS * SEQUENCE // (parsed.cp * parsed.gz)
+    activations, loss = 4 * tokens * MODEL["hidden_size"] // parsed.gy, 3 * 4 * tokens
     ends = 1 if parsed.pp > 1 else 2  # on the stage with the output layer
     sums = 2.5 if parsed.sequence_parallel else ends  # gathered twice before the output layer
-    left_out = 2 * GAS * share_sent(parsed.tp) * (sums * activations + loss)
+    left_out = 2 * GAS * share_sent(parsed.tp * parsed.gx) * (sums * activations + loss)
+    if parsed.gy > 1:  # partial logits, and each norm's moments and their gradients
+        logits = 4 * tokens * MODEL["vocab_size"] // parsed.gx
+        norms, repeated = 2 * MODEL["num_layers"], parsed.recompute == "full"
+        moments = 2 * 4 * tokens * (parsed.gy * (norms * (1 + repeated) + 1) / 2 + norms + 1)
+        left_out += 2 * GAS * share_sent(parsed.gy) * (logits + moments)
     tolerance = 0.01 if parsed.sequence_parallel else 0
     counted_bytes = most(reports, "tensor")
     assert found["tensor"] + left_out == pytest.approx(counted_bytes, rel=tolerance)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.checkpoint_cases import (
+    GLOBAL_BATCH,
     MODELS,
     STEPS,
     RunPhases,
@@ -39,6 +40,8 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "mics tp2": (8, {"placement": "mics", "tp": 2, "sequence_parallel": True}),
     "topo": (8, {**_TOPO, "gas": 3}),
     "pp2 zero1": (4, {"pp": 2, "gas": 2, "zero_stage": 1}),
+    "grid": (8, {"gx": 2, "gy": 2, "gz": 2, "mbs": GLOBAL_BATCH}),
+    "gy2 gz2 pp2": (8, {"gy": 2, "gz": 2, "pp": 2, "gas": 2, "mbs": GLOBAL_BATCH // 2}),
     "vpp2 tp2 zero3": (8, {"pp": 2, "vpp": 2, "tp": 2, "gas": 2, "zero_stage": 3}),
 }
 

@@ -13,6 +13,7 @@ from support.models import GPT, MODELS, whole
 from trainer.config import ModelConfig
 from trainer.model import initialize as initialization
 from trainer.model.initialize import initialize
+from trainer.model.slices import WHOLE, Cut
 from trainer.model.transformer import Stage
 from trainer.parallel import tensor as tensor_parallel
 
@@ -53,15 +54,17 @@ def test_tensor_parallel_ranks_start_with_parts_of_the_whole_models_weights(
             stage = Stage(model)
             for (end, style), (path, module) in itertools.product(split, stage.named_modules()):
                 if path.split(".")[-1] == end:
-                    tensor_parallel.split(module, style.dims, tp)
+                    splits = tensor_parallel.split_over_tp(style.dims, Cut(rank, tp))
+                    tensor_parallel.split(module, splits)
         stage.to_empty(device="cpu")
-        initialize(stage, "", model, seed=3, tp_rank=rank, tp=tp)
+        initialize(stage, "", model, seed=3)
         ranks.append(stage)
     expected = whole(model)
     for path, module in expected.named_modules():
         copies = [rank.get_submodule(path) for rank in ranks]
         for name, value in module.named_parameters(recurse=False):
-            dim = getattr(copies[0], "tp_split", {}).get(name)
+            by = getattr(copies[0], "splits", {}).get(name, WHOLE)
+            dim = 0 if by.rows.ranks > 1 else 1 if by.columns.ranks > 1 else None
             pieces = [getattr(copy, name) for copy in copies]
             if dim is None:
                 joined = pieces[0]

@@ -14,9 +14,10 @@ from hypothesis import given, settings, strategies as st
 from trainer.config import ModelConfig
 from trainer.formats import BLOCK, Format
 from trainer.model.parameters import slots
-from trainer.model.shapes import Parameter, in_order, stage_parameters
+from trainer.model.shapes import Parameter, Ranks, in_order, stage_parameters
+from trainer.model.slices import Cut
 from trainer.model.transformer import Stage
-from trainer.parallel.tensor import split
+from trainer.parallel.tensor import split, split_over_tp
 from trainer.placement import Placement, Share
 from trainer.sizes import stage_weights
 from trainer.zero.layout import ROW, UnitLayout, fill, padded
@@ -52,7 +53,7 @@ def built(model: ModelConfig, index: int, num_stages: int, tp: int) -> Stage:
         stage = Stage(model, index, num_stages)
         for name, module in stage.named_modules():
             if tp > 1 and (dims := SPLIT_DIMS.get(name.split(".")[-1])):
-                split(module, dims, tp)
+                split(module, split_over_tp(dims, Cut(0, tp)))
     return stage
 
 
@@ -66,9 +67,9 @@ def test_shapes_and_kinds_are_those_of_the_built_stage(
     names = {id(parameter): name for name, parameter in stage.named_parameters()}
     expected = [
         Parameter(names[id(slot.parameter)], tuple(slot.parameter.shape), slot.traits)
-        for slot in slots(stage, tp)
+        for slot in slots(stage)
     ]
-    units = stage_parameters(MODELS[model], index, num_stages, tp)
+    units = stage_parameters(MODELS[model], index, num_stages, Ranks(tp))
     assert list(in_order(units)) == expected
 
 
@@ -90,7 +91,7 @@ def test_a_stages_matrices_have_the_elements_that_the_cost_model_counts(
 ) -> None:
     """All but norms, biases and learned positions."""
     config = MODELS[model]
-    parameters = [*in_order(stage_parameters(config, index, num_stages, tp))]
+    parameters = [*in_order(stage_parameters(config, index, num_stages, Ranks(tp)))]
     tables = [p for p in parameters if p.name in ("embedding.weight", "head.weight")]
     layers = [p for p in parameters if p.name.startswith("blocks.") and len(p.shape) > 1]
     counted = stage_weights(config, config.num_layers // num_stages, len(tables), tp)
@@ -184,7 +185,7 @@ def test_shares_of_the_secondary_copy_cover_the_whole_with_little_filling(
 
 
 def test_buckets_hold_one_kind_and_no_more_than_they_may() -> None:
-    parameters = list(in_order(stage_parameters(MODELS["mixed"], 0, 1, 2)))
+    parameters = list(in_order(stage_parameters(MODELS["mixed"], 0, 1, Ranks(2))))
     buckets = fill(reversed(parameters), limit=300)
     assert all(len({p.traits for p in bucket}) == 1 for bucket in buckets)
     assert all(len(b) == 1 or sum(p.numel for p in b) <= 300 for b in buckets)

@@ -106,6 +106,9 @@ CASES: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
     ("tp 8 sp full", GPT, 8, 2, {"tp": 8, "sequence_parallel": True, "recompute": "full"}),
     ("cp", {**ODD, "seq_length": 16}, 16, 5, {"cp": 2, "placement": "zero3"}),
     ("cp tp full", GPT, 16, 6, {"cp": 4, "tp": 2, "optimizer_shard": 8, "recompute": "full"}),
+    ("grid", GPT, 16, 11, {"gx": 2, "gy": 2, "gz": 2, "mbs": 2, "recompute": "full"}),
+    ("grid odd", ODD, 8, 3, {"gy": 2, "gz": 2, "mbs": 4, "zero_stage": 1, "precision": "bf16"}),
+    ("grid int8", GPT, 8, 6, {"gx": 2, "gz": 4, "mbs": 4, "quantize_weights": True}),
     ("one node", ODD, 8, 2, {"placement": "zero3", "quantize_gradients": True}),
     ("odd degrees", ODD, 24, 11, {"weight_shard": 3, "gradient_shard": 6, "optimizer_shard": 12}),
     ("uneven nodes", GPT, 12, 9, {"placement": "zero3", "quantize_gradients": True}),
@@ -189,6 +192,40 @@ def test_tensor_parallelism_sums_four_times_in_a_layer() -> None:
     loss = 3 * 4 * 16 * 2
     one_pass = (4 * 4 + 2) * activations + loss
     assert found["bytes"]["tensor"] == {"node": 3 * 2 * 7 * one_pass // 8}
+
+
+def test_the_grids_first_axis_alone_sends_what_tensor_parallelism_does() -> None:
+    """Singh et al. 2024, section V-A: with every second layer transposed it is Megatron's."""
+    for recompute in ("none", "full"):
+        tensor = expected_traffic(config(GPT, tp=8, recompute=recompute), 16)
+        first = expected_traffic(config(GPT, gx=8, recompute=recompute), 16)
+        assert first == tensor
+
+
+def test_the_grids_third_axis_alone_sends_what_zero_3_does() -> None:
+    """Two gatherings of the layers' matrices and a reduction, each on its own sequences."""
+    third = expected_traffic(config(GPT, gz=8, mbs=8, gas=1, recompute="full"), 8)["bytes"]
+    zero3 = expected_traffic(config(GPT, placement="zero3", gas=1), 8)["bytes"]
+    layers, rest = parameters(GPT)
+    matrices = 4 * 12 * 64**2
+    table = GPT["vocab_size"] * 64  # tied: the embedding's pass and the head's both gather it
+    assert third["weights"] == {"node": 4 * 7 / 8 * 2 * (matrices + table)}
+    assert third["gradients"] == {"node": 4 * 7 / 8 * (matrices + 2 * table)}
+    vectors = layers - matrices
+    assert zero3["weights"] == {"node": 4 * 7 / 8 * (2 * (matrices + vectors) + rest)}
+    assert third["weights"]["node"] == pytest.approx(zero3["weights"]["node"], rel=0.04)
+    assert set(third) == {"weights", "gradients", "gradient_sync", "totals"}
+
+
+def test_the_third_axis_with_replicas_gathers_within_a_replica_only() -> None:
+    """Hybrid sharding: whole weights between eight ranks, gradients summed between replicas."""
+    alone = expected_traffic(config(GPT, gz=8, mbs=8), 8)["bytes"]
+    hybrid = expected_traffic(config(GPT, gz=8, mbs=8), 16)["bytes"]
+    assert hybrid["weights"] == alone["weights"]
+    (far,) = set(hybrid["gradients"]) - {"node"}
+    assert hybrid["gradients"]["node"] == alone["gradients"]["node"]
+    layers, rest = parameters(GPT)
+    assert hybrid["gradients"][far] < 4 * 2 / 2 * (layers + rest) / 2
 
 
 def test_a_pipeline_sends_activations_on_and_their_gradients_back() -> None:

@@ -1,0 +1,196 @@
+"""What the grid's third axis exchanges: whole weights before a product, gradients behind it.
+
+A layer's block of weights is cut once more over the ranks along z (Singh et al. 2024, algorithm 1,
+lines 2 and 14). Gathers of the next layer and scatters of the last ones can run while this layer
+is computed (section V-D, OAG and ORS); what is computed, and in which order, stays the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.config import TrainConfig
+from trainer.formats import Format
+from trainer.model.precision import WIRE_DTYPE
+from trainer.model.transformer import Stage
+from trainer.parallel.collectives import Group
+from trainer.parallel.mesh import Mesh
+from trainer.quantization.blocks import dequantize, quantize
+
+Receive = Callable[[nn.Parameter, Tensor], None]
+
+
+class Depth:
+    """The ranks along z of one rank, for all of its stages.
+
+    Args:
+        config: which formats travel, and what is overlapped.
+        mesh: where this rank stands.
+
+    Attributes:
+        receive: is given each micro-batch's gradient of a parameter that autograd was not given.
+    """
+
+    receive: Receive
+
+    def __init__(self, config: TrainConfig, mesh: Mesh) -> None:
+        self.group = mesh.grid.z.group
+        self.gathers_ahead = config.overlap_all_gather
+        self.scatters_late = config.overlap_reduce_scatter
+        self.wire = WIRE_DTYPE[Format(config.reduce_precision)]
+        self.quantized = bool(config.quantize_weights)
+        self.anchor = nn.Parameter(torch.empty(0))
+        self.late: dict[Block, list[tuple[Any, Tensor]]] = {}
+        self.uses: Counter[Block] = Counter()
+
+    def scatter(self, gradient: Tensor, block: Block) -> Tensor | None:
+        """Sum a block's gradients along z; each rank gets its share of the rows.
+
+        Args:
+            gradient: of the whole block, from this rank's sequences.
+            block: which.
+
+        Returns:
+            The share, or None where ``receive`` will be given it.
+        """
+        if self.group is None:
+            return gradient
+        weight, source = block.weight, block.source
+        share = gradient.new_empty(weight.shape, dtype=self.wire)
+        whole = gradient.to(self.wire)
+        work = self.group.reduce_scatter(share, whole, "gradients", async_op=True)
+        if not self.scatters_late:
+            _wait(work)
+            return share.to(weight.dtype)
+        late = self.late.setdefault(source, [])
+        if len(late) == self.uses[source]:  # of the micro-batch before
+            self._hand_over(source)
+            late = self.late[source] = []
+        late.append((work, share))
+        return None
+
+    def finish(self) -> None:
+        """Hand over all gradients that are still on their way."""
+        for source in list(self.late):
+            self._hand_over(source)
+
+    def _hand_over(self, source: Block) -> None:
+        weight = source.weight
+        total: Tensor | None = None
+        for work, share in self.late.pop(source):
+            _wait(work)
+            gradient = share.to(weight.dtype)
+            total = gradient if total is None else total + gradient
+        assert total is not None
+        self.receive(weight, total)
+
+
+class Block:
+    """A layer's weights as this rank computes with them: whole along z.
+
+    Args:
+        module: that has them.
+        order: of the stage.
+        layer: the number of the transformer layer, or -1: what recomputation repeats together.
+        source: the embedding's block, where the head has no weights of its own.
+    """
+
+    def __init__(
+        self, module: nn.Module, order: Order, layer: int = -1, source: Block | None = None
+    ) -> None:
+        self.module = module
+        self.order = order
+        self.depth = order.depth
+        self.layer = layer
+        self.source = source or self
+        self.depth.uses[self.source] += 1
+        self.next: Block | None = None
+        self.ahead: tuple[Tensor, Any, Tensor] | None = None
+
+    @property
+    def weight(self) -> nn.Parameter:
+        found = self.source.module.weight
+        assert isinstance(found, nn.Parameter)
+        return found
+
+    @property
+    def leaf(self) -> nn.Parameter:
+        """What autograd is to find a gradient of: nothing, where it would come too late.
+
+        A leaf that gets none has its hooks called all the same, as if it had got one.
+        """
+        late = self.depth.group is not None and self.depth.scatters_late
+        return self.depth.anchor if late else self.weight
+
+    def gather(self) -> Tensor:
+        """The block, and a start on the next one's; a repeated pass ends with its layer."""
+        group = self.depth.group
+        if group is None:
+            return self.weight.detach()
+        if self.ahead is None:
+            self._begin(group)
+        whole = self._finish(group)
+        follows = self.next
+        if follows is not None and self.depth.gathers_ahead and self._comes_next(follows):
+            follows._begin(group)
+        return whole
+
+    def _comes_next(self, follows: Block) -> bool:
+        return self.order.in_forward or (follows.layer == self.layer and self.layer >= 0)
+
+    def _begin(self, group: Group) -> None:
+        share = self.weight.detach()
+        if self.depth.quantized:
+            share = quantize(share.view(1, -1), Format.INT8)
+        whole = share.new_empty(group.size * share.size(0), *share.shape[1:])
+        work = group.all_gather(whole, share, "weights", async_op=True)
+        self.ahead = whole, work, share  # the share must live until it is sent
+
+    def _finish(self, group: Group) -> Tensor:
+        assert self.ahead is not None
+        whole, work, _ = self.ahead
+        self.ahead = None
+        _wait(work)
+        if not self.depth.quantized:
+            return whole
+        rows, *columns = self.weight.shape
+        block = self.weight.new_empty(group.size * rows, *columns)
+        dequantize(whole, Format.INT8, block.view(group.size, -1))
+        return block
+
+
+class Order:
+    """The blocks of a stage, in the order of a forward pass.
+
+    Args:
+        stage: whose passes are watched, to tell a forward pass from a repeated one.
+        depth: the ranks along z.
+    """
+
+    def __init__(self, stage: Stage, depth: Depth) -> None:
+        self.depth = depth
+        self.last: Block | None = None
+        self.in_forward = False
+        stage.register_forward_pre_hook(lambda *_: self._enter(True))
+        stage.register_forward_hook(lambda *_: self._enter(False))
+
+    def _enter(self, forward: bool) -> None:
+        self.in_forward = forward
+
+    def add(self, module: nn.Module, layer: int = -1, source: Block | None = None) -> Block:
+        """The next block of the pass; see ``Block``."""
+        block = Block(module, self, layer, source)
+        if self.last is not None:
+            self.last.next = block
+        self.last = block
+        return block
+
+
+def _wait(work: Any) -> None:
+    if work is not None:
+        work.wait()

@@ -1,0 +1,185 @@
+"""Products, tables and norms over a grid of ranks: algorithm 1 of Singh et al. 2024.
+
+Of a layer y = x W^T the inputs are split along one axis of the grid and the outputs along another:
+W's columns lie along y and its rows along x, or the other way round in every second layer, so that
+what one layer puts out is what the next one takes. Sequences are split along z, as are the rows of
+a rank's block of W.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.model.transformer import NORM_EPS
+from trainer.parallel.collectives import Group
+from trainer.parallel.grid.depth import Block
+
+
+class _Product(torch.autograd.Function):
+    """x W^T of this rank's inputs: a partial sum of this rank's outputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        leaf: Tensor,
+        bias: Tensor | None,
+        block: Block,
+        outputs: Group | None,
+        overlap: bool,
+    ) -> Tensor:
+        whole = block.gather()
+        ctx.save_for_backward(x, whole)
+        ctx.block, ctx.outputs, ctx.overlap = block, outputs, overlap
+        ctx.has_bias = bias is not None
+        return F.linear(x, whole, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        x, whole = ctx.saved_tensors
+        grad_x = grad @ whole
+        summing: Any = None
+        if ctx.outputs is not None:
+            summing = ctx.outputs.all_reduce(grad_x, "tensor", async_op=ctx.overlap)
+        rows = grad.flatten(0, 1)
+        grad_weight = ctx.block.depth.scatter(rows.t() @ x.flatten(0, 1), ctx.block)
+        grad_bias = rows.sum(0) if ctx.has_bias else None
+        if summing is not None:
+            summing.wait()
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+class _Sum(torch.autograd.Function):
+    """Sum of the ranks' partial results, in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.mark_dirty(x)
+        group.all_reduce(x, "tensor")
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def linear(
+    x: Tensor,
+    block: Block,
+    bias: Tensor | None,
+    inputs: Group | None,
+    outputs: Group | None,
+    overlap: bool,
+) -> Tensor:
+    """A layer of the network.
+
+    Args:
+        x: (sequence, batch / gz, inputs / ranks of ``inputs``).
+        block: of the weights, (outputs, inputs) of this rank.
+        bias: of this rank's outputs.
+        inputs: the ranks that have the other inputs; None if this rank has all.
+        outputs: the ranks that have the other outputs.
+        overlap: sum the input's gradient while the weights' one is computed.
+
+    Returns:
+        (sequence, batch / gz, outputs / ranks of ``outputs``).
+    """
+    if inputs is None:
+        result: Tensor = _Product.apply(x, block.leaf, bias, block, outputs, overlap)
+        return result
+    total = _Product.apply(x, block.leaf, None, block, outputs, overlap)
+    total = _Sum.apply(total, inputs)
+    return total if bias is None else total + bias
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of this rank's block of a table; zeros for words that others have."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, leaf: Tensor, block: Block, first: int) -> Tensor:
+        whole = block.gather()
+        local = tokens - first
+        outside = (local < 0) | (local >= whole.size(0))
+        local = local.masked_fill(outside, 0)
+        ctx.save_for_backward(local, outside)
+        ctx.block, ctx.words = block, whole.size(0)
+        return F.embedding(local, whole).masked_fill_(outside[..., None], 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        local, outside = ctx.saved_tensors
+        grad = grad.masked_fill(outside[..., None], 0.0)
+        whole = torch.ops.aten.embedding_dense_backward(grad, local, ctx.words, -1, False)
+        return None, ctx.block.depth.scatter(whole, ctx.block), None, None
+
+
+def lookup(tokens: Tensor, block: Block, words: Group | None) -> Tensor:
+    """Vectors of tokens, (sequence, batch / gz) to (sequence, batch / gz, hidden / gy).
+
+    Args:
+        tokens: their numbers.
+        block: of the table.
+        words: the ranks that have the others' rows.
+    """
+    rows = block.weight.size(0) * (1 if block.depth.group is None else block.depth.group.size)
+    first = 0 if words is None else words.rank * rows
+    partial: Tensor = _Lookup.apply(tokens, block.leaf, block, first)
+    return partial if words is None else _Sum.apply(partial, words)
+
+
+class _Norm(torch.autograd.Function):
+    """Layer norm, or without bias RMS norm, of vectors that are split over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group) -> Tensor:
+        values = x.float()
+        mean, square = _moments(values, group, centred=bias is not None)
+        scale = (square + NORM_EPS).rsqrt_()
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.group, ctx.centred = group, bias is not None
+        result = (values - mean) * scale * weight
+        return (result if bias is None else result + bias).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        normal = (x.float() - mean) * scale
+        grad = grad.float()
+        wide = grad * weight
+        # The two sums that a vector's parts share, as means over its features.
+        sums = torch.stack((wide.mean(-1), (wide * normal).mean(-1)))
+        ctx.group.all_reduce(sums, "tensor")
+        sums = sums.div_(ctx.group.size)[..., None]
+        inner = wide - normal * sums[1]
+        grad_x = scale * (inner - sums[0] if ctx.centred else inner)
+        grad_weight = (grad * normal).flatten(0, 1).sum(0).to(weight.dtype)
+        grad_bias = grad.flatten(0, 1).sum(0).to(weight.dtype) if ctx.centred else None
+        return grad_x.to(x.dtype), grad_weight, grad_bias, None
+
+
+def _moments(values: Tensor, group: Group, centred: bool) -> tuple[Tensor, Tensor]:
+    """Mean (or 0) and mean square about it, from those of each rank's equal part."""
+    mean = values.mean(-1) if centred else values.new_zeros(values.shape[:-1])
+    own = torch.stack((mean, (values - mean[..., None]).square().mean(-1)))
+    every = own.new_empty(group.size, *own.shape)
+    group.all_gather(every.flatten(0, 1), own, "tensor")
+    means, squares = every.unbind(1)
+    total = means.mean(0)
+    between = (means - total).square().mean(0)
+    return total[..., None], (squares.mean(0) + between)[..., None]
+
+
+def norm(x: Tensor, module: nn.Module, group: Group | None) -> Tensor:
+    """The module's norm of vectors whose features are split over the group.
+
+    Args:
+        x: (sequence, batch, features / ranks).
+        module: a layer norm with a bias, or an RMS norm, with this rank's part of its vectors.
+        group: the ranks.
+    """
+    result: Tensor = _Norm.apply(x, module.weight, getattr(module, "bias", None), group)
+    return result
