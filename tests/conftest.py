@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +18,10 @@ from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
 from search_spaces.frameworks import FRAMEWORKS
+
+# A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKER = Path(__file__).parent / "support/rank_worker.py"
 Jobs = list[dict[str, Any]]
