@@ -70,7 +70,7 @@ def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None
 
 def test_an_interval_covers_the_rows_within_it() -> None:
     nan = float("nan")
-    assert covered([1, 2, 1, nan], [0.1, 0.1, nan, 0.1], [1.1, 1, 1, 1]) == 0.5
+    assert covered([0.9, 1.8, nan, 0.9], [1.2, 2.2, 1.2, 1.2], [1.1, 1, 1, nan]) == 0.5
 
 
 def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:
