@@ -36,7 +36,9 @@ class Framework:
         stage_settings: parameters of a space by which it can be told to split otherwise; see
             :class:`search_spaces.StageSettings`.
         keeps_products: of a layer under selective recomputation, only its input, what attention
-            gives and every second product's output stay (torchtitan's ``selective op``).
+            gives and the outputs of products stay: of every ``second`` one (torchtitan's ``selective
+            op``), or of ``all`` but the last, which nothing reads; else all but what attention has
+            inside.
         whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
             the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models
@@ -87,7 +89,7 @@ class Framework:
     split: Split = "even"
     counts_ends: bool = False
     stage_settings: tuple[str, ...] = ()
-    keeps_products: bool = False
+    keeps_products: Literal["", "second", "all"] = ""
     whole_in_pipelines: bool = False
     masked_dropout: bool = False
     logits_bytes: float = 8
@@ -113,7 +115,9 @@ class Framework:
     reports_first_stage: bool = False
 
 
-MESHTUNE = Framework("meshtune", repeated_sums=1, logits_bytes=10, sharded_masters=True)
+MESHTUNE = Framework(
+    "meshtune", repeated_sums=1, keeps_products="all", logits_bytes=4, sharded_masters=True
+)
 NANOTRON = Framework(
     "nanotron",
     sequence_parallel=True,
@@ -178,7 +182,7 @@ FSDP = Framework("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, r
 TORCHTITAN = Framework(
     "torchtitan",
     sequence_parallel=True,
-    keeps_products=True,
+    keeps_products="second",
     whole_in_pipelines=True,
     split="first_more",
     counts_ends=True,

@@ -209,7 +209,17 @@ class TrainConfig(_Record):
     overlap_all_gather: bool = Field(
         default=True, description="of the grid: gather the next layer's weights ahead"
     )
-    recompute: Recompute = "none"
+    recompute: Recompute = Field(
+        default="none",
+        description="in the backward pass: selective, all but matrix products and attention; full, "
+        "each layer from its input",
+    )
+    recompute_every: Layers = Field(
+        default=1, description="layers that recompute: every such; of the others all is kept"
+    )
+    compile: bool = Field(
+        default=False, description="compile each layer by torch's compiler; takes minutes once"
+    )
     precision: Precision = "bf16"
     engine: Literal["meshtune", "deepspeed"] = "meshtune"
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -262,6 +272,22 @@ class TrainConfig(_Record):
         if self.engine == "deepspeed" and self.goldfish is not None:
             raise ValueError("engine deepspeed has no goldfish loss here: remove goldfish")
         return self
+
+    def layers_of(self, stage: int) -> range:
+        """The numbers of a stage's layers, of ``pp * vpp`` stages."""
+        each = self.model.num_layers // (self.pp * self.vpp)
+        return range(stage * each, (stage + 1) * each)
+
+    @property
+    def keeps_products(self) -> bool:
+        """Whether ``selective`` keeps products and attention, not all but attention."""
+        return self.cp == 1 and not self.grid_axes
+
+    def recomputed(self, layers: range) -> int:
+        """How many of these layers of the model compute something again, as ``recompute`` says."""
+        if self.recompute == "none":
+            return 0
+        return sum(layer % self.recompute_every == 0 for layer in layers)
 
     @property
     def steps(self) -> int:

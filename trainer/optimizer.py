@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,14 +120,25 @@ class Optimizer:
         totals = torch.zeros(1 + len(parts), dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
         if grads:
-            norms = [norm for grad in grads for norm in _row_norms(grad)]
-            totals[0] = torch.cat(norms).double().square().sum()
+            totals[0] = squared_norm(grads)
         totals[1:] = torch.stack(parts).double() * self.loss_share
         if self.world.size > 1:
             self.world.all_reduce(totals, "totals")
         every = torch.ones_like(totals[1]) if counted is None else totals[2]
         # Of a batch without any, loss and gradients are 0.
         return totals[0], totals[1], every.clamp(min=torch.finfo(totals.dtype).tiny)
+
+
+def squared_norm(grads: Sequence[Tensor]) -> Tensor:
+    """The squared 2-norm of all together, in float64.
+
+    An accelerator takes the norms of all tensors in one call, and sums each as a tree.
+    """
+    if grads[0].device.type == "cpu":
+        norms = torch.cat([norm for grad in grads for norm in _row_norms(grad)])
+    else:
+        norms = torch.stack(torch._foreach_norm(grads))
+    return norms.double().square().sum()
 
 
 def _row_norms(grad: Tensor) -> Iterator[Tensor]:

@@ -93,8 +93,7 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
     tokens_per_second = batch * config.model.seq_length / median
     return {
         "tflops_per_gpu": model_flops(config.model, batch) / tera_per_gpu,
-        "hardware_tflops_per_gpu": hardware_flops(config.model, batch, config.recompute)
-        / tera_per_gpu,
+        "hardware_tflops_per_gpu": _executed(config, batch) / tera_per_gpu,
         "tokens_per_second": tokens_per_second,
         "tokens_per_second_per_gpu": tokens_per_second / world_size,
         "samples_per_second": batch / median,
@@ -103,6 +102,16 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
         "global_batch_size": batch,
         "parameters": config.model.num_parameters,
     }
+
+
+def _executed(config: TrainConfig, batch: int) -> float:
+    """FLOPs of a step with those that are done again."""
+    useful = model_flops(config.model, batch)
+    if config.recompute == "selective" and config.keeps_products:
+        return useful
+    repeated = hardware_flops(config.model, batch, config.recompute) - useful
+    layers = range(config.model.num_layers)
+    return useful + repeated * config.recomputed(layers) / len(layers)
 
 
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
-from trainer.data.batches import Dataset, micro_batches
+from trainer.data.batches import Batches, BatchesAhead, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
@@ -27,7 +28,7 @@ from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
 from trainer.parallel.zigzag import held_chunks
-from trainer.runtime.device import Device
+from trainer.runtime.device import Device, attention_backends
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
@@ -59,12 +60,20 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth) -> list[Stage]:
     num_stages = config.pp * config.vpp
     with torch.device("meta"):
         stages = [
-            Stage(config.model, mesh.pp.rank + chunk * config.pp, num_stages, config.recompute)
+            Stage(
+                config.model,
+                mesh.pp.rank + chunk * config.pp,
+                num_stages,
+                config.recompute,
+                config.recompute_every,
+                config.compile,
+            )
             for chunk in range(config.vpp)
         ]
+        opaque = config.compile or config.recompute == "selective"
         for stage in stages:
             if mesh.tp.size > 1:
-                parallelize(stage, mesh, config.sequence_parallel)
+                parallelize(stage, mesh, config.sequence_parallel, opaque)
             if mesh.grid.size > 1:
                 grid.parallelize(stage, mesh, depth, config)
             if mesh.cp.size > 1:
@@ -105,6 +114,8 @@ class Trainer:
         self.depth.receive = self.weights.receive
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
         self.checkpoints = Checkpoints(config)
+        self.ahead: BatchesAhead | None = None
+        self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
             dtype = COMPUTE_DTYPE[config.precision]
@@ -139,18 +150,29 @@ class Trainer:
         shares = [(target != IGNORED).float().mean() for target in targets]
         return self.optimizer.step(loss, torch.stack(shares).mean() if shares else zero)
 
-    def _read(self, step: int, dataset: Dataset) -> tuple[list[Tensor], list[Tensor]]:
+    def _read(self, step: int, dataset: Dataset) -> Batches:
         """This rank's part of its replica's micro-batches; none where only hidden states pass."""
         if not (self.mesh.is_first or self.mesh.is_last):
             return [], []
-        mesh, device = self.mesh, self.device.torch
+        device = self.device.torch
+        if device.type == "cpu":
+            return self._read_on_host(step, dataset)
+        if self.ahead is None or self.ahead_of is not dataset:
+            read = functools.partial(self._read_on_host, dataset=dataset)
+            self.ahead, self.ahead_of = BatchesAhead(read, pinned=True), dataset
+        tokens, targets = (
+            [t.to(device, non_blocking=True) for t in part] for part in self.ahead.take(step)
+        )
+        return tokens, targets
+
+    def _read_on_host(self, step: int, dataset: Dataset) -> Batches:
+        mesh, z = self.mesh, self.mesh.grid.z
         chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, step, mesh.replica, mesh.axes.sizes["dp"])
         tokens, targets = zip(*batches, strict=True)
-        z = mesh.grid.z
 
         def own(whole: Tensor) -> Tensor:
-            return chosen(whole.chunk(z.size)[z.rank], chunks, 1).to(device)
+            return chosen(whole.chunk(z.size)[z.rank], chunks, 1)
 
         return [own(t) for t in tokens], [own(t) for t in targets]
 
@@ -200,7 +222,8 @@ def train(
         if number == first + config.warmup_steps and engine.traffic is not None:
             engine.traffic.clear()
         begin_s = time.perf_counter()
-        report = engine.step(number, dataset)
+        with attention_backends(device.type):
+            report = engine.step(number, dataset)
         times_s.append(device.clock() - begin_s)
         reports.append(report)
         progress(_progress_line(number + 1, last, report, times_s[-1]))

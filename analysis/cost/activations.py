@@ -123,17 +123,32 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         split = split + np.where(recompute == NONE, scores, 0.0)
     kept = whole + split / jobs.tp
     only_input = e * h / sequence_split(jobs, framework)
-    if framework.keeps_products:
+    if framework.keeps_products == "second":
         # Outputs of the products for queries, values and gate, of attention, and of the last
         # product: over tp its whole sum's summands, and both sums.
         products = 4 * jobs.num_heads + e * (2 * queries + keys + f)
         sums = np.where(jobs.tp > 1, 2 * e * h / jobs.tp, 0.0)
         some = only_input + products / jobs.tp + e * h + sums
         kept = np.where(recompute == SELECTIVE, some, kept)
+    if framework.keeps_products == "all":
+        # Outputs of both products split by columns, of attention, and of its projection.
+        products = 4 * jobs.num_heads + e * (
+            2 * queries + 2 * keys + np.where(jobs.gated, 2, 1) * f
+        )
+        some = 2 * only_input + products / jobs.tp
+        kept = np.where((recompute == SELECTIVE) & ~repeats_attention(jobs, framework), some, kept)
     all_tokens = tokens(jobs)
     if jobs.mixture is not None:
         kept = kept + experts / all_tokens
     return all_tokens * np.where(recompute == FULL, only_input, kept)
+
+
+def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
+    """Whether selective recomputation repeats attention, and not the rest of a layer.
+
+    The built-in trainer keeps attention but for where keys go round or layers lie on a grid.
+    """
+    return (jobs.cp > 1) | (jobs.gy * jobs.gz > 1) | (framework.keeps_products != "all")
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost import collectives as links, grid
+from analysis.cost.activations import repeats_attention
 from analysis.cost.compute import Compute, PassTimes, smooth_max
 from analysis.cost.experts import assigned_tokens, dispatched_bytes, mixed_share
 from analysis.cost.groups import RankGroup, along
@@ -58,7 +59,8 @@ def layer(
         sums = np.maximum(sums - hidden, 0.05 * sums)
     sums = sums + grid.layer_s(jobs, cluster, framework, c, forward, backward)
     again = np.where(full, forward.device, 0.0)
-    again = again + np.where(jobs.recompute == SELECTIVE, forward.attention, 0.0)
+    some = np.where(repeats_attention(jobs, framework), forward.attention, forward.elementwise)
+    again = again + np.where(jobs.recompute == SELECTIVE, some, 0.0)
     return Layer(
         device=forward.device + backward.device,
         again=again,

@@ -107,7 +107,7 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
         *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),
         *("refresh_secondary", "reduce_precision"),
-        *("sequence_parallel", "recompute", "precision"),
+        *("sequence_parallel", "recompute", "recompute_every", "compile", "precision"),
         *("gx", "gy", "gz", "overlap_all_reduce", "overlap_reduce_scatter", "overlap_all_gather"),
     }
     assert settings_ | set(SEARCHABLE) == set(TrainConfig.model_fields)

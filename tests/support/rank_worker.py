@@ -26,10 +26,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from observed_training import observe
+from torch._dynamo.utils import counters
 
 import trainer.train
 from trainer.config import TrainConfig
 from trainer.data.goldfish import IGNORED, without
+from trainer.model import transformer
 from trainer.model.initialize import initialize
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
@@ -115,6 +117,13 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     zero.BUCKET_ELEMENTS = options.get("bucket_elements", 16 * 2**20)
     scaler = functools.partial(LossScaler, initial=options.get("initial_scale", 2.0**16))
     trainer.train.LossScaler = scaler
+    if config.compile:
+        # Graphs as the compiler gets them, run as they are: code for a CPU would take a minute.
+        options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
+        compiled = torch.compile(transformer.run_layer, **options)
+        transformer.compiled_layer = lambda: compiled
+        torch._dynamo.reset()
+        counters.clear()
     if options.get("collectives"):
         return collective_cases.cases()
     if options.get("buffers"):
@@ -125,7 +134,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     lines: list[str] = []
     result = train(config, RandomTokens(config.model.vocab_size), lines.append)
     agreed = agree(result["losses"], result["grad_norms"])
-    return {**result, "progress": lines, "ranks_agree": agreed}
+    graphs = counters["stats"]["unique_graphs"]
+    return {**result, "progress": lines, "ranks_agree": agreed, "graphs": graphs}
 
 
 def agree(*values: Any) -> bool:

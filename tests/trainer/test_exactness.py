@@ -73,9 +73,9 @@ QUICK = [
     job("one rank", "llama", 1, mbs=8, gas=2),
     layout("llama", 1, 1, 8, 0),
     layout("gpt", 1, 1, 8, 3, recompute="full"),
-    layout("gpt", 2, 1, 4, 2, sequence_parallel=True),
+    layout("gpt", 2, 1, 4, 2, sequence_parallel=True, recompute="selective", recompute_every=2),
     layout("gpt", 1, 2, 4, 1, vpp=2),
-    layout("llama", 4, 1, 2, 1),
+    layout("llama", 4, 1, 2, 1, recompute="selective"),
     layout("llama", 1, 4, 2, 3, recompute="selective"),
     layout("gpt", 2, 2, 2, 1, sequence_parallel=True, recompute="full"),
     layout("llama", 2, 2, 2, 2, vpp=2),
@@ -124,7 +124,13 @@ def every_context() -> list[dict[str, Any]]:
 
 
 EVERY = [*every_layout(), *every_context()]
+COMPILED = [
+    job("compiled", "gpt", 2, tp=2, mbs=8, gas=2, compile=True, sequence_parallel=True),
+    job("compiled", "llama", 2, tp=2, mbs=8, gas=2, compile=True, recompute="selective"),
+    job("compiled zero 3", "llama", 2, zero_stage=3, mbs=4, gas=2, compile=True, recompute="full"),
+]
 SPECIAL = [
+    *COMPILED,
     # Fewer micro-batches than stages; several buckets; the two precisions of 16 bits.
     job("gas below pp", "gpt", 4, pp=4, mbs=8, gas=2),
     job("buckets", "gpt", 4, {"bucket_elements": 5000}, zero_stage=1, mbs=2, gas=2),
@@ -209,6 +215,15 @@ def test_progress_is_told_after_each_step(results: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", ["gpt gas below pp", "gpt buckets", "llama buckets pp"])
 def test_a_rare_schedule_trains_like_one_process(results: dict[str, Any], case: str) -> None:
     equals(results[case], results[f"{case.split()[0]} reference"], 1e-5)
+
+
+@pytest.mark.parametrize("case", [job["id"] for job in COMPILED])
+def test_compiled_layers_train_like_one_process_each_in_one_graph(
+    results: dict[str, Any], case: str
+) -> None:
+    """A layer that falls into several graphs is an error; all layers have the same one."""
+    equals(results[case], results[f"{case.split()[0]} reference"], 1e-5)
+    assert results[case]["graphs"] == 1
 
 
 def test_without_clipping_a_layout_still_trains_like_one_process(results: dict[str, Any]) -> None:

@@ -80,6 +80,21 @@ def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:
     assert result["communication_bytes"] == {"gradients": {"node": 64}}
 
 
+@pytest.mark.parametrize(
+    ("recompute", "every", "share"), [("none", 1, 0), ("selective", 1, 0), ("full", 2, 0.5)]
+)
+def test_hardware_flops_count_the_layers_that_run_twice(
+    recompute: str, every: int, share: float
+) -> None:
+    changed = {"recompute": recompute, "recompute_every": every}
+    result = completed(CONFIG.model_copy(update=changed), 8, training(), memory(*[1] * 8))
+    useful, whole = (
+        f(CONFIG.model, 60, *k) for f, k in ((model_flops, ()), (hardware_flops, ("full",)))
+    )
+    executed = result["hardware_tflops_per_gpu"] / result["tflops_per_gpu"] * useful
+    assert executed == pytest.approx(useful + share * (whole - useful))
+
+
 def test_every_key_of_a_result_can_be_sought() -> None:
     found = completed(CONFIG, 8, training(), memory(*[1] * 8)).keys()
     found -= {"status", "versions", "device", "memory"}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from torch import Tensor
@@ -58,3 +59,37 @@ def micro_batches(
         if config.goldfish is not None:
             targets = without(tokens, targets, config.goldfish)
         yield tokens, targets
+
+
+Batches = tuple[list[Tensor], list[Tensor]]
+"""Tokens and targets of each micro-batch of a step."""
+
+
+class BatchesAhead:
+    """A rank's batches, read one step ahead by a thread while the device computes.
+
+    Args:
+        read: gives a step's batches, on the host.
+        pinned: into memory that a device copies from by itself.
+    """
+
+    def __init__(self, read: Callable[[int], Batches], pinned: bool) -> None:
+        self.read = read
+        self.pinned = pinned
+        self.thread = ThreadPoolExecutor(1, "batches")
+        self.coming: tuple[int, Future[Batches]] | None = None
+
+    def take(self, step: int) -> Batches:
+        """Of this step; that of the next is begun. Raises what reading it raised."""
+        found = self.coming
+        if found is None or found[0] != step:  # the first, or another than the one after the last
+            found = (step, self.thread.submit(self._prepared, step))
+        batches = found[1].result()
+        self.coming = (step + 1, self.thread.submit(self._prepared, step + 1))
+        return batches
+
+    def _prepared(self, step: int) -> Batches:
+        tokens, targets = self.read(step)
+        if self.pinned:
+            return [t.pin_memory() for t in tokens], [t.pin_memory() for t in targets]
+        return tokens, targets

@@ -84,6 +84,16 @@ ANY_DEVICE = (
         "recompute selective: it recomputes whole layers; set recompute: full, or none",
     ),
     Requirement(
+        "deepspeed_recompute_every",
+        "recompute_every == 1",
+        "recompute_every {recompute_every}: it recomputes every layer; set recompute_every: 1",
+    ),
+    Requirement(
+        "deepspeed_compile",
+        "not compile",
+        "compile: its layers run as they are; set compile: false",
+    ),
+    Requirement(
         "deepspeed_time_communication",
         "not time_communication",
         "time_communication: its collectives are its own; set time_communication: false",
@@ -153,17 +163,8 @@ def unsupported(
     """
     placement = config.place(world_size, local_world_size)
     copy = placement.secondary
-    own = {
-        "tp",
-        *GRID,
-        "cp",
-        "pp",
-        "vpp",
-        "sequence_parallel",
-        "recompute",
-        "precision",
-        "time_communication",
-    }
+    own = {"tp", *GRID, "cp", "pp", "vpp", "sequence_parallel", "recompute", "recompute_every"}
+    own |= {"compile", "precision", "time_communication"}
     values = {
         **config.model_dump(include=own),
         **{name: getattr(placement, name) for name in ("dp", *DEGREES)},

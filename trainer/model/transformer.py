@@ -6,7 +6,9 @@ the first dimension, which needs no copy (Korthikanti et al. 2022, section 4.2.2
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +16,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig, Recompute
+from trainer.model.recompute import recomputed
 
 NORM_EPS = 1e-5
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of queries, keys and values (sequence, batch, heads, head): heads joined out."""
+
+
+class SplitProduct(Protocol):
+    """How a projection that is split over ranks is computed."""
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor: ...
 
 
 class Linear(nn.Module):
@@ -36,8 +45,11 @@ class Linear(nn.Module):
         self.parts = parts
         self.weight = nn.Parameter(torch.empty(sum(parts), in_size))
         self.bias = nn.Parameter(torch.empty(sum(parts))) if bias else None
+        self.split: SplitProduct | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.split is not None:
+            return self.split.product(self, x)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -89,13 +101,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Grouped-query causal self-attention."""
 
-    def __init__(self, model: ModelConfig, recompute: bool) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         kv_size = model.kv_heads * model.head_dim
         self.head_dim = model.head_dim
         self.group = model.num_heads // model.kv_heads
-        self.recompute = recompute
         self.attend: Attend = attend
+        self.recompute = False  # what attend gives, and nothing else of the layer
         self.qkv = Linear(
             model.hidden_size, (model.hidden_size, kv_size, kv_size), model.linear_bias
         )
@@ -138,18 +150,52 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer layer."""
+    """One pre-norm transformer layer.
 
-    def __init__(self, model: ModelConfig, recompute: Recompute) -> None:
+    Args:
+        model: shape of the whole model.
+        recompute: what its backward pass computes again instead of keeping.
+        compiled: by torch's compiler, into one graph for the forward pass and one for the backward.
+    """
+
+    def __init__(
+        self, model: ModelConfig, recompute: Recompute = "none", compiled: bool = False
+    ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(model)
-        self.attention = Attention(model, recompute == "selective")
+        self.attention = Attention(model)
         self.mlp_norm = norm_layer(model)
         self.mlp = Mlp(model)
+        self.recompute = recompute
+        self.compiled = compiled
 
     def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+        return (compiled_layer() if self.compiled else run_layer)(self, x, table)
+
+    def repeat_attention_only(self) -> None:
+        """Let ``selective`` mean this: products or attention exchange something in between."""
+        if self.recompute == "selective":
+            self.recompute, self.attention.recompute = "none", True
+
+    def compute(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), table)
         return x + self.mlp(self.mlp_norm(x))
+
+
+def run_layer(block: Block, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+    """A layer's passes, with what is computed again in the backward one."""
+    width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
+    return recomputed(block.compute, block.recompute, last_input=width)(x, table)
+
+
+@functools.cache
+def compiled_layer() -> Callable[..., Tensor]:
+    """``run_layer`` compiled, once for all layers.
+
+    One graph or an error: a layer that falls apart would be slow in silence.
+    """
+    compiled: Callable[..., Tensor] = torch.compile(run_layer, fullgraph=True, dynamic=False)
+    return compiled
 
 
 class Embedding(nn.Module):
@@ -203,16 +249,23 @@ class Stage(nn.Module):
         index: of this stage, from 0.
         num_stages: stages of the whole model; must divide its layers.
         recompute: what the backward pass computes again instead of keeping.
+        recompute_every: in how many layers: every such.
+        compiled: each layer by torch's compiler.
     """
 
     def __init__(
-        self, model: ModelConfig, index: int = 0, num_stages: int = 1, recompute: Recompute = "none"
+        self,
+        model: ModelConfig,
+        index: int = 0,
+        num_stages: int = 1,
+        recompute: Recompute = "none",
+        recompute_every: int = 1,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
         self.is_first = index == 0
         self.is_last = index == num_stages - 1
-        self.recompute = recompute == "full"
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
@@ -221,7 +274,10 @@ class Stage(nn.Module):
         self.positions = Positions(model) if learned else None
         per_stage = model.num_layers // num_stages
         layers = range(index * per_stage, (index + 1) * per_stage)
-        self.blocks = nn.ModuleDict({str(layer): Block(model, recompute) for layer in layers})
+        self.blocks = nn.ModuleDict()
+        for layer in layers:
+            again = recompute if layer % recompute_every == 0 else "none"
+            self.blocks[str(layer)] = Block(model, again, compiled)
         self.norm = norm_layer(model) if self.is_last else None
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
@@ -235,10 +291,7 @@ class Stage(nn.Module):
         if self.model.positions == "rotary" and self.table is None:
             self.table = rotary_table(self.model, x, self.chunks)
         for block in self.blocks.values():
-            if self.recompute:
-                x = checkpoint(block, x, self.table, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x = block(x, self.table)
+            x = block(x, self.table)
         if self.norm is not None and self.head is not None:
             tied = self.embedding.weight if self.tied and self.embedding is not None else None
             x = self.head(self.norm(x), tied)

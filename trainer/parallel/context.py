@@ -32,6 +32,7 @@ def split_sequences(stage: Stage, mesh: Mesh) -> None:
     for block in stage.blocks.values():
         assert isinstance(block, Block)
         block.attention.attend = RingAttention(group)
+        block.repeat_attention_only()
 
 
 class RingAttention:

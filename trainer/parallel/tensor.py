@@ -22,18 +22,13 @@ from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
-
-
-def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
-    """Join the ranks' tensors along the first dimension."""
-    whole = x.new_empty(x.size(0) * group.size, *x.shape[1:])
-    return whole, group.all_gather(whole, x.contiguous(), "tensor", async_op)
-
-
-def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
-    """Sum over the ranks; each keeps its share of the first dimension."""
-    share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
-    return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
+from trainer.parallel.operators import column_linear, named, row_linear
+from trainer.parallel.products import (
+    column_backward,
+    column_forward,
+    gather_sequence,
+    scatter_sum,
+)
 
 
 class _ColumnLinear(torch.autograd.Function):
@@ -45,24 +40,14 @@ class _ColumnLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
         ctx.save_for_backward(x, weight)
-        whole = gather_sequence(x, group)[0] if sequence else x
-        return F.linear(whole, weight, bias)
+        return column_forward(x, weight, bias, group, sequence)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        gathering: Any = None
-        if ctx.sequence:
-            x, gathering = gather_sequence(x, ctx.group, async_op=True)
-        grad_x = grad @ weight
-        if ctx.sequence:
-            gathering.wait()
-            grad_x, summing = scatter_sum(grad_x, ctx.group, async_op=True)
-        else:
-            summing = ctx.group.all_reduce(grad_x, "tensor", async_op=True)
-        grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
-        grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
-        summing.wait()
+        grad_x, grad_weight, grad_bias = column_backward(
+            grad, x, weight, ctx.has_bias, ctx.group, ctx.sequence
+        )
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -110,19 +95,29 @@ class Style(ParallelStyle):
     Args:
         group: of the tensor-parallel ranks.
         sequence: whether activations outside of the projections are split by sequence.
+        opaque: projections are operators of their own, see ``operators``.
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
-    def __init__(self, group: Group, sequence: bool) -> None:
+    def __init__(self, group: Group, sequence: bool, opaque: bool = False) -> None:
         super().__init__()
         self.group = group
         self.sequence = sequence
+        self.name = named(group) if opaque else ""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
-        module.forward = functools.partial(self.compute, module, self.group)
+        if isinstance(module, Linear):
+            # The same object in every layer: one compiled graph is then for all of them.
+            module.split = self
+        else:
+            module.forward = functools.partial(self.compute, module, self.group)
         return module
+
+    def product(self, linear: Linear, x: Tensor) -> Tensor:
+        """What a projection becomes."""
+        return self.compute(linear, self.group, x)
 
     def compute(self, module: Any, group: Group, *inputs: Any) -> Tensor:
         """What the module's ``forward`` becomes."""
@@ -135,7 +130,10 @@ class ColumnParallel(Style):
     dims = {"weight": 0, "bias": 0}  # noqa: RUF012
 
     def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
-        return _ColumnLinear.apply(x, module.weight, module.bias, group, self.sequence)
+        weight, bias = module.weight, module.bias
+        if self.name:
+            return column_linear(x, weight, bias, self.name, group.size, self.sequence)
+        return _ColumnLinear.apply(x, weight, bias, group, self.sequence)
 
 
 class RowParallel(Style):
@@ -144,7 +142,10 @@ class RowParallel(Style):
     dims = {"weight": 1}  # noqa: RUF012
 
     def compute(self, module: Linear, group: Group, x: Tensor) -> Tensor:
-        total = _Sum.apply(F.linear(x, module.weight), group, self.sequence)
+        if self.name:
+            total = row_linear(x, module.weight, self.name, group.size, self.sequence)
+        else:
+            total = _Sum.apply(F.linear(x, module.weight), group, self.sequence)
         return total if module.bias is None else total + module.bias
 
 
@@ -182,11 +183,13 @@ class SequencePositions(Style):
         return x + rows[:, None]
 
 
-def parallelize(stage: Stage, mesh: Mesh, sequence: bool) -> None:
+def parallelize(stage: Stage, mesh: Mesh, sequence: bool, opaque: bool = False) -> None:
     """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
 
     Norms, biases after a sum and learned positions stay whole. With ``sequence`` their gradients
-    are partial sums over the mesh, which the optimizer's side adds up once a step.
+    are partial sums over the mesh, which the optimizer's side adds up once a step. With ``opaque``
+    the projections inside layers are operators of their own, for the compiler and for selective
+    recomputation.
     """
     group = mesh.tp.group
     assert group is not None
@@ -194,10 +197,10 @@ def parallelize(stage: Stage, mesh: Mesh, sequence: bool) -> None:
         "embedding": VocabParallelEmbedding(group, sequence),
         "positions": SequencePositions(group, sequence),
         "head": VocabParallelHead(group, sequence),
-        "blocks.*.attention.qkv": ColumnParallel(group, sequence),
-        "blocks.*.attention.out": RowParallel(group, sequence),
-        "blocks.*.mlp.up": ColumnParallel(group, sequence),
-        "blocks.*.mlp.down": RowParallel(group, sequence),
+        "blocks.*.attention.qkv": ColumnParallel(group, sequence, opaque),
+        "blocks.*.attention.out": RowParallel(group, sequence, opaque),
+        "blocks.*.mlp.up": ColumnParallel(group, sequence, opaque),
+        "blocks.*.mlp.down": RowParallel(group, sequence, opaque),
     }
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
     parallelize_module(stage, mesh.device["tp"], present)

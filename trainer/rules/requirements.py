@@ -22,11 +22,12 @@ TYPES: dict[str, ValueType] = {
         (
             *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
             *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
-            *("vocab_size", "seq_length", "hidden_size", "mbs", *GRID, *DEGREES),
+            *("vocab_size", "seq_length", "hidden_size", "mbs", "recompute_every"),
+            *(*GRID, *DEGREES),
         ),
         "number",
     ),
-    **dict.fromkeys(("sequence_parallel", "time_communication", *QUANTIZED), "boolean"),
+    **dict.fromkeys(("sequence_parallel", "time_communication", "compile", *QUANTIZED), "boolean"),
     **dict.fromkeys(("recompute", "precision"), "text"),
 }
 """Every name that requirements read."""
@@ -94,6 +95,13 @@ _CONTEXT = (
         "sequence_by_tp_cp",
         "not sequence_parallel or seq_length % (tp * cp) == 0",
         "not divisible: seq_length {seq_length} by tp {tp} * cp {cp} (sequence_parallel)",
+        builtin_only=True,
+        axes=("cp",),
+    ),
+    Requirement(
+        "cp_without_compile",
+        "not compile or cp == 1",
+        "compile beside cp {cp}: ring attention is no one graph; set compile: false",
         builtin_only=True,
         axes=("cp",),
     ),
@@ -258,6 +266,13 @@ _OF_GRID = (
         "gradient_shard == 1 or gx * gy * gz == 1",
         "gradient_shard {gradient_shard} beside the grid gx {gx}, gy {gy}, gz {gz}: gz splits "
         "weights and gradients, the replicas optimizer states; set zero_stage to 0 or 1",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_without_compile",
+        "not compile or gx * gy * gz == 1",
+        "compile beside the grid gx {gx}, gy {gy}, gz {gz}: its layers are no one graph; set "
+        "compile: false",
         builtin_only=True,
     ),
     Requirement(

@@ -5,6 +5,7 @@ torch built for AMD calls its devices ``cuda`` and RCCL ``nccl``; nothing else d
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainer.config import ConfigError
 from trainer.runtime import memory
@@ -153,6 +155,22 @@ class Device:
         allowed = int(limit * torch.cuda.get_device_properties(self.torch).total_memory)
         left: int = allowed - torch.cuda.memory_reserved(self.torch)
         return min(free, max(0, left))
+
+
+def attention_backends(device_type: str) -> contextlib.AbstractContextManager[None]:
+    """While it is entered, attention runs by cuDNN, else flash, else memory-efficient kernels.
+
+    On an accelerator it is an error if none of them can, rather than scores that grow with the
+    square of the sequence. A CPU has one kernel, and what it falls back to.
+    """
+    if device_type == "cpu":
+        return contextlib.nullcontext()
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+    ]
+    return sdpa_kernel(order, set_priority=True)
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

@@ -114,11 +114,11 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
         yield from _whole(flat, config, seat, placement)
     for index in indices:
         if config.tp > 1:
-            yield from _tensor(config, seat, index == 0, index == num_stages - 1)
+            yield from _tensor(config, seat, index, num_stages)
         if config.grid_axes:
-            yield from _grid(config, seat, index == 0, index == num_stages - 1)
+            yield from _grid(config, seat, index)
         if config.cp > 1:
-            yield from _context(config, seat)
+            yield from _context(config, seat, index)
         if config.pp > 1:
             yield from _pipeline(config, seat, index, num_stages)
     if (world_size := seat.axes.world_size) > 1:
@@ -205,7 +205,7 @@ def _sum(purpose: str, num_bytes: int, seat: _Seat, times: int = 1) -> _Calls:
     return _Calls(purpose, seat.of_tensor(), size, times)
 
 
-def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterator[_Calls]:
+def _tensor(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> Iterator[_Calls]:
     """Of tensor parallelism in a stage (Shoeybi et al. 2019; Korthikanti et al. 2022).
 
     A projection split by its outputs sums the gradient of its input, one split by its inputs sums
@@ -214,15 +214,18 @@ def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterat
     before the weight's gradient of a projection split by its outputs.
     """
     model, micro_batches = config.model, config.gas
+    first, last = index == 0, index == num_stages - 1
     tokens = model.seq_length // config.cp * config.mbs
     whole = Format(config.precision).num_bytes(tokens * model.hidden_size)
-    layers = model.num_layers // (config.pp * config.vpp)
+    mine = config.layers_of(index)
+    layers = len(mine)
     sums = LAYER_SUMS * layers + last + first  # the embedding's output is a sum as well
     gathers = LAYER_GATHERS * layers + 2 * last + first
     if config.recompute == "full":
         # The repeated pass ends before the last sum of a layer, which no gradient needs.
-        sums += layers
-        gathers += 2 * layers
+        again = config.recomputed(mine)
+        sums += again
+        gathers += 2 * again
     if config.sequence_parallel:
         share = whole // seat.tp * (seat.tp - 1)
         yield _Calls("tensor", seat.of_tensor(), share, (sums + gathers) * micro_batches)
@@ -233,7 +236,7 @@ def _tensor(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterat
         yield _sum("tensor", 2 * tokens * _FLOAT32_BYTES, seat, micro_batches)
 
 
-def _context(config: TrainConfig, seat: _Seat) -> Iterator[_Calls]:
+def _context(config: TrainConfig, seat: _Seat, index: int) -> Iterator[_Calls]:
     """Of context parallelism in a stage: keys and values go round the ring in each pass.
 
     Their gradients follow in the backward pass. Either recomputation repeats attention.
@@ -241,13 +244,13 @@ def _context(config: TrainConfig, seat: _Seat) -> Iterator[_Calls]:
     model = config.model
     keys = 2 * model.kv_heads // seat.tp * model.head_dim
     size = Format(config.precision).num_bytes(model.seq_length // seat.cp * config.mbs * keys)
-    layers = model.num_layers // (config.pp * config.vpp)
-    rounds = 3 if config.recompute == "none" else 4
-    yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * layers * config.gas)
+    mine = config.layers_of(index)
+    rounds = 3 * len(mine) + config.recomputed(mine)
+    yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * config.gas)
 
 
-def _grid(config: TrainConfig, seat: _Seat, first: bool, last: bool) -> Iterator[_Calls]:
-    for sent in grid_calls(config, first, last):
+def _grid(config: TrainConfig, seat: _Seat, index: int) -> Iterator[_Calls]:
+    for sent in grid_calls(config, index):
         yield _Calls(sent.purpose, seat.along(sent.axis), sent.num_bytes, sent.times)
 
 

@@ -39,6 +39,11 @@ def ask(ranks: int = 8, device: Any = "cpu", node: int | None = None, **values: 
         ({"zero_stage": 3, "quantize_gradients": True}, "quantize_gradients on CPU"),
         ({"placement": "zero++", "ranks_per_node": 4}, "quantize_weights on CPU"),
         ({"recompute": "selective"}, "recompute selective: .*set recompute: full"),
+        (
+            {"recompute": "full", "recompute_every": 2},
+            "recompute_every 2: .*set recompute_every: 1",
+        ),
+        ({"compile": True}, "compile: .*set compile: false"),
         ({"precision": "fp16", "zero_stage": 1}, "fp16 on CPU: .*set precision: bf16"),
         ({"time_communication": True}, "set time_communication: false"),
     ],

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from trainer.config import ConfigError
-from trainer.runtime.device import Device, granted
+from trainer.runtime.device import Device, attention_backends, granted
 
 
 def test_ranks_that_share_a_machine_get_one_thread_each() -> None:
@@ -62,3 +63,16 @@ def test_a_ranks_device_is_told_with_what_drives_it() -> None:
     facts = Device("cpu").facts()
     assert {"type", "name", "memory_bytes", "driver", "runtime", "library"} <= facts.keys()
     assert (facts["type"], facts["library"]) == ("cpu", "gloo")
+
+
+def test_an_accelerators_attention_is_never_the_quadratic_one() -> None:
+    before = torch.backends.cuda.math_sdp_enabled()
+    with attention_backends("cuda"):
+        assert not torch.backends.cuda.math_sdp_enabled()
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+        first = torch._C._get_sdp_priority_order()[:3]
+        kernels = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")
+        assert first == [int(getattr(SDPBackend, name).value) for name in kernels]
+    assert torch.backends.cuda.math_sdp_enabled() == before
+    with attention_backends("cpu"):
+        assert torch.backends.cuda.math_sdp_enabled() == before

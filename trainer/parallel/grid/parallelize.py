@@ -39,6 +39,7 @@ def parallelize(stage: Stage, mesh: Mesh, depth: Depth, config: TrainConfig) -> 
         split(stage.positions, {"weight": _of(columns=grid.y)})
     layers: dict[str, Any] = dict(stage.blocks.items())
     for name, layer in layers.items():
+        layer.repeat_attention_only()
         _norm(layer.attention_norm, grid)
         _linear(layer.attention.qkv, grid, order, int(name), overlap)
         _linear(layer.attention.out, grid.transposed, order, int(name), overlap)

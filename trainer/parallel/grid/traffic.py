@@ -26,23 +26,24 @@ class GridCalls(NamedTuple):
     times: int
 
 
-def grid_calls(config: TrainConfig, first: bool, last: bool) -> Iterator[GridCalls]:
+def grid_calls(config: TrainConfig, stage: int) -> Iterator[GridCalls]:
     """Of one stage, in one step.
 
     Args:
         config: with ``gx``, ``gy`` and ``gz``.
-        first: whether the stage has the embedding.
-        last: whether it has the output layer.
+        stage: its number, of ``pp * vpp``.
     """
     model = config.model
-    layers = model.num_layers // (config.pp * config.vpp)
-    again = config.recompute == "full"
+    first, last = stage == 0, stage == config.pp * config.vpp - 1
+    mine = config.layers_of(stage)
+    layers = len(mine)
+    again = config.recomputed(mine) if config.recompute == "full" else 0
     tokens = model.seq_length * config.mbs // config.gz
     for matrix in layer_matrices(model):
         # The repeated pass ends before the last sum of a layer, which no gradient needs.
-        summed_again = again and matrix.name != "mlp.down"
-        yield from _sums(config, matrix, layers * (1 + summed_again), layers, tokens)
-        yield from _depth(config, matrix, layers * (1 + again), layers)
+        summed_again = 0 if matrix.name == "mlp.down" else again
+        yield from _sums(config, matrix, layers + summed_again, layers, tokens)
+        yield from _depth(config, matrix, layers + again, layers)
     table = Matrix("table", model.hidden_size, model.vocab_size, True)
     if last:
         # Logits are partial sums along y; the loss is the same on all ranks there.
@@ -57,7 +58,7 @@ def grid_calls(config: TrainConfig, first: bool, last: bool) -> Iterator[GridCal
     if config.gy > 1:
         norms = 2 * layers
         moments = 2 * tokens * _FLOAT32_BYTES
-        times = (norms * (1 + again) + last) * config.gas
+        times = (norms + 2 * again + last) * config.gas
         yield GridCalls("tensor", "gy", (config.gy - 1) * moments, times)
         yield from _sum(config, "gy", moments, norms + last)
 

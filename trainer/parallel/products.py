@@ -1,0 +1,49 @@
+"""Matrix products whose operands are split over tensor-parallel ranks, with their collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.parallel.collectives import Group
+
+
+def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
+    """Join the ranks' tensors along the first dimension."""
+    whole = x.new_empty(x.size(0) * group.size, *x.shape[1:])
+    return whole, group.all_gather(whole, x.contiguous(), "tensor", async_op)
+
+
+def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
+    """Sum over the ranks; each keeps its share of the first dimension."""
+    share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
+    return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
+
+
+def column_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
+) -> Tensor:
+    """x W^T with W's rows over the ranks; x whole, or with ``sequence`` a share of it."""
+    whole = gather_sequence(x, group)[0] if sequence else x
+    return F.linear(whole, weight, bias)
+
+
+def column_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: Group, sequence: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x, of W and of the bias; x's is summed while W's is computed."""
+    gathering: Any = None
+    if sequence:
+        x, gathering = gather_sequence(x, group, async_op=True)
+    grad_x = grad @ weight
+    if sequence:
+        gathering.wait()
+        grad_x, summing = scatter_sum(grad_x, group, async_op=True)
+    else:
+        summing = group.all_reduce(grad_x, "tensor", async_op=True)
+    grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
+    grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
+    summing.wait()
+    return grad_x, grad_weight, grad_bias
