@@ -36,9 +36,9 @@ class Framework:
         stage_settings: parameters of a space by which it can be told to split otherwise; see
             :class:`search_spaces.StageSettings`.
         keeps_products: of a layer under selective recomputation, only its input, what attention
-            gives and the outputs of products stay: of every ``second`` one (torchtitan's ``selective
-            op``), or of ``all`` but the last, which nothing reads; else all but what attention has
-            inside.
+            gives and the outputs of products stay: of every ``second`` one (torchtitan's
+            ``selective op``), or of ``all`` but the last, which nothing reads; else all but what
+            attention has inside.
         whole_in_pipelines: split weights and gradients stay whole from the first micro-batch to
             the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models

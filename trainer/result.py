@@ -106,12 +106,12 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
 
 def _executed(config: TrainConfig, batch: int) -> float:
     """FLOPs of a step with those that are done again."""
-    useful = model_flops(config.model, batch)
+    useful = float(model_flops(config.model, batch))
     if config.recompute == "selective" and config.keeps_products:
         return useful
     repeated = hardware_flops(config.model, batch, config.recompute) - useful
     layers = range(config.model.num_layers)
-    return useful + repeated * config.recomputed(layers) / len(layers)
+    return float(useful + repeated * config.recomputed(layers) / len(layers))
 
 
 def _divergence(losses: Sequence[float], skipped_steps: int) -> tuple[str, str] | None:

@@ -132,11 +132,11 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
         kept = np.where(recompute == SELECTIVE, some, kept)
     if framework.keeps_products == "all":
         # Outputs of both products split by columns, of attention, and of its projection.
-        products = 4 * jobs.num_heads + e * (
-            2 * queries + 2 * keys + np.where(jobs.gated, 2, 1) * f
-        )
+        up = np.where(jobs.gated, 2, 1) * f
+        products = 4 * jobs.num_heads + e * (2 * queries + 2 * keys + up)
         some = 2 * only_input + products / jobs.tp
-        kept = np.where((recompute == SELECTIVE) & ~repeats_attention(jobs, framework), some, kept)
+        some = np.where(repeats_attention(jobs, framework), kept, some)
+        kept = np.where(recompute == SELECTIVE, some, kept)
     all_tokens = tokens(jobs)
     if jobs.mixture is not None:
         kept = kept + experts / all_tokens
@@ -148,7 +148,8 @@ def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
 
     The built-in trainer keeps attention but for where keys go round or layers lie on a grid.
     """
-    return (jobs.cp > 1) | (jobs.gy * jobs.gz > 1) | (framework.keeps_products != "all")
+    exchanges = (jobs.cp > 1) | (jobs.gy * jobs.gz > 1)
+    return np.asarray(exchanges | (framework.keeps_products != "all"))
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:

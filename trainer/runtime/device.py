@@ -170,7 +170,8 @@ def attention_backends(device_type: str) -> contextlib.AbstractContextManager[No
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.EFFICIENT_ATTENTION,
     ]
-    return sdpa_kernel(order, set_priority=True)
+    kernels: contextlib.AbstractContextManager[None] = sdpa_kernel(order, set_priority=True)
+    return kernels
 
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
