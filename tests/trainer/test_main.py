@@ -114,7 +114,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
 
 
 def test_a_run_on_four_ranks_leaves_a_complete_result(run: Run, config: Config) -> None:
-    ended = run(config | {"tp": 2, "mbs": 2, "gas": 3, "recompute": "selective"})
+    ended = run(config | {"tp": 2, "mbs": 2, "gas": 3, "recompute": "full"})
     assert ended.codes == [0, 0, 0, 0]
     result = ended.result
     assert result["status"] == "ok"

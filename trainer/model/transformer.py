@@ -184,6 +184,8 @@ class Block(nn.Module):
 
 def run_layer(block: Block, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
     """A layer's passes, with what is computed again in the backward one."""
+    if block.recompute == "none":
+        return block.compute(x, table)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
     return recomputed(block.compute, block.recompute, last_input=width)(x, table)
 
