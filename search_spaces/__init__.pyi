@@ -25,6 +25,7 @@ from .points.candidates import Candidates
 from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
+from .shipped import shipped_records
 from .space import Objective, SearchSpace, Violations
 from .stages import STAGE_SETTINGS, StageLayers, StageSettings
 from .trainers.adapters import read_adapter, shipped_adapters
@@ -80,6 +81,7 @@ __all__ = [
     "shipped_adapters",
     "shipped_cluster",
     "shipped_clusters",
+    "shipped_records",
     "shipped_spaces",
     "told_sizes",
     "wrong_file_name",

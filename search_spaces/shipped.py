@@ -16,6 +16,26 @@ SHIPPED = Path(__file__).parent
 Record = TypeVar("Record", bound=BaseModel)
 
 
+def shipped_records(kind: str) -> dict[str, str]:
+    """What comes with meshtune: names in their order, each with what it is in a few words.
+
+    Args:
+        kind: ``space``, ``model``, ``cluster`` or ``adapter``; of adapters the name says it all.
+    """
+    folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
+    files = sorted(folder.glob("*.yaml"))
+    return {file.stem: "" if kind == "adapter" else _title(file) for file in files}
+
+
+def _title(file: Path) -> str:
+    """A file's ``description``, or the first sentence of the comment that it begins with."""
+    lines = file.read_text().splitlines()
+    described = [line for line in lines if line.startswith("description: ")]
+    if described:
+        return described[0].partition(": ")[2].strip("'\"")
+    return lines[0].removeprefix("#").strip().removesuffix(".")
+
+
 def named(
     record: type[Record],
     path: Where,

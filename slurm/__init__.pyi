@@ -65,7 +65,7 @@ from .srun.batch import (
     job_of,
     submit,
 )
-from .srun.site import SiteError, load_site
+from .srun.site import SiteError, load_site, shipped_sites
 from .terminal import printable
 from .trial import (
     Lease,
@@ -146,6 +146,7 @@ __all__ = [
     "read_result",
     "read_text",
     "result_of_steps",
+    "shipped_sites",
     "shown",
     "submit",
     "validate",

@@ -11,8 +11,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from workflows.cli import cluster, init, predict, replay, run, search
+from workflows.cli import cluster, init, listing, predict, replay, run, search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,14 +61,25 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: that takes longer than all of ``--help``."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"meshtune {version('meshtune')}")
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands; ``handler`` of its result runs the one that was given."""
     whole = argparse.ArgumentParser(
         prog="meshtune",
         description="Find the parallel training configuration that trains fastest, and show why.",
     )
+    whole.add_argument("--version", action=_Version, nargs=0, help="print it, and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (init, search, predict, run, replay, cluster):
+    for group in (init, search, predict, run, replay, cluster, listing):
         group.add_commands(commands)
     return whole
 

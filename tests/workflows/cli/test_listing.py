@@ -1,0 +1,52 @@
+"""What can be named is listed."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import pytest
+
+from search_spaces import shipped_spaces
+from workflows.cli.main import main
+
+SOME = {
+    "spaces": "gpt_175b_frontier",
+    "models": "llama_8b",
+    "clusters": "dgx_h100",
+    "adapters": "megatron-lm",
+    "frameworks": "nanotron",
+    "sites": "perlmutter",
+    "launchers": "mpiexec",
+    "policies": "cost-model",
+}
+
+
+@pytest.mark.parametrize("kind", SOME)
+def test_what_there_is_to_name_is_listed(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert SOME[kind] in names
+    assert main(["list", kind, "--json"]) == 0
+    assert [*json.loads(capsys.readouterr().out)] == names
+
+
+def test_a_listed_space_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "spaces", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [*listed] == shipped_spaces()
+    assert all(listed.values())
+
+
+def test_what_cannot_be_listed_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["list", "modles"])
+    assert end.value.code == 2
+    assert "spaces" in capsys.readouterr().err
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.split() == ["meshtune", version("meshtune")]
