@@ -21,7 +21,7 @@ from analysis.report.encoding import Encoded
 NUM_TREES = 100
 MAX_LEAVES = 256  # of a tree; more of them explain noise
 EXPLAINED = 400  # rows whose SHAP values are computed
-NUM_REFITS = 20
+NUM_REFITS = 12
 REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
 
 Refit = tuple[NDArray[np.int_], NDArray[Any]]
