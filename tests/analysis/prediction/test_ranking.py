@@ -18,7 +18,7 @@ def test_the_recipe_found_by_hand_is_near_the_top_of_frontiers_space() -> None:
     for config in ranking.configs:
         assert config["tp"] in (4, 8)
         assert 8 <= config["pp"] <= 16
-        assert config["mbs"] <= 2
+        assert config["mbs"] <= 3
         assert config["gas"] >= 80
     assert 0.05 < ranking.num_likely / ranking.num_priced < 0.3
 
