@@ -86,7 +86,7 @@ def gradient_errors(training: Trainer, config: TrainConfig, data: Any) -> dict[s
         slot = piece.slot
         name = f"{paths[slot.module]}.{slot.name}"
         gradient = expected.get(name, expected["embedding.weight"]).grad
-        mine = piece.master.grad.flatten()[piece.begin - piece.start :]
+        mine, shift = piece.master.grad.flatten(), piece.begin - piece.start
         split = getattr(slot.module, "splits", {}).get(slot.name, WHOLE)
         parts = getattr(slot.module, "parts", None)
         shard = TensorShard(tuple(slot.parameter.shape), split, parts)
@@ -95,7 +95,8 @@ def gradient_errors(training: Trainer, config: TrainConfig, data: Any) -> dict[s
             there = gradient
             for dim, (offset, size) in enumerate(zip(one.offsets, one.sizes, strict=True)):
                 there = there.narrow(dim, offset, size)
-            found = mine[one.begin : one.begin + there.numel()].view_as(there)
+            begin = one.begin + shift
+            found = mine[begin : begin + there.numel()].view_as(there)
             error = ((found - there).abs().max() / gradient.abs().max()).item()
             errors[name] = max(errors.get(name, 0.0), error)
     worst: dict[str, float] = {}
