@@ -43,7 +43,9 @@ class Framework:
             the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models
             with gated units are trained without dropout.
-        logits_bytes: per logit at the loss, all copies together.
+        logits_bytes: per logit at the loss, of all copies that are in float32 whatever layers
+            compute in.
+        logit_copies: of a logit, in the format in which layers compute.
         repeated_sums: of tensor parallelism that full recomputation repeats in a layer: both, or
             all but the last, whose result no gradient needs.
         overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
@@ -93,6 +95,7 @@ class Framework:
     whole_in_pipelines: bool = False
     masked_dropout: bool = False
     logits_bytes: float = 8
+    logit_copies: float = 0
     overlaps_gradients: bool = True
     repeated_sums: float = 2
     overlaps_split_gradients: bool = True
@@ -116,7 +119,12 @@ class Framework:
 
 
 MESHTUNE = Framework(
-    "meshtune", repeated_sums=1, keeps_products="all", logits_bytes=4, sharded_masters=True
+    "meshtune",
+    repeated_sums=1,
+    keeps_products="all",
+    logits_bytes=0,
+    logit_copies=2,
+    sharded_masters=True,
 )
 NANOTRON = Framework(
     "nanotron",
@@ -178,7 +186,14 @@ DEEPSPEED_BF16 = Framework(
     stage_settings=STAGE_SETTINGS[2:],
     reports="device",
 )
-FSDP = Framework("fsdp", reduce_bytes=2, logits_bytes=4, sharded_masters=True, reports="reserved")
+FSDP = Framework(
+    "fsdp",
+    reduce_bytes=2,
+    logits_bytes=0,
+    logit_copies=2,
+    sharded_masters=True,
+    reports="reserved",
+)
 TORCHTITAN = Framework(
     "torchtitan",
     sequence_parallel=True,

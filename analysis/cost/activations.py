@@ -181,4 +181,5 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 
 def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
     """Logits of one micro-batch with all their copies; the vocabulary is split by ``tp``."""
-    return tokens(jobs) * framework.logits_bytes * jobs.vocab_size / jobs.tp
+    each = framework.logits_bytes + framework.logit_copies * jobs.element_bytes
+    return np.asarray(tokens(jobs) * each * jobs.vocab_size / jobs.tp)

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.distributed._tools.mem_tracker import MemTracker
 
-from analysis.cost.activations import end_stages, layer_bytes, refused
+from analysis.cost.activations import end_stages, layer_bytes, logits_bytes, refused
 from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
 from analysis.cost.memory_fit import (
     MemoryConstants,
@@ -22,6 +24,7 @@ from analysis.cost.memory_fit import (
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from trainer.formats import Format
+from trainer.parallel import loss
 from trainer.placement import Placement, Topology
 from trainer.presets import PRESETS, Wishes, place
 from trainer.sizes import stage_weights
@@ -243,6 +246,28 @@ def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows(
     assert working(plain) == pytest.approx(2 * (2 * layer + table))
     assert working(replace(plain, live_parameters=6e8)) == pytest.approx(2 * 6e8)
     assert working(replace(plain, live_parameters=1)) == pytest.approx(2 * max(matrix, table))
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_logits_take_what_the_trainers_loss_holds_in_either_format(
+    precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, vocabulary, rows = 128, 1024, 4
+    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", rows * vocabulary)
+    logits = torch.randn(tokens, 1, vocabulary, dtype=precision).requires_grad_()
+    with MemTracker() as tracker:
+        loss.cross_entropy(logits, torch.randint(vocabulary, (1, tokens)), None).backward()
+        (most,) = tracker.get_tracker_snapshot("peak").values()
+    job = gpt(
+        tp=1,
+        mbs=1,
+        seq_length=tokens,
+        vocab_size=vocabulary,
+        element_bytes=logits.element_size(),
+    )
+    kept = logits_bytes(job, framework_named("meshtune"))[0]
+    chunks = 3 * 4 * rows * vocabulary  # in float32 beside them
+    assert kept <= most["Total"] <= kept + chunks + 64 * tokens
 
 
 def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None:
