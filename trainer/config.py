@@ -209,6 +209,11 @@ class TrainConfig(_Record):
     overlap_all_gather: bool = Field(
         default=True, description="of the grid: gather the next layer's weights ahead"
     )
+    tune_kernels: bool = Field(
+        default=False,
+        description="time each matrix product with its operands stored by rows and by columns, "
+        "after the first step, and go on with what is fastest",
+    )
     recompute: Recompute = Field(
         default="none",
         description="in the backward pass: selective, all but matrix products and attention; full, "
@@ -353,6 +358,7 @@ class TrainConfig(_Record):
         )
         resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
         own = {"tp", *GRID, "cp", "pp", "vpp", "mbs", "gas", "sequence_parallel"}
+        own |= {"compile", "tune_kernels"}
         said = {**self.model_dump(include=own), "gradient_shard": gradient_shard}
         if broken := refusal(self._requirements(), {**sizes, **resolved, **said}):
             raise ConfigError(broken)

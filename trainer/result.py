@@ -69,6 +69,8 @@ def completed(
         "world_size": world_size,
         "versions": versions(),
     }
+    if training["kernels"] is not None:
+        common["kernels"] = training["kernels"]
     trouble = _divergence(losses, training["skipped_steps"])
     if trouble:
         where, message = trouble

@@ -16,8 +16,10 @@ from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
 from trainer.data.batches import Batches, BatchesAhead, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
+from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
+from trainer.model.tuning import Tuning
 from trainer.optimizer import Optimizer, StepReport, Weights
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.context import split_sequences
@@ -42,6 +44,11 @@ class Engine(Protocol):
         """What this rank sent; None if the engine's collectives are its own."""
         ...
 
+    @property
+    def kernels(self) -> dict[str, Any] | None:
+        """What its matrix products were found to need; None if they were not timed."""
+        ...
+
     def resume(self) -> int:
         """Load a checkpoint, if one is asked for; returns the steps that are finished."""
         ...
@@ -55,7 +62,7 @@ class Engine(Protocol):
         ...
 
 
-def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth) -> list[Stage]:
+def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels) -> list[Stage]:
     """This rank's stages, split over tp or the grid and cp, without storage (meta device)."""
     num_stages = config.pp * config.vpp
     with torch.device("meta"):
@@ -73,9 +80,11 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth) -> list[Stage]:
         opaque = config.compile or config.recompute == "selective"
         for stage in stages:
             if mesh.tp.size > 1:
-                parallelize(stage, mesh, config.sequence_parallel, opaque)
-            if mesh.grid.size > 1:
-                grid.parallelize(stage, mesh, depth, config)
+                parallelize(stage, mesh, config.sequence_parallel, kernels, opaque)
+            elif mesh.grid.size > 1:
+                grid.parallelize(stage, mesh, depth, kernels, config)
+            elif config.tune_kernels:
+                use(kernels, stage)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh)
     return stages
@@ -109,11 +118,15 @@ class Trainer:
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
-        self.stages = stages = build_stages(config, self.mesh, self.depth)
+        kernels = TunedKernels() if config.tune_kernels else Kernels()
+        self.stages = stages = build_stages(config, self.mesh, self.depth, kernels)
         self.weights = build_weights(config, self.mesh, stages, device.torch)
         self.depth.receive = self.weights.receive
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
         self.checkpoints = Checkpoints(config)
+        self.tuning: Tuning | None = None
+        if isinstance(kernels, TunedKernels):
+            self.tuning = Tuning(kernels, device, COMPUTE_DTYPE[config.precision])
         self.ahead: BatchesAhead | None = None
         self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
@@ -136,8 +149,19 @@ class Trainer:
         """See ``Checkpoints``."""
         return self.checkpoints.save(self, step) if self.checkpoints.due(step, last) else None
 
+    @property
+    def kernels(self) -> dict[str, Any] | None:
+        """See ``Engine``."""
+        return None if self.tuning is None else self.tuning.report()
+
     def step(self, number: int, dataset: Dataset) -> StepReport:
         """One optimizer step on the global batch of that number."""
+        report = self._step(number, dataset)
+        if self.tuning is not None:
+            self.tuning.after_step()
+        return report
+
+    def _step(self, number: int, dataset: Dataset) -> StepReport:
         scale = self.scaler.scale
         tokens, targets = self._read(number, dataset)
         self.weights.start_step()
@@ -205,8 +229,8 @@ def train(
     Returns:
         On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
         (before clipping), ``skipped_steps``; and this rank's ``device`` (``Device.facts``),
-        ``memory`` (``Device.memory``) and ``communication`` per measured step
-        (``Traffic.report``; empty with DeepSpeed).
+        ``memory`` (``Device.memory``), ``communication`` per measured step
+        (``Traffic.report``; empty with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
 
     Raises:
         ConfigError: if the configuration cannot run on so many ranks.
@@ -238,6 +262,7 @@ def train(
         "device": device.facts(),
         "memory": device.memory(),
         "communication": sent,
+        "kernels": engine.kernels,
     }
 
 

@@ -131,6 +131,7 @@ class DeepSpeedTrainer:
         self.device = device
         self.dp = config.data_parallel(ranks)
         self.traffic: Traffic | None = None  # its collectives are its own
+        self.kernels: dict[str, Any] | None = None  # as are its products
         self.replica = dist.get_rank() % self.dp  # ranks are a grid (pp, dp)
         placement = config.place(ranks, local)
         deepspeed = load_deepspeed(config, device)

@@ -94,6 +94,11 @@ ANY_DEVICE = (
         "compile: its layers run as they are; set compile: false",
     ),
     Requirement(
+        "deepspeed_tune",
+        "not tune_kernels",
+        "tune_kernels: its layers' products are torch's own; set tune_kernels: false",
+    ),
+    Requirement(
         "deepspeed_time_communication",
         "not time_communication",
         "time_communication: its collectives are its own; set time_communication: false",
@@ -164,7 +169,7 @@ def unsupported(
     placement = config.place(world_size, local_world_size)
     copy = placement.secondary
     own = {"tp", *GRID, "cp", "pp", "vpp", "sequence_parallel", "recompute", "recompute_every"}
-    own |= {"compile", "precision", "time_communication"}
+    own |= {"compile", "tune_kernels", "precision", "time_communication"}
     values = {
         **config.model_dump(include=own),
         **{name: getattr(placement, name) for name in ("dp", *DEGREES)},

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
 from trainer.parallel.products import (
     column_backward,
@@ -22,12 +22,13 @@ from trainer.parallel.products import (
 )
 
 _groups: dict[str, Group] = {}
+_kernels: dict[str, Kernels] = {}
 
 
-def named(group: Group) -> str:
-    """The name by which the operators find the group from now on."""
+def named(group: Group, kernels: Kernels) -> str:
+    """The name by which the operators find the group and its kernels from now on."""
     name: str = group.handle.group_name
-    _groups[name] = group
+    _groups[name], _kernels[name] = group, kernels
     return name
 
 
@@ -36,7 +37,7 @@ def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, group: str, ranks: int, sequence: bool
 ) -> Tensor:
     """x W^T with W's rows over the group; x whole, or with ``sequence`` a share of it."""
-    return column_forward(x, weight, bias, _groups[group], sequence)
+    return column_forward(x, weight, bias, _groups[group], sequence, _kernels[group])
 
 
 @column_linear.register_fake
@@ -52,7 +53,7 @@ def _column_linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_x, grad_weight, grad_bias = column_backward(
-        grad, x, weight, has_bias, _groups[group], sequence
+        grad, x, weight, has_bias, _groups[group], sequence, _kernels[group]
     )
     return grad_x, grad_weight, grad.new_empty(0) if grad_bias is None else grad_bias
 
@@ -85,7 +86,7 @@ column_linear.register_autograd(_column_gradients, setup_context=_column_setup)
 @torch.library.custom_op("meshtune::row_linear", mutates_args=())
 def row_linear(x: Tensor, weight: Tensor, group: str, ranks: int, sequence: bool) -> Tensor:
     """The sum over the group of x W^T, W's columns being over it; with ``sequence`` a share."""
-    total = F.linear(x, weight)
+    total = _kernels[group].outputs(x, weight)
     if sequence:
         return scatter_sum(total, _groups[group])[0]
     _groups[group].all_reduce(total, "tensor")
@@ -116,8 +117,9 @@ def _row_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     grad = _gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
-    grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
-    return grad @ weight, grad_weight, None, None, None
+    kernels = _kernels[ctx.group]
+    grad_weight = kernels.weight_gradient(grad, x)
+    return kernels.input_gradient(grad, weight), grad_weight, None, None, None
 
 
 row_linear.register_autograd(_row_gradients, setup_context=_row_setup)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from trainer.model.kernels import Kernels
 from trainer.parallel.collectives import Group
 
 
@@ -23,27 +23,38 @@ def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor
 
 
 def column_forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group: Group,
+    sequence: bool,
+    kernels: Kernels,
 ) -> Tensor:
     """x W^T with W's rows over the ranks; x whole, or with ``sequence`` a share of it."""
     whole = gather_sequence(x, group)[0] if sequence else x
-    return F.linear(whole, weight, bias)
+    return kernels.outputs(whole, weight, bias)
 
 
 def column_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: Group, sequence: bool
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    has_bias: bool,
+    group: Group,
+    sequence: bool,
+    kernels: Kernels,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradients of x, of W and of the bias; x's is summed while W's is computed."""
     gathering: Any = None
     if sequence:
         x, gathering = gather_sequence(x, group, async_op=True)
-    grad_x = grad @ weight
+    grad_x = kernels.input_gradient(grad, weight)
     if sequence:
         gathering.wait()
         grad_x, summing = scatter_sum(grad_x, group, async_op=True)
     else:
         summing = group.all_reduce(grad_x, "tensor", async_op=True)
-    grad_weight = grad.flatten(0, 1).t() @ x.flatten(0, 1)
+    grad_weight = kernels.weight_gradient(grad, x)
     grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
     summing.wait()
     return grad_x, grad_weight, grad_bias

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from trainer.model.kernels import Kernels, multiply
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
 from trainer.parallel.collectives import Group
@@ -36,19 +37,26 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, sequence: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        group: Group,
+        sequence: bool,
+        kernels: Kernels,
     ) -> Tensor:
         ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
+        ctx.kernels = kernels
         ctx.save_for_backward(x, weight)
-        return column_forward(x, weight, bias, group, sequence)
+        return column_forward(x, weight, bias, group, sequence, kernels)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_x, grad_weight, grad_bias = column_backward(
-            grad, x, weight, ctx.has_bias, ctx.group, ctx.sequence
+            grad, x, weight, ctx.has_bias, ctx.group, ctx.sequence, ctx.kernels
         )
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 class _Sum(torch.autograd.Function):
@@ -96,15 +104,19 @@ class Style(ParallelStyle):
         group: of the tensor-parallel ranks.
         sequence: whether activations outside of the projections are split by sequence.
         opaque: projections are operators of their own, see ``operators``.
+        kernels: that compute the products.
     """
 
     dims: dict[str, int] = {}  # noqa: RUF012 - constant per class
 
-    def __init__(self, group: Group, sequence: bool, opaque: bool = False) -> None:
+    def __init__(
+        self, group: Group, sequence: bool, kernels: Kernels, opaque: bool = False
+    ) -> None:
         super().__init__()
         self.group = group
         self.sequence = sequence
-        self.name = named(group) if opaque else ""
+        self.kernels = kernels
+        self.name = named(group, kernels) if opaque else ""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         split(module, split_over_tp(self.dims, Cut(self.group.rank, self.group.size)))
@@ -133,7 +145,7 @@ class ColumnParallel(Style):
         weight, bias = module.weight, module.bias
         if self.name:
             return column_linear(x, weight, bias, self.name, group.size, self.sequence)
-        return _ColumnLinear.apply(x, weight, bias, group, self.sequence)
+        return _ColumnLinear.apply(x, weight, bias, group, self.sequence, self.kernels)
 
 
 class RowParallel(Style):
@@ -145,7 +157,8 @@ class RowParallel(Style):
         if self.name:
             total = row_linear(x, module.weight, self.name, group.size, self.sequence)
         else:
-            total = _Sum.apply(F.linear(x, module.weight), group, self.sequence)
+            partial = multiply(x, module.weight, None, self.kernels)
+            total = _Sum.apply(partial, group, self.sequence)
         return total if module.bias is None else total + module.bias
 
 
@@ -170,7 +183,7 @@ class VocabParallelHead(Style):
 
     def compute(self, module: Head, group: Group, x: Tensor, tied: Tensor | None) -> Tensor:
         weight = module.weight if tied is None else tied
-        return _ColumnLinear.apply(x, weight, None, group, self.sequence)
+        return _ColumnLinear.apply(x, weight, None, group, self.sequence, self.kernels)
 
 
 class SequencePositions(Style):
@@ -183,7 +196,9 @@ class SequencePositions(Style):
         return x + rows[:, None]
 
 
-def parallelize(stage: Stage, mesh: Mesh, sequence: bool, opaque: bool = False) -> None:
+def parallelize(
+    stage: Stage, mesh: Mesh, sequence: bool, kernels: Kernels, opaque: bool = False
+) -> None:
     """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
 
     Norms, biases after a sum and learned positions stay whole. With ``sequence`` their gradients
@@ -194,13 +209,13 @@ def parallelize(stage: Stage, mesh: Mesh, sequence: bool, opaque: bool = False) 
     group = mesh.tp.group
     assert group is not None
     plan = {
-        "embedding": VocabParallelEmbedding(group, sequence),
-        "positions": SequencePositions(group, sequence),
-        "head": VocabParallelHead(group, sequence),
-        "blocks.*.attention.qkv": ColumnParallel(group, sequence, opaque),
-        "blocks.*.attention.out": RowParallel(group, sequence, opaque),
-        "blocks.*.mlp.up": ColumnParallel(group, sequence, opaque),
-        "blocks.*.mlp.down": RowParallel(group, sequence, opaque),
+        "embedding": VocabParallelEmbedding(group, sequence, kernels),
+        "positions": SequencePositions(group, sequence, kernels),
+        "head": VocabParallelHead(group, sequence, kernels),
+        "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
+        "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
+        "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
+        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
     }
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
     parallelize_module(stage, mesh.device["tp"], present)

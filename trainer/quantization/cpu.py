@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from trainer.formats import Format
+from trainer.runtime.cache import cpu_identity, user_cache
 
 SOURCE = Path(__file__).with_name("cpu.c")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the enum in the source
@@ -107,9 +108,9 @@ def build() -> Path:
     compiler = _compiler()
     flags = FLAGS + (X86_FLAGS if platform.machine() == "x86_64" else ())
     version = _run([*compiler, "--version"])
-    parts = [SOURCE.read_text(), version, " ".join([*compiler, *flags]), _cpu()]
+    parts = [SOURCE.read_text(), version, " ".join([*compiler, *flags]), cpu_identity()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    folder = _cache()
+    folder = user_cache()
     library = folder / f"quantization-{digest}.so"
     if not library.exists():
         # Ranks start together: each compiles under a name of its own, the last one's stays.
@@ -130,33 +131,6 @@ def _compiler() -> list[str]:
         if shutil.which(name):
             return [name]
     raise FileNotFoundError("found none of cc, gcc, clang")
-
-
-def _cpu() -> str:
-    """What the library is compiled for: nodes of one cluster may share a home, but not a CPU."""
-    names = ("flags", "Features", "model name", "CPU part")  # x86-64, then aarch64
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
-    except OSError:
-        return platform.machine() + platform.processor()
-    return "\n".join(line for line in first.splitlines() if line.startswith(names))
-
-
-def _cache() -> Path:
-    """The user's cache, or a folder of this process alone if that cannot be written."""
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(home) / "meshtune"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
-        return Path(_own_folder().name)
-
-
-@functools.cache
-def _own_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="meshtune-")  # removed when the process ends
 
 
 def _run(argv: list[str]) -> str:

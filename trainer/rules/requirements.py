@@ -27,7 +27,10 @@ TYPES: dict[str, ValueType] = {
         ),
         "number",
     ),
-    **dict.fromkeys(("sequence_parallel", "time_communication", "compile", *QUANTIZED), "boolean"),
+    **dict.fromkeys(
+        ("sequence_parallel", "time_communication", "compile", "tune_kernels", *QUANTIZED),
+        "boolean",
+    ),
     **dict.fromkeys(("recompute", "precision"), "text"),
 }
 """Every name that requirements read."""
@@ -108,6 +111,12 @@ _CONTEXT = (
 )
 _OTHERS = (
     Requirement("tp_within_node", "gpus_per_node % tp == 0"),
+    Requirement(
+        "tune_without_compile",
+        "not tune_kernels or not compile",
+        "tune_kernels beside compile: the compiler chooses kernels itself; set one to false",
+        builtin_only=True,
+    ),
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
     Requirement(
         "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"

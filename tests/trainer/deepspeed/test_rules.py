@@ -44,6 +44,7 @@ def ask(ranks: int = 8, device: Any = "cpu", node: int | None = None, **values: 
             "recompute_every 2: .*set recompute_every: 1",
         ),
         ({"compile": True}, "compile: .*set compile: false"),
+        ({"tune_kernels": True}, "tune_kernels: .*set tune_kernels: false"),
         ({"precision": "fp16", "zero_stage": 1}, "fp16 on CPU: .*set precision: bf16"),
         ({"time_communication": True}, "set time_communication: false"),
     ],

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainer.config import TrainConfig
 from trainer.formats import Format
+from trainer.model.kernels import Kernels
 from trainer.model.precision import WIRE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.collectives import Group
@@ -106,6 +107,7 @@ class Block:
         self.module = module
         self.order = order
         self.depth = order.depth
+        self.kernels = order.kernels
         self.layer = layer
         self.source = source or self
         self.depth.uses[self.source] += 1
@@ -170,10 +172,12 @@ class Order:
     Args:
         stage: whose passes are watched, to tell a forward pass from a repeated one.
         depth: the ranks along z.
+        kernels: that compute with the blocks.
     """
 
-    def __init__(self, stage: Stage, depth: Depth) -> None:
+    def __init__(self, stage: Stage, depth: Depth, kernels: Kernels) -> None:
         self.depth = depth
+        self.kernels = kernels
         self.last: Block | None = None
         self.in_forward = False
         stage.register_forward_pre_hook(lambda *_: self._enter(True))

@@ -36,18 +36,18 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x, whole)
         ctx.block, ctx.outputs, ctx.overlap = block, outputs, overlap
         ctx.has_bias = bias is not None
-        return F.linear(x, whole, bias)
+        return block.kernels.outputs(x, whole, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, whole = ctx.saved_tensors
-        grad_x = grad @ whole
+        kernels = ctx.block.kernels
+        grad_x = kernels.input_gradient(grad, whole)
         summing: Any = None
         if ctx.outputs is not None:
             summing = ctx.outputs.all_reduce(grad_x, "tensor", async_op=ctx.overlap)
-        rows = grad.flatten(0, 1)
-        grad_weight = ctx.block.depth.scatter(rows.t() @ x.flatten(0, 1), ctx.block)
-        grad_bias = rows.sum(0) if ctx.has_bias else None
+        grad_weight = ctx.block.depth.scatter(kernels.weight_gradient(grad, x), ctx.block)
+        grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
         if summing is not None:
             summing.wait()
         return grad_x, grad_weight, grad_bias, None, None, None

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trainer.config import TrainConfig
+from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Linear, Stage
 from trainer.parallel.grid.depth import Block, Depth, Order
@@ -26,10 +27,12 @@ from trainer.parallel.mesh import Axis, Grid, Mesh
 from trainer.parallel.tensor import split
 
 
-def parallelize(stage: Stage, mesh: Mesh, depth: Depth, config: TrainConfig) -> None:
+def parallelize(
+    stage: Stage, mesh: Mesh, depth: Depth, kernels: Kernels, config: TrainConfig
+) -> None:
     """Split a stage that has no storage yet (meta device) over the grid."""
     grid, overlap = mesh.grid, config.overlap_all_reduce
-    order = Order(stage, depth)
+    order = Order(stage, depth, kernels)
     table: Block | None = None
     if stage.embedding is not None:
         table = order.add(stage.embedding)

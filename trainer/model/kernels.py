@@ -1,0 +1,173 @@
+"""Matrix products of layers, and which of a library's kernels computes each.
+
+A library of matrix products has one kernel for operands that are stored by rows (N), others for
+those stored by columns (T), and not all are equally fast. A layer's three products come as they
+lie in memory: outputs as NT, the gradient of inputs as NN, that of weights as TN. Another form
+costs a copy of an operand, which a much faster kernel is worth (Singh et al. 2024, section V-C).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.transformer import Head, Linear, Stage
+
+Form = Literal["NN", "NT", "TN"]
+FORMS: tuple[Form, ...] = ("NN", "NT", "TN")
+
+
+class Kernels:
+    """The three products of a layer y = x W^T, as torch computes them.
+
+    x is (sequence, batch, inputs), W (outputs, inputs).
+    """
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """y, with the bias added."""
+        return F.linear(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        """That of x, by that of y."""
+        return grad @ weight
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        """That of W, by that of y."""
+        return grad.flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+class Product(NamedTuple):
+    """One matrix product: (rows, inner) times (inner, columns).
+
+    Attributes:
+        form: in which the layer has its operands.
+    """
+
+    form: Form
+    rows: int
+    inner: int
+    columns: int
+    bias: bool = False
+
+    def __str__(self) -> str:
+        sizes = f"{self.form} {self.rows}x{self.inner}x{self.columns}"
+        return f"{sizes} + bias" if self.bias else sizes
+
+
+class TunedKernels(Kernels):
+    """Each product in the form that was chosen for it, else as torch computes it.
+
+    Attributes:
+        forms: the choices.
+        calls: how often each product was asked for, while ``counts``.
+    """
+
+    def __init__(self) -> None:
+        self.forms: dict[Product, Form] = {}
+        self.calls: Counter[Product] = Counter()
+        self.counts = True
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        product = Product("NT", x.size(0) * x.size(1), x.size(2), weight.size(0), bias is not None)
+        form = self._form(product)
+        if form == product.form:
+            return super().outputs(x, weight, bias)
+        return _like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        product = Product("NN", grad.size(0) * grad.size(1), grad.size(2), weight.size(1))
+        form = self._form(product)
+        if form == product.form:
+            return super().input_gradient(grad, weight)
+        return _like(grad, in_form(form, product, grad.flatten(0, 1), weight))
+
+    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+        product = Product("TN", grad.size(2), grad.size(0) * grad.size(1), x.size(2))
+        form = self._form(product)
+        if form == product.form:
+            return super().weight_gradient(grad, x)
+        return in_form(form, product, grad.flatten(0, 1).t(), x.flatten(0, 1))
+
+    def _form(self, product: Product) -> Form:
+        if self.counts:
+            self.calls[product] += 1
+        return self.forms.get(product, product.form)
+
+
+def in_form(
+    form: Form, product: Product, left: Tensor, right: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """The product in a form; operands that are stored otherwise are copied.
+
+    Args:
+        form: of ``FORMS``.
+        product: tells how they are stored.
+        left: (rows, inner).
+        right: (inner, columns).
+        bias: (columns), added to each row.
+    """
+    left, right = (
+        operand if now == wanted else _stored(operand, wanted)
+        for operand, now, wanted in zip((left, right), product.form, form, strict=True)
+    )
+    return left @ right if bias is None else torch.addmm(bias, left, right)
+
+
+def _like(x: Tensor, rows: Tensor) -> Tensor:
+    """Rows as (sequence, batch, ...); no view, for sums over ranks are made in place."""
+    result: Tensor = torch.ops.aten._unsafe_view(rows, (*x.shape[:2], rows.size(1)))
+    return result
+
+
+def _stored(matrix: Tensor, way: str) -> Tensor:
+    return matrix.contiguous() if way == "N" else matrix.t().contiguous().t()
+
+
+class _Whole(torch.autograd.Function):
+    """x W^T of a layer that no axis splits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels
+    ) -> Tensor:
+        ctx.kernels, ctx.has_bias = kernels, bias is not None
+        ctx.save_for_backward(x, weight)
+        return kernels.outputs(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_x = ctx.kernels.input_gradient(grad, weight)
+        grad_weight = ctx.kernels.weight_gradient(grad, x)
+        return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if ctx.has_bias else None, None
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
+    """x W^T of what this rank has, with its gradients, by these kernels."""
+    if not isinstance(kernels, TunedKernels):
+        return kernels.outputs(x, weight, bias)  # autograd's own gradients, which cost it less
+    result: Tensor = _Whole.apply(x, weight, bias, kernels)
+    return result
+
+
+def use(kernels: Kernels, stage: Stage) -> None:
+    """Let a stage that no axis splits compute its projections and logits by these kernels."""
+    computed: dict[type, Callable[..., Tensor]] = {Linear: _linear, Head: _head}
+    modules: list[Any] = [*stage.modules()]
+    for module in modules:
+        if type(module) in computed:
+            module.forward = functools.partial(computed[type(module)], module, kernels)
+
+
+def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:
+    return multiply(x, module.weight, module.bias, kernels)
+
+
+def _head(module: Head, kernels: Kernels, x: Tensor, tied: Tensor | None) -> Tensor:
+    return multiply(x, module.weight if tied is None else tied, None, kernels)

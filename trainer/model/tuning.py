@@ -1,0 +1,255 @@
+"""Finds the fastest form of each matrix product once, and remembers it for the next trial.
+
+The first step tells which products a rank computes. They are timed when it has ended, when no
+activations are held, by all ranks at once, for ranks of a node share what their products need. A
+job is as fast as its slowest rank: that one's times decide, and all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from trainer.files import FileError, read_json
+from trainer.model.kernels import FORMS, Form, Product, TunedKernels, in_form
+from trainer.runtime.cache import cpu_identity, user_cache
+from trainer.runtime.device import Device
+
+WORTH = 0.95
+"""Of the default's time that another form may take, in each of two measurements."""
+_SAMPLE_S = 0.001  # below it, clocks and launches weigh more than products
+_PRODUCT_S = 0.06
+_ROUNDS = range(5, 12)
+
+Name = TypeVar("Name", bound=str)
+Times = dict[Product, dict[Form, float]]
+
+
+class Choice(BaseModel):
+    """The form of one product.
+
+    Attributes:
+        form: the chosen one.
+        default_s: time of the product as the layer has it.
+        form_s: in the chosen form, copies included.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    form: Form
+    default_s: float = Field(gt=0, allow_inf_nan=False)
+    form_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class Cache(BaseModel):
+    """What is known of one kind of device, number format and library; a file in the user's cache.
+
+    Attributes:
+        products: choices by the product's name.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    device: str
+    dtype: str
+    library: str
+    products: dict[str, Choice] = {}
+
+    @property
+    def path(self) -> Path:
+        told = "\0".join((self.device, self.dtype, self.library))
+        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+        return user_cache() / f"products-{digest}.json"
+
+    def read(self) -> None:
+        """Take up what is on disk; a file that is no such record counts as none."""
+        with contextlib.suppress(FileError, ValidationError):
+            self.products |= Cache.model_validate(read_json(self.path)).products
+
+    def write(self) -> None:
+        """Add to what is on disk. Of two jobs that end at once one may have to time again."""
+        mine = dict(self.products)
+        self.read()
+        self.products |= mine
+        handle, name = tempfile.mkstemp(suffix=".json", dir=self.path.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(self.model_dump_json(indent=1))
+            Path(name).replace(self.path)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+class Tuning:
+    """Chooses the forms of a job's products; every rank has one.
+
+    Args:
+        kernels: that compute them.
+        device: of this rank.
+        dtype: of the operands.
+    """
+
+    def __init__(self, kernels: TunedKernels, device: Device, dtype: torch.dtype) -> None:
+        self.kernels = kernels
+        self.device = device
+        self.dtype = dtype
+        self.choices: dict[Product, Choice] = {}
+        self.timed: set[Product] = set()
+        self.tuning_s = 0.0
+
+    def after_step(self) -> None:
+        """To be called by every rank after each step: the first one settles the forms."""
+        if not self.kernels.counts:
+            return
+        self.kernels.counts = False
+        begin_s = self.device.clock()
+        cache = self._cache()
+        asked = sorted({product for calls in _every(self.kernels.calls) for product in calls})
+        self.timed = {product for product in asked if str(product) not in cache.products}
+        if self.timed:
+            found = self._measure(self.timed)
+            cache.products |= {str(product): choice for product, choice in found.items()}
+            if dist.get_rank() == 0:
+                with contextlib.suppress(OSError):  # a full disk: the next job times again
+                    cache.write()
+        self.choices = {product: cache.products[str(product)] for product in asked}
+        self.kernels.forms = {product: choice.form for product, choice in self.choices.items()}
+        self.tuning_s = self.device.clock() - begin_s
+
+    def report(self) -> dict[str, Any]:
+        """For ``result.json``: this rank's products, and what their forms save in a step."""
+        rows = [
+            {
+                "product": str(product),
+                "times_per_step": calls,
+                **self.choices[product].model_dump(),
+                "from_cache": product not in self.timed,
+            }
+            for product, calls in sorted(self.kernels.calls.items())
+        ]
+        saved_s = sum(r["times_per_step"] * (r["default_s"] - r["form_s"]) for r in rows)
+        return {"products": rows, "saved_s_per_step": saved_s, "tuning_s": self.tuning_s}
+
+    def _cache(self) -> Cache:
+        """As the first rank reads it, of all ranks' devices."""
+        names = _every(_identity(self.device))
+        library = f"torch {torch.__version__} {self.device.facts()['runtime'] or ''}".strip()
+        cache = Cache(device="; ".join(sorted(set(names))), dtype=str(self.dtype), library=library)
+        if dist.get_rank() == 0:
+            cache.read()
+        told = [cache.products]
+        dist.broadcast_object_list(told, 0)
+        cache.products = told[0]
+        return cache
+
+    def _measure(self, products: Iterable[Product]) -> dict[Product, Choice]:
+        """Time all forms, then once more those that seem better: the luck of one does not last."""
+        mine = sorted(set(products) & self.kernels.calls.keys())
+        first = self._slowest(dict.fromkeys(mine, FORMS))
+        promising = {
+            product: min(times, key=lambda form: times[form]) for product, times in first.items()
+        }
+        rivals = {
+            product: (product.form, form)
+            for product, form in promising.items()
+            if product in mine and form != product.form
+        }
+        second = self._slowest(rivals)
+        return {
+            product: choose(product.form, times, second.get(product, times))
+            for product, times in first.items()
+        }
+
+    def _slowest(self, forms: Mapping[Product, Iterable[Form]]) -> Times:
+        """Each product's times on the rank that needs most."""
+        dist.barrier()
+        own = {product: self._time(product, tuple(which)) for product, which in forms.items()}
+        merged: Times = {}
+        for rank in _every(own):
+            for product, times in rank.items():
+                known = merged.setdefault(product, dict(times))
+                merged[product] = {form: max(known[form], times[form]) for form in times}
+        return merged
+
+    def _time(self, product: Product, forms: tuple[Form, ...]) -> dict[Form, float]:
+        left, right, bias = self._operands(product)
+        calls = {
+            form: lambda form=form: in_form(form, product, left, right, bias) for form in forms
+        }
+        return alternately(calls, self.device.clock)
+
+    def _operands(self, product: Product) -> tuple[Tensor, Tensor, Tensor | None]:
+        def stored(rows: int, columns: int, way: str) -> Tensor:
+            sizes = (rows, columns) if way == "N" else (columns, rows)
+            made = torch.randn(sizes, device=self.device.torch, dtype=self.dtype)
+            return made if way == "N" else made.t()
+
+        left = stored(product.rows, product.inner, product.form[0])
+        right = stored(product.inner, product.columns, product.form[1])
+        bias = torch.zeros(product.columns, device=self.device.torch, dtype=self.dtype)
+        return left, right, bias if product.bias else None
+
+
+def choose(default: Form, first: Mapping[Form, float], second: Mapping[Form, float]) -> Choice:
+    """A form, by two measurements in seconds: the default unless another wins both clearly.
+
+    Args:
+        default: as the layer has the operands.
+        first: times of all forms.
+        second: those of the default and of the fastest of the first.
+    """
+    best = min(first, key=lambda form: first[form])
+    if all(times[best] <= WORTH * times[default] for times in (first, second)):
+        return Choice(form=best, default_s=second[default], form_s=second[best])
+    return Choice(form=default, default_s=second[default], form_s=second[default])
+
+
+def alternately(
+    calls: Mapping[Name, Callable[[], object]], clock: Callable[[], float]
+) -> dict[Name, float]:
+    """Seconds of each call, the median of samples that take turns.
+
+    Args:
+        calls: what to time, by name.
+        clock: of the device, read when its work is done.
+    """
+
+    def sample(call: Callable[[], object], times: int) -> float:
+        begin_s = clock()
+        for _ in range(times):
+            call()
+        return (clock() - begin_s) / times
+
+    once_s = [min(sample(call, 1), sample(call, 1)) for call in calls.values()]  # warms up, too
+    times = min(100, max(1, math.ceil(_SAMPLE_S / max(min(once_s), 1e-9))))
+    fit = int(_PRODUCT_S / (times * sum(once_s)))
+    rounds = min(max(fit, _ROUNDS.start), _ROUNDS.stop)
+    samples = [[sample(call, times) for call in calls.values()] for _ in range(rounds)]
+    return dict(zip(calls, map(statistics.median, zip(*samples, strict=True)), strict=True))
+
+
+def _identity(device: Device) -> str:
+    """What kernels are chosen for: the kind of device; of a CPU with the threads of a rank."""
+    if device.type != "cpu":
+        return str(device.facts()["name"])
+    digest = hashlib.sha256(cpu_identity().encode()).hexdigest()[:16]
+    return f"cpu {digest}, {torch.get_num_threads()} threads"
+
+
+def _every(own: Any) -> list[Any]:
+    """What every rank has to say."""
+    said: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(said, own)
+    return said

@@ -1,0 +1,39 @@
+"""Where a user's machines keep what is costly to find out twice. Torch-free."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/meshtune`` (``~/.cache/meshtune``), made if need be.
+
+    A folder of this process alone if that cannot be written.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "meshtune"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: there is no home
+        return Path(_own_folder().name)
+
+
+def cpu_identity() -> str:
+    """What tells this CPU from others: nodes of one cluster may share a home, but not a CPU."""
+    names = ("flags", "Features", "model name", "CPU part")  # x86-64, then aarch64
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    except OSError:
+        return platform.machine() + platform.processor()
+    return "\n".join(line for line in first.splitlines() if line.startswith(names))
+
+
+@functools.cache
+def _own_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="meshtune-")  # removed when the process ends
