@@ -8,6 +8,7 @@ ranks that share may also be fewer than all, say those of a node.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
@@ -71,14 +72,19 @@ class Bucket:
         in_place = parameter.dtype == view.dtype
         if in_place:
             parameter.grad = view
+        # The garbage collector does not see through autograd's hooks. One that held the bucket,
+        # which holds the parameter, would keep both for ever, and their process groups' threads.
+        weak = weakref.ref(self)
 
         def arrived(parameter: Tensor) -> None:
             if not in_place:
                 view.add_(parameter.grad)
                 parameter.grad = None
-            self.missing -= 1
-            if self.missing == 0:
-                self.reduce()
+            bucket = weak()
+            assert bucket is not None  # whoever runs a backward pass keeps the buckets
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                bucket.reduce()
 
         def receive(gradient: Tensor) -> None:
             if in_place:

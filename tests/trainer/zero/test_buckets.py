@@ -1,0 +1,59 @@
+"""Buckets of whole weights go with the trainer that made them (torch's fake groups)."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trainer.config import TrainConfig
+from trainer.runtime.device import Device
+from trainer.train import Trainer
+
+MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 8}
+# Fake groups never wait.
+pytestmark = pytest.mark.filterwarnings("ignore:Set timeout is now only supported")
+
+
+class Tokens:
+    def batch(
+        self, step: int, micro_batch: int, replica: int, *, mbs: int, seq_length: int, **_: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = torch.ones(mbs, seq_length, dtype=torch.int64)
+        return tokens, tokens
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"placement": "zero0"},
+        {"placement": "zero1", "precision": "bf16", "gas": 2},
+        {"gx": 2, "gy": 2, "gz": 2, "mbs": 2},
+    ],
+    ids=["zero0", "zero1", "grid"],
+)
+def test_a_dropped_trainer_keeps_no_process_group(values: dict[str, Any]) -> None:
+    """Groups that are never let go keep two threads each: hundreds of them, over many trainers."""
+    config = TrainConfig.parse(
+        {"model": MODEL, "data": "unused", "precision": "fp32", "ranks_per_node": 4, **values}
+    )
+    training = Trainer(config, Device("cpu"))
+    training.step(0, Tokens())
+    mesh = training.mesh
+    held = [weakref.ref(one) for one in (mesh, mesh.states.group) if one is not None]
+    del training, mesh
+    gc.collect()
+    assert [ref() for ref in held if ref() is not None] == []
