@@ -5,6 +5,7 @@ from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
+from .explanation import differences, explanation
 from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
@@ -130,11 +131,13 @@ __all__ = [
     "config_text",
     "counted",
     "cross_validated",
+    "differences",
     "drawn",
     "driver_of",
     "duration",
     "early_stop_lines",
     "explain",
+    "explanation",
     "failure_sensitivity",
     "failures",
     "features",

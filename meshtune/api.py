@@ -222,7 +222,7 @@ def sensitivity(
     >>> run = meshtune.search(space, launcher="simulate", trials=24, run_dir=other_folder)
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
     >>> found.mean_abs.index[0]                             # the parameter that matters most
-    'gas'
+    'num_nodes'
     >>> meshtune.plot_sensitivity(found).savefig(picture)
 
     Any other table will do:

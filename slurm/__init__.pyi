@@ -43,9 +43,16 @@ from .outcome.kinds import (
     SaidOf,
 )
 from .outcome.result import kept_result
-from .outcome.step_log import EarlyStop, StepReport, StopRule, is_number, result_of_steps
+from .outcome.step_log import (
+    EarlyStop,
+    StepLog,
+    StepReport,
+    StopRule,
+    is_number,
+    result_of_steps,
+)
 from .outcome.texts import LauncherTexts
-from .outcome.watch import watch
+from .outcome.watch import STDOUT_NAME, watch
 from .pool import NodePool
 from .python import module_argv
 from .records import validate, wrong_value
@@ -65,6 +72,7 @@ from .srun.batch import (
     job_of,
     submit,
 )
+from .srun.shell import NoAnswerError, SlurmError
 from .srun.site import SiteError, load_site, shipped_sites
 from .terminal import printable
 from .trial import (
@@ -80,6 +88,7 @@ __all__ = [
     "PAUSES",
     "REDUCTIONS",
     "SCRIPT_NAME",
+    "STDOUT_NAME",
     "AllocationGoneError",
     "AllocationState",
     "BatchError",
@@ -97,6 +106,7 @@ __all__ = [
     "LogFormat",
     "LogMetrics",
     "MissingFileError",
+    "NoAnswerError",
     "NodePool",
     "Outcome",
     "Pattern",
@@ -109,6 +119,8 @@ __all__ = [
     "SimulatedCluster",
     "SimulatedLauncher",
     "SiteError",
+    "SlurmError",
+    "StepLog",
     "StepReport",
     "StopRule",
     "TooFewNodesError",

@@ -8,6 +8,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +26,14 @@ from analysis import (
 )
 from search_spaces import load_space
 from slurm import (
+    STDOUT_NAME,
     FileError,
     Kind,
     Launcher,
     Lease,
     ResultSource,
+    StepLog,
+    StepReport,
     TrialSpec,
     is_number,
     module_argv,
@@ -110,7 +114,9 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
         signal.signal(number, lambda *_: stop.set())
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
-    outcome = launcher.run(spec, lease, stop)
+    told = _Steps(out)
+    outcome = launcher.run(spec, lease, stop, told)
+    told.rest()
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
@@ -119,6 +125,26 @@ def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
         if is_number(value):
             print(printable(f"{key:28s}{value:.6g}"))
     return 0
+
+
+class _Steps:
+    """Prints each step that a training reports, as it is asked whether it may go on."""
+
+    def __init__(self, out: Path) -> None:
+        self._log = StepLog(out / STDOUT_NAME)
+        self._told = 0
+
+    def __call__(self, steps: Sequence[StepReport]) -> None:
+        for step in steps[self._told :]:
+            figures = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
+            print(printable(f"step {step['step']:5d}  {'  '.join(figures)}"), flush=True)
+        self._told = max(self._told, len(steps))
+
+    def rest(self) -> None:
+        """Those between the last question and the end."""
+        while self._log.grew():
+            pass
+        self(self._log.steps)
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
-from slurm.srun.shell import NoAnswerError, SlurmError
+from slurm.srun.shell import NoAnswerError
 from slurm.srun.site import Site
 
 SCRIPT_NAME = "search.sbatch"
@@ -21,6 +21,12 @@ LOG_NAME = "slurm-%j.log"
 # Lines of the journal that say something new: trials' ends, and those of repeats, which are not
 # final, unless they say nothing of the configuration.
 _ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
+_OPTION = re.compile(r"--[a-z][a-z0-9-]+(=.+)?")
+_OWN = {"account", "nodes", "partition", "qos", "time"}  # options of `meshtune submit`
+_NEEDED = {  # or what would undo it
+    "array", "exclusive", "mem", "no-kill", "no-requeue", "open-mode", "output", "oversubscribe",
+    "overcommit", "requeue", "signal", "wait", "wrap",
+}  # fmt: skip
 _WARNING_S = 300  # before the allocation's end, for the last trials, the journal and the report
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
@@ -41,6 +47,7 @@ def batch_script(
     account: str | None = None,
     partition: str | None = None,
     qos: str | None = None,
+    further: Sequence[str] = (),
     meshtune: str | None = None,
     options: Sequence[str] = (),
 ) -> str:
@@ -55,6 +62,8 @@ def batch_script(
         account: who pays, where the site asks.
         partition: overrides the site's.
         qos: overrides the site's.
+        further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``; they override the
+            site's.
         meshtune: the command; default the one beside the running interpreter, so that the job
             runs what was submitted whatever its PATH is.
         options: further ones of ``meshtune search``.
@@ -64,7 +73,8 @@ def batch_script(
     """
     run = run_dir.absolute()
     chosen = {"account": account, "partition": partition, "qos": qos}
-    directives = _directives(run, site, nodes, time, chosen)
+    added = [_further(option) for option in further]
+    directives = _directives(run, site, nodes, time, chosen, added)
     search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
     return _SCRIPT.format(
@@ -78,15 +88,22 @@ def batch_script(
 
 
 def _directives(
-    run: Path, site: Site, nodes: int, time: str, chosen: Mapping[str, str | None]
+    run: Path,
+    site: Site,
+    nodes: int,
+    time: str,
+    chosen: Mapping[str, str | None],
+    added: Sequence[str],
 ) -> list[str]:
     """The options of sbatch, the user's before the site's."""
+    given = {name for name, value in chosen.items() if value} | {_name(o) for o in added}
     return [
-        f"--job-name=meshtune-{run.name}",
+        *([] if "job-name" in given else [f"--job-name=meshtune-{run.name}"]),
         f"--nodes={nodes}",
         f"--time={time}",
         *(f"--{name}={value}" for name, value in chosen.items() if value),
-        *(o for o in site.batch_options if not _overridden(o, chosen)),
+        *added,
+        *(o for o in site.batch_options if _name(o) not in given),
         "--exclusive",
         "--mem=0",
         "--no-kill",
@@ -128,8 +145,8 @@ def submit(script: str, run_dir: Path) -> str:
         The job's id.
 
     Raises:
-        SlurmError: if sbatch refuses it, or nobody knows whether it was submitted; the message has
-            sbatch's words.
+        NoAnswerError: if nobody knows whether it was submitted.
+        SlurmError: if sbatch refuses it; the message has sbatch's words.
     """
     path = _script_of(run_dir)
     path.write_text(script)
@@ -140,7 +157,7 @@ def submit(script: str, run_dir: Path) -> str:
         # It may have been taken all the same, so it is looked for, and never submitted again.
         if job := job_of(run_dir):
             return job.id
-        raise SlurmError(
+        raise NoAnswerError(
             f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
             "submit again"
         ) from error
@@ -160,7 +177,7 @@ def time_limit_s(time: str) -> int:
     """
     found = _TIME.fullmatch(time)
     if not found:
-        raise BatchError(f"--time {time!r} is not a time limit; write hours:minutes:seconds")
+        raise BatchError(f"--time {time!r} is not a time limit; write hours:minutes:seconds, or 6h")
     parts = [int(p) for p in (found["first"], found["second"], found["third"]) if p is not None]
     if found["days"] is not None:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
@@ -174,8 +191,23 @@ def time_limit_s(time: str) -> int:
     return total_s
 
 
-def _overridden(option: str, chosen: Mapping[str, str | None]) -> bool:
-    return any(value and option.startswith(f"--{name}=") for name, value in chosen.items())
+def _further(option: str) -> str:
+    """An option of sbatch that the user adds, with its dashes."""
+    text = f"--{option.removeprefix('--')}"
+    if not _OPTION.fullmatch(text):
+        raise BatchError(f"--sbatch {option}: accepted NAME or NAME=VALUE, such as constraint=gpu")
+    if _name(text) in _OWN:
+        raise BatchError(f"--sbatch {option}: `meshtune submit` has --{_name(text)} itself")
+    if _name(text) in _NEEDED:
+        raise BatchError(
+            f"--sbatch {option}: the script sets --{_name(text)}, as a search needs it"
+        )
+    return text
+
+
+def _name(option: str) -> str:
+    """``partition`` of ``--partition=gpu``."""
+    return option.removeprefix("--").partition("=")[0]
 
 
 def _directive(option: str) -> str:

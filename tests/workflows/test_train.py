@@ -30,6 +30,7 @@ finalists: false
 CODE = (
     "import os, sys; open(sys.argv[2], 'a').close();"
     "sys.exit('RuntimeError: \\x1b]0;mine\\x07no luck') if sys.argv[1] == '1' else 0;"
+    "print('MESHTUNE_STEP {\"step\": 1, \"speed\": ' + sys.argv[1] + '}');"
     "print('MESHTUNE_RESULT {\"speed\": ' + sys.argv[1] + '}')"
 )
 
@@ -58,7 +59,8 @@ def test_the_best_of_an_own_trainer_trains_in_a_folder_of_its_own(
     out = tmp_path / "again"
     assert main(["train", str(searched[0] / "report/best.yaml"), "--out", str(out)]) == 0
     assert (out / "out-3").exists()
-    assert "speed" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "step     1  speed 3" and said[2].split() == ["speed", "3"]
     check_private(out, {"command.txt"})
 
 

@@ -15,13 +15,13 @@ def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
     text = "List what there is to name: spaces, models, clusters, trainers, policies ..."
     parser = command(commands, "list", show, text)
-    parser.add_argument("kind", choices=sorted(_KINDS), metavar="KIND", help=", ".join(_KINDS))
+    parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--json", action="store_true", help="names and what they are, as JSON")
 
 
 def show(arguments: Namespace) -> int:
     """Print names and what they are."""
-    found = _KINDS[arguments.kind]()
+    found = KINDS[arguments.kind]()
     if arguments.json:
         print(json.dumps(found, indent=2))
         return 0
@@ -68,7 +68,7 @@ def _launchers() -> dict[str, str]:
     return _only(launcher_names())
 
 
-_KINDS: dict[str, Callable[[], dict[str, str]]] = {
+KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "spaces": _shipped("space"),
     "models": _shipped("model"),
     "clusters": _shipped("cluster"),

@@ -13,13 +13,16 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from workflows.cli import cluster, init, listing, predict, replay, run, search
+from workflows.cli import cluster, init, listing, predict, replay, report, run, search
+from workflows.cli.completion import complete
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
     _open_standard_streams()
-    arguments = parser().parse_args(argv)
+    whole = parser()
+    complete(whole)
+    arguments = whole.parse_args(argv)
     from slurm import message
     from workflows.cli import errors  # what all commands need, and it is little
 
@@ -79,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print it, and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (init, search, predict, run, replay, cluster, listing):
+    for group in (init, search, predict, run, report, replay, cluster, listing):
         group.add_commands(commands)
     return whole
 

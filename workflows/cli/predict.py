@@ -17,7 +17,16 @@ from workflows.cli.arguments import (
     positive,
     tokens,
 )
+from workflows.cli.json_output import (
+    add_json,
+    of_check,
+    of_ranking,
+    of_scaling,
+    print_json,
+    remarks,
+)
 from workflows.cli.model_space import add_model_options, check_model_options, default_space_of
+from workflows.cli.working import Working
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -35,6 +44,7 @@ def add_commands(commands: Commands) -> None:
         "Count a space's valid configurations, and what each rule removes.",
     )
     add_space(parser)
+    add_json(parser)
 
     parser = command(
         commands,
@@ -76,6 +86,7 @@ def add_commands(commands: Commands) -> None:
         "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
     )
     parser.add_argument("--picture", type=path, metavar="FILE.png", help="plot the scaling")
+    add_json(parser)
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
 
@@ -85,9 +96,15 @@ def check(arguments: Namespace) -> int:
     from analysis import likely_to_fit
     from search_spaces import check as count, load_space
 
-    report = count(load_space(arguments.space))
+    space = load_space(arguments.space)
+    with Working("counting valid configurations") as tell:
+        report = count(space)
+        tell("predicting their memory")
+        expected = likely_to_fit(report)
+    if arguments.json:
+        return print_json(of_check(report, expected))
     print(report.text())
-    print(likely_to_fit(report))
+    print(expected)
     return 0
 
 
@@ -109,19 +126,22 @@ def predict(arguments: Namespace) -> int:
     check_model_options(arguments)
     config = None
     if arguments.space is None:
-        space = default_space_of(arguments)
+        with remarks(arguments):
+            space = default_space_of(arguments)
     else:
         config = parameters_of(Path(arguments.space))
         of_run = RunFolder.holding(Path(arguments.space)).space_file
         space = load_space(of_run if config is not None else arguments.space)
-    pricing = _pricing(space, arguments.calibrate)
+    with remarks(arguments):
+        pricing = _pricing(space, arguments.calibrate)
     if config is not None:
         try:
             config = space.canonical(config)
         except ValueError as error:  # a parameter that is missing, or has no such value there
             raise UsageError(f"{arguments.space}: key 'parameters': {error}") from None
     try:
-        ranking = rank_one(pricing, config) if config else rank(pricing, arguments.top)
+        with Working("pricing configurations"):
+            ranking = rank_one(pricing, config) if config else rank(pricing, arguments.top)
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
     except MissingFactError as error:
@@ -129,6 +149,8 @@ def predict(arguments: Namespace) -> int:
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
+    if arguments.json:
+        return print_json(of_ranking(ranking, arguments.explain))
     print(ranking_table(ranking))
     if arguments.explain and ranking.configs:
         print()
@@ -190,11 +212,14 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
         scaled = scale(pricing, config, arguments.scaling, () if own else nodes)
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
-    print(scaling_table(scaled, arguments.tokens or DEFAULT_TOKENS))
     if arguments.picture:
         from analysis import png, scaling_figure
 
         arguments.picture.write_bytes(png(scaling_figure(scaled)))
+    tokens = arguments.tokens or DEFAULT_TOKENS
+    if arguments.json:
+        return print_json(of_scaling(scaled, tokens))
+    print(scaling_table(scaled, tokens))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``meshtune status``, ``report``, ``train`` and ``repair``: what becomes of a run."""
+"""``meshtune try``, ``status``, ``export``, ``train`` and ``repair``: what becomes of a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from workflows.cli.arguments import (
     path,
     positive,
 )
+from workflows.cli.json_output import add_json, of_run, print_json
 
 if TYPE_CHECKING:
     from analysis import Run
@@ -47,9 +48,7 @@ def add_commands(commands: Commands) -> None:
 
     parser = command(commands, "status", status, "Show a run's progress.")
     parser.add_argument("run", type=folder, metavar="RUN")
-
-    parser = command(commands, "report", report, "Write RUN/report/index.html.")
-    parser.add_argument("run", type=folder, metavar="RUN")
+    add_json(parser)
 
     parser = command(
         commands,
@@ -112,24 +111,36 @@ def status(arguments: Namespace) -> int:
     from workflows.search.progress import summary
 
     if (arguments.run / SCRIPT_NAME).exists() and not RunFolder(arguments.run).started:
-        print("submitted, not started yet; squeue shows the job, and its log will be here")
+        waiting = "submitted, not started yet"
+        if arguments.json:
+            return print_json({"run": str(arguments.run), "state": waiting, "running": False})
+        print(f"{waiting}; squeue shows the job, and its log will be here")
         return 0
     run = read_run(arguments.run)
     space = RunFolder(arguments.run).frozen_space()
     driver = driver_of(arguments.run)
-    state = f"running ({driver})" if driver else _state(run)
+    state = state_of(run, driver)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
+    if arguments.json:
+        return print_json(of_run(run, Budget.of(space), now, state, bool(driver)))
     rows = summary(run, Budget.of(space), now, alive=bool(driver))
     for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
     return 0
 
 
-def _state(run: Run) -> str:
-    """What has become of a run that no driver is running."""
+def state_of(run: Run, driver: str | None) -> str:
+    """What has become of a run.
+
+    Args:
+        run: as it is.
+        driver: that is running it; None or empty if there is none.
+    """
     from workflows.search.stopping import CONTINUE, FAILED, INTERRUPTED
 
+    if driver:
+        return f"running ({driver})"
     if not run.opened_t:
         return "no search has begun here yet"
     if run.closed is None:
@@ -151,15 +162,6 @@ def _resumption(run: Run) -> str:
     if (run.directory / SCRIPT_NAME).exists():
         return f"its job goes on if squeue still shows it, else {by_hand}"
     return by_hand
-
-
-def report(arguments: Namespace) -> int:
-    """Write a run's report and print its path."""
-    from analysis import read_run, write_report
-
-    read_run(arguments.run)  # a clear error before slow imports have any effect
-    print(write_report(arguments.run))
-    return 0
 
 
 def export(arguments: Namespace) -> int:

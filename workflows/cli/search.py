@@ -59,10 +59,19 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--nodes", type=positive, required=True, metavar="N", help="of the allocation"
     )
-    parser.add_argument("--time", required=True, metavar="T", help="as sbatch takes it: 02:00:00")
+    parser.add_argument(
+        "--time", required=True, metavar="T", help="6h, or as sbatch takes it: 06:00:00"
+    )
     parser.add_argument("--account", metavar="A")
     parser.add_argument("--partition", metavar="P")
     parser.add_argument("--qos", metavar="Q")
+    parser.add_argument(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a further option of sbatch, such as constraint=gpu; may be repeated",
+    )
     _add_course(parser)
     add_run_dir(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the batch script only")
@@ -145,6 +154,7 @@ def submit(arguments: Namespace) -> int:
         warm_prices,
     )
     from workflows.optimizer.registry import POLICIES
+    from workflows.submission import time_limit, undone_if_refused
 
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
@@ -157,10 +167,11 @@ def submit(arguments: Namespace) -> int:
         run_dir=folder.path,
         site=load_site(arguments.site),
         nodes=arguments.nodes,
-        time=arguments.time,
+        time=time_limit(arguments.time),
         account=arguments.account,
         partition=arguments.partition,
         qos=arguments.qos,
+        further=arguments.sbatch,
         options=[*seed, *policy_options(arguments.policy, earlier)],
     )
     if arguments.dry_run:
@@ -168,10 +179,11 @@ def submit(arguments: Namespace) -> int:
         return 0
     refuse_second_job(folder)
     _warn(space, pricing)
-    if not folder.started:  # of a job that was cancelled before it began: nothing would be mixed
-        folder.space_file.unlink(missing_ok=True)
-    folder.create(space)
-    job = sbatch(script, folder.path)
+    with undone_if_refused(folder):
+        if not folder.started:  # of a job that was cancelled before it began: nothing is mixed
+            folder.space_file.unlink(missing_ok=True)
+        folder.create(space)
+        job = sbatch(script, folder.path)
     print(f"submitted job {job}; `meshtune status {quote(str(folder.path))}` shows its progress")
     return 0
 

@@ -76,7 +76,9 @@ def run_session(
             ending = driver.run()
         console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
     if report:
-        console.print(Text(printable(report_line(folder, launcher, ending))), soft_wrap=True)
+        with console.status("writing the report"):
+            line = report_line(folder, launcher, ending)
+        console.print(Text(printable(line)), soft_wrap=True)
     screen.finish()
     return ending.code
 

@@ -12,7 +12,7 @@ from search_spaces import SearchSpace, seconds
 from slurm import SimulatedCluster
 from trainer import nearest
 
-DEFAULT_TRIALS = 8  # widest ones that fit at once, on a cluster that does not state its size
+DEFAULT_TRIALS = 8  # widest ones at once: on more nodes none would learn from another
 
 
 class SimulationError(ValueError):
@@ -78,7 +78,8 @@ def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict
         SimulationError: for an unknown key or a value that does not fit it.
     """
     known = None if space.cluster is None else space.cluster.num_nodes
-    nodes = known or DEFAULT_TRIALS * space.widths[-1]
+    most = DEFAULT_TRIALS * space.widths[-1]
+    nodes = min(known or most, most)
     fields: dict[str, Any] = {"nodes": nodes, "start_up_s": start_up_s(space)}
     truth = dict.fromkeys(_TRUTH, 0.0)
     for item in filter(None, text.split(",")):

@@ -57,6 +57,22 @@ def test_the_users_choice_replaces_the_sites() -> None:
     assert "#SBATCH --account=m1\n" in text
 
 
+def test_what_sbatch_is_told_besides_overrides_the_site_but_not_the_search(tmp_path: Path) -> None:
+    text = script(tmp_path, further=["constraint=nvme", "--gpus-per-node=2", "job-name=mine"])
+    directives = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --constraint=nvme" in directives
+    assert [d for d in directives if "gpus-per-node" in d] == ["#SBATCH --gpus-per-node=2"]
+    assert [d for d in directives if "job-name" in d] == ["#SBATCH --job-name=mine"]
+    for option, complaint in {
+        "requeue": "the script sets --requeue",
+        "--account=a": "`meshtune submit` has --account itself",
+        "-C gpu": "accepted NAME or NAME=VALUE",
+        "comment=a'b": "a quote, backslash or line break",
+    }.items():
+        with pytest.raises(BatchError, match=complaint):
+            script(tmp_path, further=[option])
+
+
 def test_the_warning_comes_in_time_even_in_a_short_job() -> None:
     assert "--signal=B:USR1@300\n" in script(Path("/r"), time="02:00:00")
     assert "--signal=B:USR1@30\n" in script(Path("/r"), time="2")

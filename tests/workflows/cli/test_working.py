@@ -1,0 +1,30 @@
+"""What is slow says what it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.waiting import wait_for
+from workflows.cli.working import Working
+
+
+def test_what_takes_long_says_what_it_does_and_what_is_quick_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Working("counting", lines=True) as tell:
+        tell("adding")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("workflows.cli.working.SILENT_S", 0.01)
+    said = ""
+
+    def heard(words: str) -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return said == words
+
+    with Working("counting", lines=True) as tell:
+        wait_for(lambda: heard("counting ...\n"), "the first part is told")
+        tell("adding")
+        assert heard("counting ...\nadding ...\n")
+    tell("nothing more")
+    assert heard("counting ...\nadding ...\n")

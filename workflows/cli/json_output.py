@@ -1,0 +1,152 @@
+"""``--json``: what a command found, for programs to read; remarks go to standard error."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from analysis import Prediction, Ranking, Run, Scaled, Trial
+    from search_spaces import CheckReport
+    from workflows.search.budget import Budget
+
+
+def add_json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def remarks(arguments: Namespace) -> AbstractContextManager[Any]:
+    """Where what is printed is no part of the answer."""
+    return redirect_stdout(sys.stderr) if arguments.json else nullcontext()
+
+
+def print_json(content: Mapping[str, Any]) -> int:
+    """Print it; numbers that JSON cannot hold become null. Returns the exit code."""
+    print(json.dumps(_plain(content), indent=2, allow_nan=False))
+    return 0
+
+
+def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
+    """Counts of a space, and what is expected of it, in words."""
+    return {
+        "space": report.space.name,
+        "configurations": report.raw,
+        "valid": report.valid,
+        "exact": report.exact,
+        "removed": [
+            {"rule": r.name, "text": r.text, "alone": r.alone, "in_order": r.in_order}
+            for r in report.rules
+        ],
+        "notes": [*report.notes, *expected.splitlines()],
+    }
+
+
+def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
+    """A ranking, the best first; with the parts of memory and time where they are asked for."""
+    rows = _rows(ranking.prediction)
+    for i, (row, config) in enumerate(zip(rows, ranking.configs, strict=True)):
+        row["config"] = config
+        if explained:
+            prediction = ranking.prediction
+            row["memory_parts_bytes"] = {k: v[i] for k, v in prediction.memory.as_dict().items()}
+            row["time_parts_s"] = {k: v[i] for k, v in prediction.time.as_dict().items()}
+    return {
+        "space": ranking.pricing.space.name,
+        "priced": ranking.num_priced,
+        "likely_to_fit": ranking.num_likely,
+        "ranked_by": ranking.ranked_by,
+        "warnings": ranking.warnings,
+        "configurations": rows,
+    }
+
+
+def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
+    """A configuration on several numbers of nodes."""
+    rows, days = _rows(scaled.prediction), scaled.prediction.days_to_train(tokens)
+    for i, row in enumerate(rows):
+        row |= {
+            "num_nodes": scaled.prediction.num_nodes[i],
+            "efficiency": scaled.efficiency[i],
+            "days_to_train": days[i],
+        }
+    return {
+        "scaling": scaled.mode,
+        "config": scaled.config,
+        "tokens": tokens,
+        "left_out": scaled.left_out,
+        "sizes": rows,
+    }
+
+
+def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> dict[str, Any]:
+    """What ``meshtune status`` shows of a run; times in seconds."""
+    from workflows.search.budget import node_hours, wall_time_s
+
+    trials = sorted(run.trials.values(), key=lambda t: t.number)
+    failed: dict[str, int] = {}
+    for trial in trials:
+        if trial.kind and not trial.ok:
+            failed[trial.kind] = failed.get(trial.kind, 0) + 1
+    return {
+        "run": str(run.directory),
+        "space": run.space,
+        "launcher": run.launcher,
+        "simulated": run.launcher == "simulate",
+        "state": state,
+        "running": running,
+        "objectives": [{"maximize" if up else "minimize": key} for key, up in run.goals],
+        "trials": {
+            "ended": sum(t.ended for t in trials),
+            "ok": sum(t.ok for t in trials),
+            "failed": failed,
+            "running": [t.number for t in trials if t.running],
+            "budget": budget.trials,
+        },
+        "best": of_trial(run.best) if run.best else None,
+        "front": [of_trial(trial) for trial in run.front()],
+        "wall_time_s": wall_time_s(run, now),
+        "node_hours": node_hours(run, now),
+    }
+
+
+def of_trial(trial: Trial) -> dict[str, Any]:
+    """A trial's configuration, and what came of it."""
+    return {
+        "trial": trial.number,
+        "config": trial.config,
+        "kind": trial.kind,
+        "objective": trial.objective,
+        "objectives": trial.objectives,
+        "measurements": trial.measurements,
+        "expected": trial.expected,
+    }
+
+
+def _rows(prediction: Prediction) -> list[dict[str, Any]]:
+    low_s, high_s = prediction.interval_s()
+    columns = {
+        "step_time_s": prediction.step_time_s,
+        "step_time_low_s": low_s,
+        "step_time_high_s": high_s,
+        "tokens_per_second": prediction.tokens_per_second,
+        "tflops_per_gpu": prediction.tflops_per_gpu,
+        "memory_bytes": prediction.memory.total,
+        "fits": prediction.fits,
+    }
+    return [{name: column[i] for name, column in columns.items()} for i in range(len(low_s))]
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: no numpy, no infinity."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "item"):  # numpy's
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

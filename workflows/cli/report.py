@@ -1,0 +1,86 @@
+"""``meshtune report`` and ``explain``: what a run has found, and why."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workflows.cli.arguments import Commands, command, folder, positive
+from workflows.cli.json_output import add_json, of_run, print_json
+from workflows.cli.working import Working
+
+if TYPE_CHECKING:
+    from analysis import Content, Section
+
+
+def add_commands(commands: Commands) -> None:
+    """Add this group's commands."""
+    parser = command(commands, "report", report, "Write RUN/report/index.html.")
+    parser.add_argument("run", type=folder, metavar="RUN")
+    add_json(parser)
+
+    text = "Say why a trial was proposed, what was expected of it, and what came."
+    parser = command(commands, "explain", explain, text)
+    parser.add_argument("run", type=folder, metavar="RUN")
+    parser.add_argument("trial", type=positive, metavar="N", help="its number")
+
+
+def explain(arguments: Namespace) -> int:
+    """Print what there is to say of one trial."""
+    from analysis import explanation, read_run
+    from slurm import printable, shown
+    from workflows.cli.errors import UsageError
+
+    run = read_run(arguments.run)
+    trial = run.trials.get(arguments.trial)
+    if trial is None:
+        there = f"trials 1 to {max(run.trials)}" if run.trials else "no trial yet"
+        raise UsageError(
+            f"{shown(arguments.run)} has no trial {arguments.trial}: there are {there}"
+        )
+    with Working("calibrating the cost model"):
+        lines = explanation(run, trial)
+    for line in lines:
+        print(printable(line))
+    return 0
+
+
+def report(arguments: Namespace) -> int:
+    """Write a run's report and print its path."""
+    from analysis import RunFolder, driver_of, read_run
+    from workflows.cli.run import state_of
+    from workflows.search.budget import Budget
+
+    run = read_run(arguments.run)  # a clear error before slow imports have any effect
+    with Working("reading the run", lines=True) as tell:
+        page = written(arguments.run, tell)
+    if not arguments.json:
+        print(page)
+        return 0
+    driver = driver_of(arguments.run)
+    budget = Budget.of(RunFolder(arguments.run).frozen_space())
+    content = of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
+    best = page.with_name("best.yaml")
+    files = {"page": str(page), "best_yaml": str(best) if best.exists() else None}
+    return print_json({**files, **content})
+
+
+def written(run_dir: Path, tell: Callable[[str], object]) -> Path:
+    """Write a report, telling which of its parts is being made."""
+    from analysis import SECTIONS, CrossValidation, Run, cross_validated, write_report
+
+    def validated(run: Run) -> CrossValidation | None:
+        tell("comparing the cost model with the trials")
+        return cross_validated(run)
+
+    def told(section: Section) -> Section:
+        def draw(content: Content) -> str:
+            tell(f"report: {section.heading(content)}")
+            return section.draw(content)
+
+        return replace(section, draw=draw)
+
+    return write_report(run_dir, [told(section) for section in SECTIONS], validated)

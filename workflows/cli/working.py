@@ -1,0 +1,66 @@
+"""What a command is doing, where that takes longer than a moment."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+
+SILENT_S = 1.0
+
+
+class Working:
+    """Says on standard error what is being done, once it has taken a second; a context manager.
+
+    On a terminal it is one line that goes away.
+
+    Args:
+        text: what is done first; calling the object with a text says what is next.
+        lines: elsewhere print a line for each part; for what takes many seconds.
+    """
+
+    def __init__(self, text: str, lines: bool = False) -> None:
+        self._text, self._lines = text, lines
+        self._lock = threading.Lock()
+        self._ended = False
+        self._stack = ExitStack()
+        self._show: Callable[[str], object] | None = None  # before: nobody has waited long
+        self._timer = threading.Timer(SILENT_S, self._begin)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Working:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._show = None
+            self._ended = True
+            self._stack.close()
+
+    def __call__(self, text: str) -> None:
+        with self._lock:
+            self._text = text
+            if self._show:
+                self._show(text)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            if self._lines:
+                self._show = _print_line
+            if sys.stderr.isatty():
+                from rich.console import Console
+
+                status = Console(stderr=True).status(self._text)
+                self._stack.enter_context(status)
+                self._show = status.update
+            if self._show:
+                self._show(self._text)
+
+
+def _print_line(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)

@@ -1,0 +1,55 @@
+"""``meshtune submit``: what stands around sbatch, so that a refusal leaves everything as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from analysis import RunFolder
+from search_spaces import seconds
+from slurm import SCRIPT_NAME, NoAnswerError, SlurmError
+
+
+def time_limit(text: str) -> str:
+    """A job's time limit as sbatch takes it.
+
+    >>> time_limit("90m"), time_limit("1-12"), time_limit("02:00:00")
+    ('1:30:00', '1-12', '02:00:00')
+
+    Args:
+        text: in one of sbatch's forms, or a duration with its unit, as in spaces (``1h``).
+    """
+    if not text.endswith(("s", "m", "h", "d")):
+        return text
+    with suppress(ValueError):
+        minutes, second = divmod(math.ceil(seconds(text)), 60)
+        return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+    return text  # sbatch's own forms are explained where it is read
+
+
+@contextmanager
+def undone_if_refused(folder: RunFolder) -> Iterator[None]:
+    """While a job is submitted: if sbatch refuses it, the run's folder is as it was before.
+
+    Where nobody knows whether it was taken, everything stays: the job may need it.
+    """
+    run = folder.path.absolute()
+    made = [path for path in (run, *run.parents) if not path.exists()]
+    files = (folder.space_file, run / SCRIPT_NAME)
+    before = {file: file.read_bytes() if file.is_file() else None for file in files}
+    try:
+        yield
+    except NoAnswerError:
+        raise
+    except (SlurmError, OSError):
+        for file, content in before.items():
+            if content is None:
+                file.unlink(missing_ok=True)
+            else:
+                file.write_bytes(content)
+        with suppress(OSError):  # somebody else has put something there
+            (run / "trials").rmdir()
+            for path in made:
+                path.rmdir()
+        raise
