@@ -5,7 +5,7 @@ from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
-from .explanation import differences, explanation
+from .explanation import differences, explain_trial
 from .finalists import next_repeat, noise_of
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
@@ -137,7 +137,7 @@ __all__ = [
     "duration",
     "early_stop_lines",
     "explain",
-    "explanation",
+    "explain_trial",
     "failure_sensitivity",
     "failures",
     "features",

@@ -21,7 +21,7 @@ WIDTH = 12  # of the labels
 SHOWN_NODES = 4
 
 
-def explanation(run: Run, trial: Trial) -> list[str]:
+def explain_trial(run: Run, trial: Trial) -> list[str]:
     """All that the journal and the cost model say of a trial, as lines of text.
 
     Args:

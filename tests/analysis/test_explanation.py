@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.explanation import differences, explanation
+from analysis.explanation import differences, explain_trial
 from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from search_spaces.points.candidates import Candidates
@@ -25,7 +25,7 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
     book.run_one(4, {"tp": 2, "mbs": 8}, "oom", None, "out of memory on rank 3")
     book.close()
     run = book.read()
-    lines = explanation(run, run.trials[3])
+    lines = explain_trial(run, run.trials[3])
     assert [line[12:] for line in lines] == [
         "3 of table4",
         "tp=2 mbs=4",
@@ -38,7 +38,7 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
         "attempt 1 on n000,n001: ok after 30.0 s, 2",
         "trial 1 (2 speed): tp 2 -> 1",
     ]
-    failed = "\n".join(explanation(run, run.trials[4]))
+    failed = "\n".join(explain_trial(run, run.trials[4]))
     assert "expected    nothing: there was no prediction" in failed
     assert "ended       oom: out of memory on rank 3" in failed
     assert differences({"tp": 1, "vpp": 2}, {"tp": 1}) == "vpp 2 -> –"
@@ -52,6 +52,6 @@ def test_where_memory_and_time_of_a_trial_go_is_told_by_the_cost_model(tmp_path:
     book.run_one(1, config, "ok", 90.0)
     book.close()
     run = book.read()
-    said = "\n".join(explanation(run, run.trials[1]))
+    said = "\n".join(explain_trial(run, run.trials[1]))
     assert "by the cost model, calibrated with 1 trial of this run:\nmemory: " in said
     assert "forward backward" in said and "#####" in said and "tokens per node-hour" in said

@@ -30,7 +30,7 @@ def add_commands(commands: Commands) -> None:
 
 def explain(arguments: Namespace) -> int:
     """Print what there is to say of one trial."""
-    from analysis import explanation, read_run
+    from analysis import explain_trial, read_run
     from slurm import printable, shown
     from workflows.cli.errors import UsageError
 
@@ -42,7 +42,7 @@ def explain(arguments: Namespace) -> int:
             f"{shown(arguments.run)} has no trial {arguments.trial}: there are {there}"
         )
     with Working("calibrating the cost model"):
-        lines = explanation(run, trial)
+        lines = explain_trial(run, trial)
     for line in lines:
         print(printable(line))
     return 0
