@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pandas as pd
-
 from analysis import units
 from analysis.prediction.held_out import CrossValidation
-from analysis.report import plots
-from analysis.report.figures import effects
-from analysis.report.forests import NotEnough, Sensitivity
-from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
+from analysis.report.figures import MAX_PARAMETERS, effects
+from analysis.report.forests import Sensitivity
+from analysis.report.interactions import NAMED, dependence, interactions, memory_border
 from analysis.report.section import Content
-from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_sensitivity
+from analysis.report.sensitivity import failure_sensitivity
 from analysis.report.trajectory import failures
 from analysis.units import percent
 
-Account = tuple[Sensitivity | None, str]
-"""A sensitivity, or the reason why there is none."""
+LED_BY = 3  # parameters that the page's answer names
 
 
 def objective_drivers(content: Content) -> str:
     """By the cost model over the space, then by the trials alone where that carries."""
-    unit = units.unit(content.run.objective_key) or content.run.objective_key
-    model = _of_model(content)
-    found, refusal = _of_trials(content, objective_sensitivity)
-    if model and found and found.oob_score < LOW_R2:
-        refusal = (
-            f"A forest on the {found.total} successes explains too little of them to be shown "
-            f"(out-of-bag R² = {found.oob_score:.2f}); trials that are more and wider apart would."
-        )
-        found = None
+    unit = _unit(content)
+    model, (found, refusal) = content.by_model, content.by_trials
     if model:
-        _draw(content, model.found, "model", "model_shap.png", unit)
+        _put(content, model.found, "model")
     if found:
-        _draw(content, found, "trials", "objective_shap.png", unit)
+        _put(content, found, "trials")
+    leading = model.found if model else found
+    pairs = interactions(leading)[:NAMED] if leading else []
+    if leading and len(leading.mean_abs) > 1:
+        content.data["dependence"] = dependence(leading)
     return content.html(
         "drivers.html",
         model=model,
@@ -44,38 +35,38 @@ def objective_drivers(content: Content) -> str:
         sensitivity=found,
         refusal=refusal,
         effect=unit,
+        interactions=pairs,
+        leading=list(content.data.get("dependence", {})),
     )
 
 
+def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
+    """The first parameters with their mean |SHAP|, and its unit; none where nobody can say."""
+    found = content.by_model.found if content.by_model else content.by_trials[0]
+    first = [] if found is None else list(found.mean_abs.head(LED_BY).items())
+    return [(str(name), mean) for name, mean in first if mean > 0], _unit(content)
+
+
 def failure_drivers(content: Content) -> str:
-    """The kinds of failures, and what made them more likely."""
-    found, refusal = _of_trials(content, failure_sensitivity)
+    """The kinds of failures, what made them more likely, and where memory ends."""
+    found, refusal = content.account(failure_sensitivity)
     if found:
-        _draw(content, found, "failure", "failure_shap.png", "probability of failing")
+        _put(content, found, "failure")
+    border = memory_border(content.outlook) if content.outlook else None
+    if border:
+        content.data["border"] = border
     rows = failures(content.run).to_dict("records")
-    return content.html("failures.html", failures=rows, sensitivity=found, refusal=refusal)
+    return content.html(
+        "failures.html", failures=rows, sensitivity=found, refusal=refusal, border=border
+    )
 
 
-def _of_trials(content: Content, analyse: Callable[[pd.DataFrame], Sensitivity]) -> Account:
-    try:
-        return analyse(content.frame), ""
-    except NotEnough as reason:
-        return None, str(reason)
+def _put(content: Content, found: Sensitivity, of: str) -> None:
+    content.data["effects"][of] = effects(found, MAX_PARAMETERS)
 
 
-def _of_model(content: Content) -> ModelSensitivity | None:
-    if content.pricing is None:
-        return None
-    try:
-        return model_sensitivity(content.run, content.pricing)
-    except NotEnough:
-        return None
-
-
-def _draw(content: Content, found: Sensitivity, of: str, picture: str, effect: str) -> None:
-    """Into the page, and as a picture beside it."""
-    content.data["effects"][of] = effects(found, plots.MAX_PARAMETERS)
-    content.image(picture, plots.sensitivity_figure(found, effect))
+def _unit(content: Content) -> str:
+    return units.unit(content.run.objective_key) or content.run.objective_key
 
 
 def _check(content: Content) -> str:

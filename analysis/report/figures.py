@@ -21,6 +21,7 @@ from slurm import printable
 
 LANES = 48  # nodes that have a line of their own; of more it is drawn how many are busy
 MOMENTS = 400  # at which that is asked
+MAX_PARAMETERS = 15  # whose effects are drawn
 VALUES = 24  # of a parameter, whose mean effects are drawn
 
 

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from analysis.report.figures import MAX_PARAMETERS
 from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import failure_window
 from analysis.run.trial import TOLD, meaning
 
 DPI = 150
-MAX_PARAMETERS = 15
 EDGE = 1.03  # where the time axis ends, relative to the last trial
 BLUE, DARK, RED, GRAY, PALE, LIGHT = (
     "#3b82c4",

@@ -7,23 +7,33 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import pandas as pd
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from analysis import units
+from analysis.cost.groups import MissingFactError
 from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing, price
 from analysis.report import tables
-from analysis.report.plots import png
+from analysis.report.folding import folded, parents
+from analysis.report.forests import NotEnough, Sensitivity
+from analysis.report.model_sensitivity import ModelSensitivity, sensitivity_of
+from analysis.report.outlook import Outlook
+from analysis.report.sensitivity import LOW_R2, objective_sensitivity
 from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from search_spaces import SpaceError, load_space
 from slurm import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Account = tuple[Sensitivity | None, str]
+"""A sensitivity, or the reason why there is none."""
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -78,6 +88,43 @@ class Content:
         except SpaceError:
             return None
 
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """What the calibrated model expects of the space; None where it cannot say."""
+        try:
+            return None if self.pricing is None else Outlook(self.run, self.pricing)
+        except (NotEnough, MissingFactError):
+            return None
+
+    @cached_property
+    def by_model(self) -> ModelSensitivity | None:
+        """What drives the objective over the space; None where the model cannot say."""
+        try:
+            return None if self.outlook is None else sensitivity_of(self.outlook)
+        except NotEnough:
+            return None
+
+    @cached_property
+    def by_trials(self) -> Account:
+        """What drives it by the trials alone; beside the model only where it carries."""
+        found, refusal = self.account(objective_sensitivity)
+        if self.by_model and found and found.oob_score < LOW_R2:
+            refusal = (
+                f"A forest on the {found.total} successes explains too little of them to be shown "
+                f"(out-of-bag R² = {found.oob_score:.2f}); trials that are more and wider apart "
+                "would."
+            )
+            found = None
+        return found, refusal
+
+    def account(self, analyse: Callable[[pd.DataFrame], Sensitivity]) -> Account:
+        """An analysis of the trials, without effects of what was inactive."""
+        try:
+            found = analyse(self.frame)
+        except NotEnough as reason:
+            return None, str(reason)
+        return folded(found, parents(self.pricing.space)) if self.pricing else found, ""
+
     def html(self, template: str, **values: Any) -> Markup:
         """A template of ``templates/``, with ``values`` and what the tables of all have in common.
 
@@ -86,7 +133,9 @@ class Content:
         return Markup(_TEMPLATES.get_template(template).render({**self._common, **values}))
 
     def image(self, name: str, figure: Figure) -> str:
-        """Write a figure beside the page; return it as a data URL."""
+        """Write matplotlib's figure beside the page; return it as a data URL."""
+        from analysis.report.plots import png  # matplotlib, which the page itself does without
+
         data = png(figure)
         write_atomically(self.folder / name, data)
         self.written.add(name)

@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-from matplotlib.figure import Figure
-
-from analysis import units
-from analysis.report import figures, front, plots, stacks, tables
-from analysis.report.drivers import doubt, failure_drivers, objective_drivers
+from analysis.report import figures, front, stacks, tables
+from analysis.report.drivers import doubt, failure_drivers, mattered_most, objective_drivers
+from analysis.report.next_trials import next_trials
 from analysis.report.section import Content, Section
-from analysis.report.trajectory import (
-    idle_spans,
-    ranked_trials,
-    search_time_s,
-    trajectory,
-)
+from analysis.report.trajectory import ranked_trials
 from analysis.verdict import early_stop_lines, verdict_lines
 
 TOP = 10
+NEXT = 5  # trials beyond the shown that a longer search is told to have
 DRAWN = 5  # best trials whose predicted parts are drawn
 
 
 def _best(content: Content) -> str:
     run = content.run
-    lines = verdict_lines(run) + early_stop_lines(run)
-    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
+    effects, unit = mattered_most(content)
     return content.html(
         "best.html",
         best=run.best,
         measured=len(ranked_trials(run)),
         alone=run.best is not None and len(run.best.measurements) == 1,
-        left=told[-1] if told else None,
-        lines=lines,
+        lines=verdict_lines(run) + early_stop_lines(run),
+        mattered=effects,
+        unit=unit,
         problem=content.best_problem,
     )
+
+
+def _next(content: Content) -> str:
+    run, outlook = content.run, content.outlook
+    told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
+    pending = [t for _, t in sorted(run.trials.items()) if not t.ended and not t.running]
+    found = next_trials(outlook) if outlook else []
+    return content.html(
+        "next.html",
+        found=found,
+        trained=len(outlook.told) if outlook else 0,
+        pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
+        left=told[-1] if told else None,
+        budget=len(run.trials) + len(found) + NEXT,
+        doubtful=doubt(content.validation),
+    )
+
+
+def _has_next(content: Content) -> bool:
+    """Whether anything can be said: with several objectives no trial alone is the best."""
+    run = content.run
+    return bool(run.trials) and len(run.goals) == 1 and content.outlook is not None
 
 
 def _front(content: Content) -> str:
     run = content.run
     listed = {trial.number for trial in tables.listed(run)}
-    figure = front.front_figure(run, listed)
-    content.image("front.png", figure)
+    content.data["front"] = front.figure(run, listed)
     return content.html(
         "front.html",
-        svg=Markup(front.inline_svg(figure)),
         successes=len(run.comparable()),
         optimal=len(run.front()),
         rows=[tables.trial_row(run, trial) for trial in run.front() if trial.number in listed],
@@ -52,7 +65,6 @@ def _front(content: Content) -> str:
 
 def _history(content: Content) -> str:
     ended = any(trial.ended for trial in content.run.trials.values())
-    content.image("trajectory.png", _trajectory_figure(content))
     return content.html("history.html", ended=ended)
 
 
@@ -67,16 +79,6 @@ def _expected(content: Content) -> str:
     pairs = _foretold(content)
     inside = sum(low <= value <= high for value, (_, low, high) in pairs)
     return content.html("expected.html", told=len(pairs), inside=inside)
-
-
-def _trajectory_figure(content: Content) -> Figure:
-    run = content.run
-    origin_t, idle = (run.opened_t[0] if run.opened_t else 0.0), idle_spans(run)
-    restarts_s = [search_time_s(t, origin_t, idle) for t in run.opened_t[1:]]
-    frame = trajectory(run)
-    for column in ("objective", "best"):
-        frame[column] = units.scaled(run.objective_key, frame[column])
-    return plots.trajectory_figure(frame, content.objective, restarts_s)
 
 
 def _nodes(content: Content) -> str:
@@ -98,9 +100,8 @@ def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
     best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
-    image = ""
     if best:
-        image = content.image("forecast.png", stacks.stacks_of(validation, best))
+        content.data["stacks"] = stacks.figure(validation, best)
     listed = {trial.number for trial in tables.listed(content.run)}
     rows = [row for row in validation.by_trial if row["number"] in listed]
     ran = [t.number for t in ranked_trials(content.run) if t.number in listed]
@@ -111,7 +112,7 @@ def _cost_model(content: Content) -> str:
         validation=validation,
         # Where its account of the parameters is shown, the warning stands there.
         doubtful="" if "model" in content.data["effects"] else doubt(validation),
-        stacks=image,
+        stacks=bool(best),
         rows=rows,
         pairs=pairs,
     )
@@ -141,14 +142,14 @@ def _trials_title(content: Content) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     Section("Best configuration", _best),
+    Section("What to try next", _next, condition=_has_next, anchor="next"),
     Section(
         "Pareto front",
         _front,
         condition=lambda content: bool(content.run.front()),
         anchor="front",
-        pictures=("front.png",),
     ),
-    Section("Optimization history", _history, pictures=("trajectory.png",)),
+    Section("Optimization history", _history),
     Section(
         "Expected and measured", _expected, condition=lambda content: len(_foretold(content)) > 1
     ),
@@ -156,14 +157,12 @@ SECTIONS: tuple[Section, ...] = (
         lambda content: f"What drives {content.objective}",
         objective_drivers,
         anchor="drivers",
-        pictures=("model_shap.png", "objective_shap.png"),
     ),
-    Section("What fails, and why", failure_drivers, pictures=("failure_shap.png",)),
+    Section("What fails, and why", failure_drivers, anchor="failures"),
     Section(
         "What the cost model says",
         _cost_model,
         condition=lambda content: content.validation is not None,
-        pictures=("forecast.png",),
     ),
     Section(
         "Parameters and objective",

@@ -45,20 +45,32 @@ function blank(figure, height, label) {
   return { svg, width, height };
 }
 
+// 1, 2 and 5 times powers of ten between two logarithms.
+function powers(low, high) {
+  const found = [];
+  for (let e = Math.floor(low); e <= high; e += 1) for (const m of high - low > 2.5 ? [1] : [1, 2, 5]) {
+    const at = e + Math.log10(m);
+    if (at >= low && at <= high) found.push(at);
+  }
+  return found.length > 1 ? found : [low, high];
+}
+
 // Axes in a box [left, top, right, bottom] over [xLow, xHigh] x [yLow, yHigh]; gives both scales.
-function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel) {
+// Of a logarithmic axis (logs: [x, y]) the limits and what the scale takes are logarithms.
+function axes(svg, box, [xLow, xHigh], [yLow, yHigh], xLabel, yLabel, logs = [], bare = false) {
   const [left, top, right, bottom] = box;
   const x = scale(xLow, xHigh, left, right), y = scale(yLow, yHigh, bottom, top);
-  for (const at of ticks(xLow, xHigh, Math.max(3, (right - left) / 110))) {
+  const named = (at, log) => shown(log ? Number(Math.pow(10, at).toPrecision(3)) : at);
+  if (!bare) for (const at of logs[0] ? powers(xLow, xHigh) : ticks(xLow, xHigh, Math.max(3, (right - left) / 110))) {
     node("line", { x1: x(at), x2: x(at), y1: top, y2: bottom, class: "grid" }, svg);
-    node("text", { x: x(at), y: bottom + 15, "text-anchor": "middle" }, svg, shown(at));
+    node("text", { x: x(at), y: bottom + 15, "text-anchor": "middle" }, svg, named(at, logs[0]));
   }
-  for (const at of ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50))) {
+  for (const at of logs[1] ? powers(yLow, yHigh) : ticks(yLow, yHigh, Math.max(2, (bottom - top) / 50))) {
     node("line", { x1: left, x2: right, y1: y(at), y2: y(at), class: "grid" }, svg);
-    node("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, svg, shown(at));
+    node("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, svg, named(at, logs[1]));
   }
   node("text", { x: (left + right) / 2, y: bottom + 32, "text-anchor": "middle", class: "name" }, svg, xLabel);
-  node("text", { x: left - 44, y: top - 8, class: "name" }, svg, yLabel);
+  node("text", { x: Math.max(2, left - 44), y: top - 8, class: "name" }, svg, yLabel);
   return [x, y];
 }
 
@@ -95,18 +107,39 @@ function told(trial) {
   return `trial ${t.number[trial]}: ${end}\n${settings(trial)}`;
 }
 
-// The figure as a file of its own, with the colours that it has now.
-function save(figure) {
-  const svg = figure.querySelector("svg"), copy = svg.cloneNode(true);
-  const from = svg.querySelectorAll("*"), to = copy.querySelectorAll("*");
+// The figure as SVG text of its own, with the colours that it has now.
+function standalone(svg) {
+  const copy = svg.cloneNode(true), from = svg.querySelectorAll("*"), to = copy.querySelectorAll("*");
   const kept = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "fill-opacity", "stroke-opacity", "font-size", "font-family", "font-weight"];
   from.forEach((element, i) => {
     const style = getComputedStyle(element);
     for (const name of kept) to[i].setAttribute(name, style.getPropertyValue(name));
     to[i].removeAttribute("class");
+    to[i].removeAttribute("style");
   });
+  const ground = getComputedStyle(document.querySelector("section")).backgroundColor;
+  copy.insertBefore(node("rect", { width: "100%", height: "100%", fill: ground }), copy.firstChild);
+  return new XMLSerializer().serializeToString(copy);
+}
+
+const SHARP = 3;  // pixels of a PNG file for each of the page
+
+// The figure as it is shown, as a Blob: of SVG, or of PNG.
+async function exported(figure, as) {
+  const svg = figure.querySelector("svg"), text = standalone(svg);
+  if (as === "svg") return new Blob([text], { type: "image/svg+xml" });
+  const image = new Image(), canvas = document.createElement("canvas");
+  image.src = "data:image/svg+xml;charset=utf-8," + encodeURIComponent(text);
+  await image.decode();
+  canvas.width = SHARP * svg.getAttribute("width");
+  canvas.height = SHARP * svg.getAttribute("height");
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+async function save(figure, as) {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" }));
-  link.download = figure.id + ".svg";
+  link.href = URL.createObjectURL(await exported(figure, as));
+  link.download = `${figure.id}.${as}`;
   link.click();
 }

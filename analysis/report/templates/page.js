@@ -80,7 +80,7 @@ const seen = new IntersectionObserver((entries) => {
 document.querySelectorAll("figure[data-draw]").forEach((figure) => {
   seen.observe(figure);
   figure.querySelectorAll("select").forEach((select) => select.addEventListener("change", () => drawn[figure.dataset.draw](figure)));
-  figure.querySelector("button.save").addEventListener("click", () => save(figure));
+  figure.querySelectorAll("button.save").forEach((button) => button.addEventListener("click", () => save(figure, button.dataset.as)));
 });
 let width = innerWidth;
 addEventListener("resize", () => {

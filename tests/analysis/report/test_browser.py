@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
 
 TRIALS = 130
 FIGURES = [
-    *("history", "expected", "effects-model", "effects-failure"),
-    *("compare", "parallel", "heat", "nodes"),
+    *("history", "expected", "effects-model", "dependence", "effects-failure", "border"),
+    *("compare", "stacks", "parallel", "heat", "nodes"),
 ]
 SHOWN = (
     "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden)"
@@ -87,6 +87,47 @@ def test_every_figure_is_drawn_and_the_console_has_no_word_of_it(window: Browser
     assert window.complaints() == []
 
 
+EXPORTED = """
+return exported(document.getElementById('figure-effects-model'), '{as_}').then(
+    async (blob) => [blob.type, blob.size, '{as_}' === 'svg' ? await blob.text() :
+        await createImageBitmap(blob).then((b) => [b.width, b.height])])
+"""
+
+
+def test_a_figure_is_saved_as_svg_and_png_in_the_colours_of_the_theme(window: Browser) -> None:
+    bar = (
+        "const f = document.getElementById('figure-effects-model'); drawn.effects(f);"
+        "return [getComputedStyle(f.querySelector('.bar')).fill,"
+        " Number(f.querySelector('svg').getAttribute('width'))]"
+    )
+    saved = []
+    for _ in range(2):
+        colour, width = window.run(bar)
+        kind, _, text = window.run(EXPORTED.replace("{as_}", "svg"))
+        assert kind == "image/svg+xml" and colour in text and "class=" not in text
+        kind, size, pixels = window.run(EXPORTED.replace("{as_}", "png"))
+        assert kind == "image/png" and size > 1000 and pixels[0] == 3 * width
+        saved.append(text)
+        window.run("document.getElementById('theme').click()")
+    assert saved[0] != saved[1]
+
+
+def test_any_two_parameters_can_be_set_against_each_other(window: Browser) -> None:
+    chosen = (
+        "const f = document.getElementById('figure-{0}');"
+        "const [a, b] = f.querySelectorAll('select'); a.selectedIndex = {1}; b.selectedIndex = {2};"
+        "a.dispatchEvent(new Event('change'));"
+        "return [f.querySelectorAll('svg *').length, f.textContent.includes('NaN'),"
+        " a.options.length]"
+    )
+    for name in ("dependence", "border"):
+        _, _, many = window.run(chosen.format(name, 0, 1))
+        for pair in ((many - 1, 0), (1, many - 1), (0, 0)):
+            marks, broken, _ = window.run(chosen.format(name, *pair))
+            assert marks > 10 and not broken
+    assert window.complaints() == []
+
+
 def test_the_table_turns_its_pages_and_finds_a_trial_on_another(window: Browser) -> None:
     assert window.run(SHOWN) == list(range(100))
     window.run("document.querySelectorAll('#trial-controls button')[1].click()")
@@ -133,4 +174,22 @@ def test_the_theme_turns_and_a_phone_has_nothing_to_scroll_sideways_for(window: 
         "return [document.documentElement.scrollWidth, innerWidth]"
     )
     assert wide == [375, 375]
+    assert window.complaints() == []
+
+
+def test_the_front_is_drawn_with_its_line_and_its_points_lead_to_trials(
+    window: Browser, tmp_path: Path
+) -> None:
+    book = RunBook(tmp_path / "run", {"maximize": "tokens_per_second"}, {"minimize": "num_nodes"})
+    for number, reached in enumerate([(100.0, 1), (90.0, 1), (150.0, 2), (4000.0, 16)]):
+        book.run_one(number, {"tp": number}, "ok", reached)
+    window.open(write_report(book.directory))
+    window.run("drawn.front(document.getElementById('figure-front'))")
+    marks = "return document.querySelectorAll('#figure-front {}').length"
+    assert window.run(marks.format(".optimal")) == 3
+    assert window.run(marks.format(".dominated")) == 1
+    assert window.run(marks.format("path.best")) == 1
+    click = "document.querySelector('#figure-front .optimal').dispatchEvent(new Event('click'))"
+    window.run(click)
+    assert window.run("return document.querySelector('tr.visited').id") == "trial-3"
     assert window.complaints() == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from analysis.pareto import non_dominated
-from analysis.report.front import front_figure, inline_svg
+from analysis.report.front import figure
 from analysis.report.page import write_report
 from analysis.run.fold import Run, read_run
 from support.run_book import RunBook
@@ -71,16 +71,15 @@ def test_a_run_with_one_objective_has_no_front(build: Any) -> None:
     assert run.front() == [] and run.comparable() == []
 
 
-def test_the_report_has_the_front_and_every_point_leads_to_its_trial(run: Run) -> None:
+def test_the_report_has_the_front_and_every_point_is_of_a_trial_in_its_table(run: Run) -> None:
     page = write_report(run.directory).read_text()
-    svg = page[page.index("<svg") : page.index("</svg>")]
-    linked = set(re.findall(r'xlink:href="#trial-(\d+)"', svg))
-    assert linked == {"1", "2", "3", "4", "5", "6"}  # the failure is no point
-    for number in linked:
+    drawn = json.loads(page.split("const data = ")[1].split(";\n")[0])["front"]
+    assert [point[0] for point in drawn["front"]] == [5, 3, 1]
+    assert sorted(point[0] for point in drawn["rest"]) == [2, 4, 6]  # the failure is no point
+    for number in range(1, 7):
         assert f'id="trial-{number}"' in page
     assert "Maximizes throughput (tokens/s), minimizes nodes" in page
-    assert "<b>3</b> are Pareto-optimal" in page
-    assert (run.directory / "report" / "front.png").stat().st_size > 1000
+    assert "<b>3</b> are Pareto-optimal" in page and 'data-draw="front"' in page
 
 
 def test_best_yaml_is_for_the_first_objective_and_lists_the_front(run: Run) -> None:
@@ -99,9 +98,9 @@ def test_best_yaml_is_for_the_first_objective_and_lists_the_front(run: Run) -> N
 def test_a_report_with_one_objective_speaks_of_no_front(build: Any) -> None:
     folder = build(count=12)
     page = write_report(folder).read_text()
-    assert "Pareto" not in page
+    assert "Pareto" not in page.split("<script>")[0]
     assert "front" not in yaml.safe_load((folder / "report" / "best.yaml").read_text())
-    assert not (folder / "report" / "front.png").exists()
+    assert 'data-draw="front"' not in page
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -112,14 +111,19 @@ def test_a_report_with_one_objective_speaks_of_no_front(build: Any) -> None:
         [{"maximize": "a"}, {"minimize": "peak_memory_bytes"}, {"minimize": "joules_per_token"}],
     ],
 )
-def test_any_two_or_three_figures_are_drawn_whatever_they_are_called(
+def test_points_have_all_objectives_in_the_units_shown(
     tmp_path: Path, goals: list[dict[str, str]], count: int
 ) -> None:
-    figures: list[tuple[float, ...] | None] = [(1.0, 5e9, 0.0), (20.0, 4e9, -1.0), (2.5, 1e9, 3.0)]
-    run = read_run(write_run(tmp_path / "run", goals, figures[:count]))
-    svg = inline_svg(front_figure(run, run.trials))
-    assert svg.startswith("<svg") and "<b>" not in svg
-    assert svg.count("#trial-1") >= 1
+    reached = [(1.0, 2.0**31, 0.0), (20.0, 2.0**30, -1.0), (2.5, 1.0, 3.0)]
+    given = [each[: len(goals)] for each in reached[:count]]
+    run = read_run(write_run(tmp_path / "run", goals, [*given]))
+    drawn = figure(run, run.trials)
+    points = drawn["front"] + drawn["rest"]
+    assert sorted(p[0] for p in points) == list(range(1, count + 1))
+    first = next(p for p in points if p[0] == 1)
+    assert first[2] == (2.0 if len(goals) == 3 else 2.0**31)  # GiB of a peak memory
+    assert drawn["log"][0] == (count == 3) and len(drawn["labels"]) == len(goals)
+    assert bool(drawn["steps"]) == (len(goals) == 2)
 
 
 def test_the_line_is_the_best_first_objective_at_no_worse_a_second_one(tmp_path: Path) -> None:
@@ -129,8 +133,4 @@ def test_the_line_is_the_best_first_objective_at_no_worse_a_second_one(tmp_path:
         best, other = (1.0, sign * 1.0), (2.0, sign * 2.0)
         figures: list[tuple[float, ...] | None] = [best, other, (0.5, sign * 1.5)]
         run = read_run(write_run(tmp_path / second, goals, figures))
-        axes = front_figure(run, run.trials).axes[0]
-        [line] = axes.lines
-        x, y = line.get_data()
-        assert [abs(v) for v in x[:2]] == [1, 2] and [*y] == [1, 2, 2]
-        assert x[-1] == axes.get_xlim()[0 if second == "maximize" else 1]
+        assert figure(run, run.trials)["steps"] == [(sign * 1.0, 1.0), (sign * 2.0, 2.0)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
@@ -13,9 +12,9 @@ from analysis.report import model_sensitivity as module
 from analysis.report.forests import NotEnough
 from analysis.report.model_sensitivity import model_sensitivity
 from analysis.run.fold import Run
-from analysis.run.trial import Trial
-from search_spaces import Candidates, load_space
+from search_spaces import load_space
 from search_spaces.space import SearchSpace
+from support.priced_run import priced_run
 
 SPACE = "tiny_cpu"
 
@@ -31,25 +30,9 @@ def space() -> SearchSpace:
     return load_space(SPACE)
 
 
-def a_run(space: SearchSpace, count: int, slower: dict[str, float]) -> Run:
-    """Trials as fast as priced, those with a word of ``slower`` by its factor."""
-    run, pricing = Run(Path(), objective=space.objective.as_dict()), Pricing(space)
-    candidates = Candidates(space)
-    raw = candidates.configs(candidates.indices(count, np.random.default_rng(1), [], 2**31))
-    prediction = pricing.predict(raw)
-    for number, each in enumerate(raw):
-        config = space.canonical(each)
-        factor = np.prod([slower.get(f"{name}={value}", 1.0) for name, value in config.items()])
-        trial = Trial(number, config, 0.0, kind="ok")
-        trial.objective = float(prediction.tokens_per_second[number] / factor)
-        trial.result = {"step_time_s": {"median": float(prediction.step_time_s[number] * factor)}}
-        run.trials[number] = trial
-    return run
-
-
 def test_eight_trials_rank_the_parameters_as_the_whole_space_does(space: SearchSpace) -> None:
-    few = model_sensitivity(a_run(space, 8, {}), Pricing(space))
-    every = model_sensitivity(a_run(space, 150, {}), Pricing(space))
+    few = model_sensitivity(priced_run(space, 8, {}), Pricing(space))
+    every = model_sensitivity(priced_run(space, 150, {}), Pricing(space))
     assert (few.trials, every.trials) == (8, 150)
     order = every.found.mean_abs
     assert spearmanr(few.found.mean_abs[order.index], order).statistic > 0.9
@@ -59,7 +42,9 @@ def test_eight_trials_rank_the_parameters_as_the_whole_space_does(space: SearchS
 def test_the_interval_is_of_draws_of_the_constants_and_narrows_with_trials(
     space: SearchSpace,
 ) -> None:
-    few, many = (model_sensitivity(a_run(space, n, {}), Pricing(space)).found for n in (2, 150))
+    few, many = (
+        model_sensitivity(priced_run(space, n, {}), Pricing(space)).found for n in (2, 150)
+    )
     first = many.mean_abs.index[0]
     wide, narrow = (
         (f.interval["high"] - f.interval["low"]).to_dict()[first] / f.mean_abs[first]
@@ -73,7 +58,7 @@ def test_what_the_model_leaves_of_the_trials_counts_as_well(space: SearchSpace) 
     values = [str(value) for value in space.parameters[name].values]
     slower = {f"{name}={value}": 1.5 ** (i % 2) for i, value in enumerate(values)}
     plain, odd = (
-        model_sensitivity(a_run(space, 100, by), Pricing(space)).found.mean_abs
+        model_sensitivity(priced_run(space, 100, by), Pricing(space)).found.mean_abs
         for by in ({}, slower)
     )
     assert odd[name] / odd.sum() > plain[name] / plain.sum()

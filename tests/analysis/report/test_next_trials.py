@@ -1,0 +1,67 @@
+"""What the page says to try next: untried, likely to run, and better by what the trials taught."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from analysis.prediction.pricing import Pricing
+from analysis.report.next_trials import SHOWN, next_trials
+from analysis.report.outlook import Outlook
+from analysis.run.trial import Trial
+from search_spaces import Candidates, load_space
+from search_spaces.space import SearchSpace
+from support.priced_run import priced_run
+
+
+@pytest.fixture(scope="module")
+def space() -> SearchSpace:
+    return load_space("tiny_cpu")
+
+
+def test_what_to_try_next_is_new_and_among_the_best_that_there_are(space: SearchSpace) -> None:
+    run, pricing = priced_run(space, 12, {}), Pricing(space)
+    found = next_trials(Outlook(run, pricing))
+    assert len(found) == SHOWN
+    gains = [each.gain for each in found]
+    assert gains == sorted(gains, reverse=True) and gains[0] > 0
+    tried = [trial.config for trial in run.trials.values()]
+    assert not any(each.config in tried for each in found)
+    assert all(each.low < each.objective < each.high for each in found)
+    every = Candidates(space)
+    speeds = pricing.predict(every.configs(every.indices(10**6, np.random.default_rng(0), [], 99)))
+    most = float(np.sort(speeds.tokens_per_second[speeds.fits > 0.5])[-1])
+    first = pricing.predict([found[0].config])
+    assert float(first.tokens_per_second[0]) > 0.95 * most
+
+
+def test_it_says_what_changes_and_which_parts_of_a_step(space: SearchSpace) -> None:
+    run = priced_run(space, 12, {})
+    best = run.best
+    assert best is not None
+    first = next_trials(Outlook(run, Pricing(space)))[0]
+    changed = {name: value for name, _, value in first.changes}
+    assert changed and {**best.config, **changed} == first.config
+    assert " s" in first.why and ("+" in first.why or "−" in first.why)
+    assert 0 < first.better <= first.runs <= 1
+
+
+def test_what_failed_time_and_again_is_not_what_to_try_next(space: SearchSpace) -> None:
+    run, pricing = priced_run(space, 12, {}), Pricing(space)
+    before = next_trials(Outlook(run, pricing))[0]
+    for number in range(12, 18):  # what was to come, and what is like it, crashes
+        config = next_trials(Outlook(run, pricing))[0].config
+        run.trials[number] = Trial(number, dict(config), 0.0, kind="crash")
+    after = next_trials(Outlook(run, pricing))[0]
+    assert after.config != before.config
+    outlook = Outlook(run, pricing)
+    again = outlook.expectation(outlook.candidates.indices_of([before.config]))
+    assert float(again.survival(outlook.model, run)[0]) < 0.8
+
+
+def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpace) -> None:
+    run = priced_run(space, 2, {})
+    for trial in run.trials.values():
+        trial.kind, trial.objective = "crash", None
+    found = next_trials(Outlook(run, Pricing(space)))
+    assert found and found[0].gain == 0.0 and found[0].changes == [] and found[0].why == ""
