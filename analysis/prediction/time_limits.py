@@ -28,10 +28,15 @@ def longest_step_s(space: SearchSpace) -> float:
 def in_time(space: SearchSpace, prediction: Prediction) -> Array:
     """Probability that trials end before the time limits of their space.
 
-    Step times are log-normal around the prediction, with the model's own spread.
+    Step times are log-normal around the prediction in either state of the network, with the model's
+    own spread.
     """
     from scipy.special import ndtr  # slow to import, and a space is checked without it
 
     with np.errstate(divide="ignore"):
-        room = np.log(longest_step_s(space) / prediction.step_time_s)
-    return np.asarray(ndtr(room / prediction.model.log_sd))
+        longest = np.log(longest_step_s(space))
+    calm, crowded = (
+        ndtr((longest - np.log(state_s)) / prediction.model.log_sd)
+        for state_s in prediction.states_s
+    )
+    return np.asarray(calm + prediction.crowded * (crowded - calm))

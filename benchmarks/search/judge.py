@@ -157,15 +157,21 @@ HEAD = (
 
 
 def bins(stated: np.ndarray, ran: np.ndarray) -> str:
-    """Of each bin of the stated probability, its mean and the share that ran; in per cent."""
+    """Of each bin its mean and the share that ran, in per cent, and how many it holds.
+
+    A sweep hardly tells crashes from a lack of memory: in the last bin most failures are of another
+    cause.
+    """
     at = np.digitize(stated, BINS[1:-1])
     parts = []
     for i in range(len(BINS) - 1):
         mine = at == i
         parts.append(
-            f"{100 * stated[mine].mean():.0f}:{100 * ran[mine].mean():.0f}" if mine.any() else "-"
+            f"{100 * stated[mine].mean():.0f}:{100 * ran[mine].mean():.0f} of {mine.sum()}"
+            if mine.any()
+            else "-"
         )
-    return " ".join(parts)
+    return ", ".join(parts)
 
 
 def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscape, int], Game]]:

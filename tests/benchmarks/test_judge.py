@@ -35,7 +35,8 @@ def test_runs_scatter_around_what_was_recorded(landscape: Landscape) -> None:
 
 def test_bins_say_what_was_stated_and_what_ran() -> None:
     stated = np.array([0.01, 0.6, 0.6, 0.99])
-    assert bins(stated, np.array([False, True, False, True])) == "1:0 - - 60:50 - 99:100"
+    said = bins(stated, np.array([False, True, False, True]))
+    assert said == "1:0 of 1, -, -, 60:50 of 2, -, 99:100 of 1"
 
 
 def test_a_case_is_a_row(truth: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
