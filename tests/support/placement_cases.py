@@ -123,25 +123,27 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def job(model: str, placement: str, layout: str = "", name: str = "", **values: Any) -> dict:
-    """A case, named by what it is; degrees that exceed its data-parallel ranks shrink to them."""
-    steps = values.pop("steps", STEPS)
-    options = {"observe": values.pop("observe", {}), "initial_scale": values.pop("scale", 2.0**16)}
-    config = {
-        "model": MODELS[model],
+def config_of(model: dict[str, Any], steps: int, **values: Any) -> dict[str, Any]:
+    """A configuration in float32, on nodes of four ranks; ``mbs`` is yet to be said."""
+    return {
+        "model": model,
         "data": "unused",
         "precision": "fp32",
         "warmup_steps": 0,
         "measured_steps": steps,
         "device": "cpu",
-        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP},
         "ranks_per_node": 4,
-        "ranks_per_pair": 2,
-        "gas": 2,
-        **{**PLACEMENTS, **QUANTIZED}[placement],
-        **LAYOUTS[layout],
+        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP},
         **values,
     }
+
+
+def job(model: str, placement: str, layout: str = "", name: str = "", **values: Any) -> dict:
+    """A case, named by what it is; degrees that exceed its data-parallel ranks shrink to them."""
+    steps = values.pop("steps", STEPS)
+    options = {"observe": values.pop("observe", {}), "initial_scale": values.pop("scale", 2.0**16)}
+    said = {**PLACEMENTS, **QUANTIZED}[placement] | LAYOUTS[layout] | values
+    config = config_of(MODELS[model], steps, **{"ranks_per_pair": 2, "gas": 2, **said})
     dp = RANKS // config.get("tp", 1) // config.get("pp", 1)
     for key in ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"):
         if key in config:

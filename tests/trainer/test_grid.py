@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from support.placement_cases import GLOBAL_BATCH, RANKS, config_of
 from trainer.config import ConfigError, TrainConfig
 from trainer.zero.traffic import expected_traffic
 
-RANKS, GLOBAL_BATCH, STEPS, FEW_STEPS = 8, 16, 10, 3
+STEPS, FEW_STEPS = 10, 3
 SHAPE = {"num_layers": 4, "hidden_size": 64, "num_heads": 8, "vocab_size": 64, "seq_length": 16}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": SHAPE,
@@ -38,18 +39,7 @@ def case(model: str, steps: int = FEW_STEPS, name: str = "", **values: Any) -> d
     for degree in degrees:
         dp //= degree
     gas = values.setdefault("gas", 2 if dp <= 4 // values.get("gz", 1) else 1)
-    config = {
-        "model": MODELS[model],
-        "data": "unused",
-        "precision": "fp32",
-        "warmup_steps": 0,
-        "measured_steps": steps,
-        "device": "cpu",
-        "ranks_per_node": 4,
-        "mbs": GLOBAL_BATCH // dp // gas,
-        "optimizer": {"lr": 1e-3, "grad_clip": 0.5},
-        **values,
-    }
+    config = config_of(MODELS[model], steps, mbs=GLOBAL_BATCH // dp // gas, **values)
     said = " ".join(f"{k}={v}" for k, v in values.items() if k not in SWITCHES)
     options: dict[str, Any] = {"global_batch": GLOBAL_BATCH, "observe": {"gradients": True}}
     return {"id": f"{model} {said}{name}", "ranks": RANKS, "config": config, "options": options}

@@ -69,60 +69,52 @@ def block_gradients(
         query, key, value, causal: of this block; see ``attend_block``.
         attended: to all blocks.
     """
-    key_heads, scale = key.size(1), query.size(-1) ** -0.5
+    key_heads = key.size(1)
     key, value = (_for_each_head(x, query) for x in (key, value))
-    output, log_sum = attended
+    tensors = (grad, query, key, value, attended.output)
     if query.device.type == "cpu":
-        grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, query, key, value, output, log_sum, 0.0, causal, scale=scale
-        )
+        backward = _cpu_gradients
     elif query.dtype == torch.float32:
-        grads = _efficient_gradients(grad, query, key, value, attended, causal, scale)
+        backward = _efficient_gradients
     else:
-        grads = _flash_gradients(grad, query, key, value, attended, causal, scale)
-    of_query, of_key, of_value = grads
+        backward = _flash_gradients
+    of_query, of_key, of_value = backward(tensors, attended.log_sum, causal)
     return of_query, _over_heads(of_key, key_heads), _over_heads(of_value, key_heads)
 
 
-def _efficient_gradients(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attended: Attended,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, ...]:
+# The kernels' own backward passes, each of: (gradient, query, key, value, output), log-sums.
+_Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _cpu_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    scale = tensors[1].size(-1) ** -0.5
+    grads: tuple[Tensor, ...] = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+        *tensors, log_sum, 0.0, causal, scale=scale
+    )
+    return grads
+
+
+def _efficient_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    grad, query, key, value, output = tensors
     # The kernel reads rows of log-sums that are filled up to 32.
-    log_sum = F.pad(attended.log_sum, (0, -query.size(2) % 32)).contiguous()
+    log_sum = F.pad(log_sum, (0, -query.size(2) % 32)).contiguous()
     seed = torch.zeros((), dtype=torch.int64)  # of dropout, which there is none of
     grads: tuple[Tensor, ...] = _ops._scaled_dot_product_efficient_attention_backward(
-        *(grad, query, key, value, None, attended.output, log_sum, seed, seed, 0.0),
+        *(grad, query, key, value, None, output, log_sum, seed, seed, 0.0),
         [True, True, True, False],
         causal,
-        scale=scale,
+        scale=query.size(-1) ** -0.5,
     )
     return grads[:3]
 
 
-def _flash_gradients(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attended: Attended,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, ...]:
-    width = query.size(-1)
-    grad, query, key, value, output = (
-        _filled(x) for x in (grad, query, key, value, attended.output)
-    )
-    seed = torch.zeros(2, dtype=torch.uint64, device=query.device)
+def _flash_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[Tensor, ...]:
+    width, queries, keys = tensors[1].size(-1), tensors[1].size(2), tensors[2].size(2)
+    seed = torch.zeros(2, dtype=torch.uint64, device=log_sum.device)
     grads = _ops._scaled_dot_product_flash_attention_backward(
-        *(grad, query, key, value, output, attended.log_sum.contiguous(), None, None),
-        *(query.size(2), key.size(2), 0.0, causal, seed, seed),
-        scale=scale,
+        *(_filled(x) for x in tensors),
+        *(log_sum.contiguous(), None, None, queries, keys, 0.0, causal, seed, seed),
+        scale=width**-0.5,
     )
     return tuple(one[..., :width] for one in grads)
 
