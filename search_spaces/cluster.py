@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from search_spaces.errors import SpaceError
+from search_spaces.shipped import shipped_files
 from slurm import read_document, validate
 
 MAX_NODES = 1_000_000
@@ -180,9 +181,6 @@ class Cluster(_Record):
         return peak
 
 
-_SHIPPED = Path(__file__).with_name("clusters")
-
-
 def read_cluster(path: Path) -> Cluster:
     """The cluster that a file of its own describes, such as ``meshtune preflight`` writes.
 
@@ -194,10 +192,10 @@ def read_cluster(path: Path) -> Cluster:
 
 def shipped_cluster(name: str) -> Cluster:
     """One of the clusters that come with meshtune."""
-    return read_cluster(_SHIPPED / f"{name}.yaml")
+    return read_cluster(shipped_files("cluster")[name])
 
 
 def shipped_clusters() -> dict[str, Cluster]:
     """The clusters that come with meshtune, by name."""
-    found = [read_cluster(path) for path in sorted(_SHIPPED.glob("*.yaml"))]
+    found = [read_cluster(file) for file in shipped_files("cluster").values()]
     return {cluster.name: cluster for cluster in found}

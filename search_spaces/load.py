@@ -13,7 +13,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.language.schema import SpaceFile
 from search_spaces.model_files import model_of
-from search_spaces.shipped import SHIPPED, named
+from search_spaces.shipped import named, shipped_files
 from search_spaces.space import SearchSpace
 from slurm import document_of, read_document, validate
 from trainer import nearest
@@ -21,7 +21,7 @@ from trainer import nearest
 
 def shipped_spaces() -> list[str]:
     """Names that ``load_space`` knows without a path."""
-    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+    return [*shipped_files("space")]
 
 
 def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = False) -> SearchSpace:
@@ -49,15 +49,14 @@ def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = Fals
 def _file(reference: str | Path) -> Path:
     text = str(reference)
     path = Path(text)
-    shipped = SHIPPED / f"{text}.yaml"
+    shipped = shipped_files("space")
     if re.fullmatch(r"[\w-]{1,100}", text) and not path.is_file():
-        if shipped.is_file():
-            return shipped
+        if text in shipped:
+            return shipped[text]
         if not path.exists():
-            names = shipped_spaces()
             raise SpaceError(
                 f"{text}: neither a file nor a shipped space, accepted: a YAML file, or one of "
-                f"{', '.join(names)}{nearest(text, names)}"
+                f"{', '.join(shipped)}{nearest(text, shipped)}"
             )
     with suppress(OSError):  # what cannot be looked at has its error when it is read
         if (frozen := path / "space.yaml").is_file():

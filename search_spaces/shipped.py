@@ -22,9 +22,14 @@ def shipped_records(kind: str) -> dict[str, str]:
     Args:
         kind: ``space``, ``model``, ``cluster`` or ``adapter``; of adapters the name says it all.
     """
+    files = shipped_files(kind)
+    return {name: "" if kind == "adapter" else _title(file) for name, file in files.items()}
+
+
+def shipped_files(kind: str) -> dict[str, Path]:
+    """The files of a kind that come with meshtune, by their names and in the names' order."""
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
-    files = sorted(folder.glob("*.yaml"))
-    return {file.stem: "" if kind == "adapter" else _title(file) for file in files}
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
 def _title(file: Path) -> str:
@@ -88,13 +93,13 @@ def read_named(
         file = folder / value
     else:
         files = "*.yaml or *.json" if read_json else "*.yaml"
-        names = sorted(each.stem for each in (SHIPPED / f"{kind}s").glob("*.yaml"))
-        if value not in names:
+        shipped = shipped_files(kind)
+        if value not in shipped:
             raise SpaceError(
                 f"found {as_written(value)}, accepted a file ({files}), {others}or one of "
-                f"{', '.join(names)}{nearest(value, names)}"
+                f"{', '.join(shipped)}{nearest(value, shipped)}"
             )
-        file = SHIPPED / f"{kind}s" / f"{value}.yaml"
+        file = shipped[value]
     try:
         if read_json is not None and file.suffix == ".json":
             return read_json(file)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from analysis.report.encoding import Encoded
 
-NUM_TREES = 100
-MAX_LEAVES = 256  # of a tree; more of them explain noise
-EXPLAINED = 400  # rows whose SHAP values are computed
+NUM_TREES = 60
+MAX_LEAVES = 128  # of a tree; more of them explain noise
+EXPLAINED = 300  # rows whose SHAP values are computed
 NUM_REFITS = 12
 REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
 

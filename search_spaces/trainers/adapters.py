@@ -20,7 +20,7 @@ from search_spaces.language.trainer_schema import (
     ResultPatterns,
 )
 from search_spaces.rules.facts import DERIVED
-from search_spaces.shipped import SHIPPED, named, read_named
+from search_spaces.shipped import named, read_named, shipped_files
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.told import Told
 from slurm import Document
@@ -32,7 +32,7 @@ MOST_DIVISORS = 200
 
 def shipped_adapters() -> list[str]:
     """Names of the well-known trainers."""
-    return sorted(path.stem for path in (SHIPPED / "adapters").glob("*.yaml"))
+    return [*shipped_files("adapter")]
 
 
 def read_adapter(name: str, folder: Path = Path()) -> AdapterFile:

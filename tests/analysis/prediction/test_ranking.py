@@ -20,6 +20,7 @@ def test_the_recipe_found_by_hand_is_near_the_top_of_frontiers_space() -> None:
         assert 8 <= config["pp"] <= 16
         assert config["mbs"] <= 3
         assert config["gas"] >= 80
+    assert any((c["tp"], c["pp"], c["mbs"]) == (4, 16, 1) for c in ranking.configs)
     assert 0.05 < ranking.num_likely / ranking.num_priced < 0.3
 
 
