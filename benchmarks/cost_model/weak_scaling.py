@@ -1,0 +1,155 @@
+"""AxoNN's scaling on Perlmutter, Frontier and Alps, as the shipped spaces predict it.
+
+    python -m benchmarks.cost_model.weak_scaling --truth FOLDER
+
+Figures 6 to 9 of Singh et al. 2024 have no numbers; Table III and the text have. For each run of
+the table the fastest grid of its space is taken by the cost model, as the authors took the fastest
+of ten that theirs had ranked first. Prints Markdown: weak scaling beside Table III, with the
+breakdown of a step and each difference; what the grid gains over tensor parallelism within nodes
+with hybrid sharding (Figure 7's baseline); and time to solution of the 80B model (Figure 9).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import search_spaces
+from analysis.prediction.pricing import Pricing
+from analysis.prediction.ranking import rank
+from analysis.sweeps.record import read_csv
+from search_spaces import load_space
+from trainer.flops import hardware_flops
+
+TABLE = "axonn_sc24_table3.csv"
+COMPUTE = ("forward_backward", "recompute", "head", "optimizer", "launch", "fixed")
+TOKENS = 2e12
+DAYS = 86400.0
+FRONTIER_NODE = 8
+
+
+class Best(NamedTuple):
+    """The fastest configuration that is expected to fit."""
+
+    config: Mapping[str, Any]
+    step_s: float
+    compute_s: float
+    tflops: float
+    """Of a GPU, with what is computed again."""
+    tokens: float
+    """Of a step."""
+    exposed: str
+    """The largest part of what is not computing, with its seconds."""
+
+
+def best(text: str, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
+    """Of a space, given as YAML, among the configurations to keep."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "space.yaml"
+        path.write_text(text)
+        pricing = Pricing(load_space(path))
+    ranking = rank(pricing, 10_000)
+    at = next(number for number, config in enumerate(ranking.configs) if keep(config))
+    found, jobs = ranking.prediction, ranking.prediction.jobs
+    parts = found.time.as_dict()
+    step_s = float(found.step_time_s[at])
+    batch, gpus = float(jobs.global_batch[at]), float(jobs.world_size[at])
+    one = jobs[[at]]
+    others = {name: float(of[at]) for name, of in parts.items() if name not in COMPUTE}
+    largest = max(others, key=lambda name: others[name])
+    flops = float(hardware_flops(one, batch, one.recompute_words)[0])
+    return Best(
+        config=ranking.configs[at],
+        step_s=step_s,
+        compute_s=float(sum(parts[name][at] for name in COMPUTE)),
+        tflops=flops / step_s / gpus / 1e12,
+        tokens=batch * float(jobs.seq_length[at]),
+        exposed=f"{largest} {others[largest]:.1f}",
+    )
+
+
+def grid(config: Mapping[str, Any], gpus: int) -> str:
+    """gx, gy, gz and replicas."""
+    degrees = [int(config[name]) for name in ("gx", "gy", "gz")]
+    replicas = gpus // (degrees[0] * degrees[1] * degrees[2])
+    return ", ".join(map(str, [*degrees, replicas]))
+
+
+def shipped(model: str, system: str) -> str:
+    """The YAML of a shipped space."""
+    name = f"gpt_{model.lower()}_axonn_{system.lower()}.yaml"
+    return (Path(search_spaces.__file__).parent / name).read_text()
+
+
+def weak_scaling(truth: Path) -> None:
+    frame = read_csv(truth / TABLE)
+    print()
+    print(
+        "| system | GPUs | model | gx, gy, gz, replicas | step, s | compute, s | exposed, s "
+        "| most of it | TFLOP/s of a GPU | published | difference | efficiency | published |"
+    )
+    print(f"{'|---' * 13}|")
+    first: dict[str, tuple[float, float]] = {}
+    for _, row in frame.iterrows():
+        gpus, published = int(row["n_gpu"]), float(row["tflops_per_gpu"])
+        found = best(shipped(row["model"], row["system"]))
+        base = first.setdefault(row["system"], (found.tflops, published))
+        cells = [row["system"], str(gpus), row["model"], grid(found.config, gpus)]
+        cells += [f"{found.step_s:.1f}", f"{found.compute_s:.1f}"]
+        cells += [f"{found.step_s - found.compute_s:.1f}", found.exposed, f"{found.tflops:.0f}"]
+        cells += [f"{published:.0f}", f"{found.tflops / published - 1:+.0%}"]
+        cells += [f"{found.tflops / base[0]:.0%}", f"{published / base[1]:.0%}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def against_baseline(truth: Path) -> None:
+    """Figure 7: Megatron's tensor parallelism in nodes, hybrid sharding between them."""
+    print("\n| GCDs | model | baseline, s | exposed | best grid, s | exposed | gain |")
+    print("|---|---|---|---|---|---|---|")
+    frame = read_csv(truth / TABLE)
+    rows = frame[frame["system"] == "Frontier"]
+    for _, row in rows[rows["n_gpu"].astype(int) <= 8192].iterrows():
+        text = shipped(row["model"], row["system"])
+        plain = best(text, lambda c: (c["gx"], c["gy"]) == (FRONTIER_NODE, 1))
+        found = best(text)
+        cells = [row["n_gpu"], row["model"]]
+        for one in (plain, found):
+            cells += [f"{one.step_s:.1f}", f"{one.step_s - one.compute_s:.1f}"]
+        print(f"| {' | '.join(map(str, cells))} | {1 - found.step_s / plain.step_s:.0%} |")
+
+
+def strong_scaling() -> None:
+    """Figure 9: months of the 80B model's training on Frontier."""
+    print("\n| GCDs | gx, gy, gz, replicas | step, s | days for 2 T tokens | efficiency |")
+    print("|---|---|---|---|---|")
+    text = shipped("80B", "Frontier")
+    first: tuple[float, int] | None = None
+    for gcds in (128, 512, 2048, 8192):
+        nodes = gcds // FRONTIER_NODE
+        smaller = re.sub(r"num_nodes: \d+", f"num_nodes: {nodes}", text)
+        smaller = re.sub(r"gas: \{log2: \[1, \d+\]\}", "gas: {log2: [1, 4096]}", smaller)
+        found = best(smaller)
+        days = found.step_s * TOKENS / found.tokens / DAYS
+        first = first or (days, gcds)
+        efficiency = first[0] * first[1] / (days * gcds)
+        cells = [str(gcds), grid(found.config, gcds), f"{found.step_s:.1f}", f"{days:.0f}"]
+        print(f"| {' | '.join(cells)} | {efficiency:.0%} |", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--truth", type=Path, required=True, help="folder with published tables")
+    truth = parser.parse_args().truth
+    weak_scaling(truth)
+    against_baseline(truth)
+    strong_scaling()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
