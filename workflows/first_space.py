@@ -13,6 +13,7 @@ from typing import Any
 
 from search_spaces import (
     AdapterFile,
+    Scalar,
     SearchSpace,
     SpaceArgumentError,
     SpaceError,
@@ -98,6 +99,12 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
     content["constraints"] = kept
     if said is not None:  # which leaves gas no choice
         del parameters["gas"], content["constraints"][0]
+    elif "mbs" not in known:  # nor is then the batch
+        del content["constraints"][0]
+        notes.append(
+            f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
+            "script's to args, such as --batch-size {mbs}, and mbs to parameters"
+        )
     content |= {
         "trainer": trainer,
         "parameters": parameters,
@@ -109,9 +116,17 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
-    load_space(content)  # before anything is written
+    space = load_space(content)  # before anything is written
+    for name, values in parameters.items():
+        if isinstance(values, list):
+            parameters[name] = [v for v in values if _accepted(space, name, v)]
     notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
     return _text(content, file), [content["description"], *own.notes, *notes]
+
+
+def _accepted(space: SearchSpace, name: str, value: Scalar) -> bool:
+    """Whether no constraint on that parameter alone forbids the value."""
+    return all(e.value({name: value}) for e in space.constraints if e.names == {name})
 
 
 @dataclass

@@ -161,6 +161,26 @@ def test_what_the_adapter_cannot_be_told_is_neither_searched_nor_constrained(her
     assert check(space).valid > 0
 
 
+@pytest.mark.parametrize(
+    ("adapter", "recompute"),
+    [
+        ("accelerate", ("none", "full")),
+        ("transformers", ("none", "full")),
+        ("megatron-lm", ("none", "selective", "full")),
+    ],
+)
+def test_only_what_the_trainer_can_do_is_searched(
+    here: Path, adapter: str, recompute: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--adapter", adapter, "--entry", "train.py", "--model", "llama_8b"]
+    assert main(["init", "mine.yaml", "--cluster", "dgx_h100", *own]) == 0
+    space = load_space(here / "mine.yaml")
+    assert tuple(space.parameters["recompute"].values) == recompute
+    told = "add your script's to args" in capsys.readouterr().out
+    assert told == ("mbs" not in space.parameters) == (adapter == "accelerate")
+    assert check(space).valid > 0
+
+
 TRAINER = """\
 #SBATCH --nodes=2
 torchrun --nnodes 2 --nproc_per_node 8 run_clm.py --model_name_or_path x --block_size 2048 \\
