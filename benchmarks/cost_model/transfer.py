@@ -44,9 +44,17 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
     Where its kernels are its own, that is what they reach of a GPU as well.
     """
-    found = [p for p in parts if p.framework[0] == name]
-    own = OF_GPU if framework_named(name).own_kernels else ()
-    return part(shared(found), (*OF_FRAMEWORK, *own)) if found else {}
+    habits = framework_named(name)
+    own = OF_GPU if habits.own_kernels else ()
+    found = _by_generations(parts, habits)
+    return part(found, (*OF_FRAMEWORK, *own)) if found else {}
+
+
+def _by_generations(parts: Sequence[Table], habits: Framework) -> TimeConstants | None:
+    """From a framework's own runs, beginning with what those of the one before it say."""
+    before = _by_generations(parts, framework_named(habits.after)) if habits.after else None
+    found = [p for p in parts if p.framework[0] == habits.name]
+    return shared(found, before) if found else before
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
@@ -70,14 +78,14 @@ def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> 
     return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(cluster)))
 
 
-def shared(parts: Sequence[Table]) -> TimeConstants:
+def shared(parts: Sequence[Table], prior: TimeConstants | None = None) -> TimeConstants:
     """The constants that explain several parts best, all at once."""
     predictions = [_prediction(p[:: -(-len(p) // ROWS)]) for p in parts]
 
     def residuals(constants: TimeConstants) -> Array:
         return np.concatenate([predict(constants) for predict in predictions], axis=-1)
 
-    return fit(TimeConstants(), residuals, NOISE_LOG_SD).constants
+    return fit(prior or TimeConstants(), residuals, NOISE_LOG_SD).constants
 
 
 def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:

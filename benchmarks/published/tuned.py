@@ -30,6 +30,7 @@ from slurm import read_document, validate
 from trainer import Latent, Mixture, ModelConfig
 
 FRAMEWORK = "megatron-bridge"
+FROM_JUNE_2026 = "megatron-bridge-26.06"
 FP8 = ("FP8", "FP8-CS", "FP8-MX", "MXFP8")
 _GPU = r"(GB300|GB200|B300|B200|H200|H100|MI355X|MI350X|MI300X)"
 _MIXTURES = {
@@ -56,10 +57,23 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     """Megatron-Bridge on Llama 3."""
     tokens = number_column(frame, "gbs") * number_column(frame, "seq")
     rate = number_column(frame, "tokens_per_s_gpu") * number_column(frame, "n_gpu")
-    return _dense(path, frame, tokens / rate, frame["container"])
+    return _dense(path, frame, tokens / rate, frame["container"], _generation(frame["container"]))
 
 
-def _dense(path: Path, frame: pd.DataFrame, step_time_s: Array, campaign: Any) -> Table:
+def _generation(containers: pd.Series[str]) -> Keys:
+    """The framework's record by the container, year and month: 26.04.01."""
+    months = containers.str.extract(r"^(\d+)\.(\d+)").astype(int)
+    later = months[0] * 100 + months[1] >= 2606
+    return np.where(later, FROM_JUNE_2026, FRAMEWORK)
+
+
+def _dense(
+    path: Path,
+    frame: pd.DataFrame,
+    step_time_s: Array,
+    campaign: Any,
+    framework: Keys | str = FRAMEWORK,
+) -> Table:
     columns = {
         "num_layers": "layers",
         "hidden_size": "hidden",
@@ -72,7 +86,7 @@ def _dense(path: Path, frame: pd.DataFrame, step_time_s: Array, campaign: Any) -
     shape: dict[str, Any] = {key: number_column(frame, name) for key, name in columns.items()}
     llama = frame["model"].str.upper().str.contains("LLAMA").to_numpy()
     shape |= {"gated": llama, "tied_embeddings": ~llama}
-    return _table(path, frame, shape, step_time_s, keys(campaign), {})
+    return _table(path, frame, shape, step_time_s, keys(campaign), framework, {})
 
 
 def mixtures(path: Path, frame: pd.DataFrame) -> Table:
@@ -116,7 +130,10 @@ def mixtures(path: Path, frame: pd.DataFrame) -> Table:
     deeper = np.array([name == "deepseek_v3" for name in names])
     deeper &= ~frame["model"].str.contains("w/o MTP", regex=False).to_numpy()
     shape["num_layers"] = shape["num_layers"] + deeper
-    return _table(path, frame, shape, step_time_s, keys(frame["container"]), unknown)
+    containers = frame["container"]
+    return _table(
+        path, frame, shape, step_time_s, keys(containers), _generation(containers), unknown
+    )
 
 
 def _model(name: str) -> ModelConfig:
@@ -135,6 +152,7 @@ def _table(
     shape: Mapping[str, Any],
     step_time_s: Array,
     campaign: Keys,
+    framework: Keys | str,
     reasons: Mapping[str, Mask],
 ) -> Table:
     """All rows, then without those that no price is meant for."""
@@ -172,7 +190,7 @@ def _table(
         path,
         j,
         next(iter(clusters.values())),
-        FRAMEWORK,
+        framework,
         clusters=clusters,
         cluster=cluster,
         step_time_s=step_time_s,

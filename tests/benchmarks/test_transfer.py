@@ -16,7 +16,7 @@ from analysis.sweeps.record import Table
 from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
-from benchmarks.cost_model.transfer import parts_of, transferred
+from benchmarks.cost_model.transfer import of_framework, parts_of, transferred
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named
 
@@ -24,7 +24,9 @@ PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)
 
 
-def made(name: str, framework: str, cluster: str, hidden: float) -> Table:
+def made(
+    name: str, framework: str, cluster: str, hidden: float, true: TimeConstants = TRUE
+) -> Table:
     """Times as the model has them with other constants: large layers, and ones that wait."""
     mbs = np.array([1, 1, 2, 4, 8, 16, 32, 64])
     width = np.where(mbs > 4, hidden, hidden / 8)
@@ -36,7 +38,7 @@ def made(name: str, framework: str, cluster: str, hidden: float) -> Table:
             "dp": 8, "gas": 4, "mbs": mbs, "zero_stage": 0,
         }
     )  # fmt: skip
-    times = step(asked, shipped_cluster(cluster), framework_named(framework), TRUE).total
+    times = step(asked, shipped_cluster(cluster), framework_named(framework), true).total
     return published(Path(name), asked, shipped_cluster(cluster), framework, step_time_s=times)
 
 
@@ -54,6 +56,18 @@ def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_t
     ]
     assert nowhere.gemm_share == pytest.approx(np.median([k.gemm_share for k in kinds]), rel=1e-3)
     assert transferred([], shipped_cluster("frontier"), framework_named("nanotron")) == PRIOR
+
+
+def test_a_generation_is_as_fast_as_the_one_before_as_far_as_its_own_runs_do_not_say() -> None:
+    before = made("a", "megatron-bridge", "dgx_h100", 8192)
+    faster = replace(TRUE, gemm_share=0.8)
+    after = made("b", "megatron-bridge-26.06", "dgx_h100", 8192, faster)[4:]  # none that waits
+    parts = parts_of([before, after])
+    old, new = (of_framework(parts, f"megatron-bridge{which}") for which in ("", "-26.06"))
+    assert new["gemm_share"] > 1.1 * old["gemm_share"]
+    assert new["launch_s"] == pytest.approx(old["launch_s"], rel=0.1)
+    assert old["launch_s"] > 2 * PRIOR.launch_s
+    assert of_framework(parts_of([before]), "megatron-bridge-26.06") == old
 
 
 def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:
