@@ -8,7 +8,7 @@ drawn.history = function (figure) {
   const xs = by === "trials" ? t.number.map((_, i) => i + 1) : by === "time" ? t.time_h : t.node_hours;
   const names = { trials: "trials that have ended", time: "search time (h)", nodes: "node-hours" };
   const failed = t.kinds.map((kind, k) => [kind, t.number.map((_, i) => i).filter((i) => t.kind[i] === k && t.objective[i] === null)]).filter(([, rows]) => rows.length);
-  const height = 300 + 18 * failed.length;
+  const height = 312 + 18 * failed.length;
   const { svg, width } = blank(figure, height, "Objective of every trial and the best so far");
   const box = [64, 26, width - 12, 250];
   const every = t.objective.concat(Object.values(t.repeats).flat());
@@ -33,7 +33,7 @@ drawn.history = function (figure) {
   });
   if (path) node("path", { d: path + `H${box[2]}`, class: "best" }, svg);
   failed.forEach(([kind, rows], k) => {
-    const top = 266 + 18 * k, bins = new Map();
+    const top = 280 + 18 * k, bins = new Map();
     for (const i of rows) {  // many of them in one place are one mark, the darker the more
       const cell = Math.round(x(xs[i]) / 5) * 5;
       bins.set(cell, (bins.get(cell) || []).concat(i));
