@@ -1,4 +1,5 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
+from .comparison import comparison_text
 from .cost.activations import refused
 from .cost.constants import EDGE, Array, Constants
 from .cost.groups import MissingFactError
@@ -128,6 +129,7 @@ __all__ = [
     "calibration_note",
     "clock_text",
     "cluster_file",
+    "comparison_text",
     "config_text",
     "counted",
     "cross_validated",

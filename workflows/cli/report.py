@@ -6,20 +6,21 @@ from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workflows.cli.arguments import Commands, command, folder, positive
 from workflows.cli.json_output import add_json, of_run, print_json
 from workflows.cli.working import Working
 
 if TYPE_CHECKING:
-    from analysis import Content, Section
+    from analysis import Content, Run, Section
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    parser = command(commands, "report", report, "Write RUN/report/index.html.")
-    parser.add_argument("run", type=folder, metavar="RUN")
+    text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
+    parser = command(commands, "report", report, text)
+    parser.add_argument("runs", type=folder, nargs="+", metavar="RUN")
     add_json(parser)
 
     text = "Say why a trial was proposed, what was expected of it, and what came."
@@ -49,28 +50,40 @@ def explain(arguments: Namespace) -> int:
 
 
 def report(arguments: Namespace) -> int:
-    """Write a run's report and print its path."""
-    from analysis import RunFolder, driver_of, read_run
-    from workflows.cli.run import state_of
-    from workflows.search.budget import Budget
+    """Write a run's report and print its path, or compare several runs."""
+    from analysis import comparison_text, read_run
+    from slurm import printable
 
-    run = read_run(arguments.run)  # a clear error before slow imports have any effect
+    runs = [read_run(each) for each in arguments.runs]  # an error before slow imports
+    if len(runs) > 1:
+        if arguments.json:
+            return print_json({"runs": [_as_json(run) for run in runs]})
+        for line in comparison_text(runs):
+            print(printable(line))
+        return 0
     with Working("reading the run", lines=True) as tell:
-        page = written(arguments.run, tell)
+        page = written(runs[0].directory, tell)
     if not arguments.json:
         print(page)
         return 0
-    driver = driver_of(arguments.run)
-    budget = Budget.of(RunFolder(arguments.run).frozen_space())
-    content = of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
     best = page.with_name("best.yaml")
     files = {"page": str(page), "best_yaml": str(best) if best.exists() else None}
-    return print_json({**files, **content})
+    return print_json({**files, **_as_json(runs[0])})
+
+
+def _as_json(run: Run) -> dict[str, Any]:
+    from analysis import RunFolder, driver_of
+    from workflows.cli.run import state_of
+    from workflows.search.budget import Budget
+
+    driver = driver_of(run.directory)
+    budget = Budget.of(RunFolder(run.directory).frozen_space())
+    return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
 
 
 def written(run_dir: Path, tell: Callable[[str], object]) -> Path:
     """Write a report, telling which of its parts is being made."""
-    from analysis import SECTIONS, CrossValidation, Run, cross_validated, write_report
+    from analysis import SECTIONS, CrossValidation, cross_validated, write_report
 
     def validated(run: Run) -> CrossValidation | None:
         tell("comparing the cost model with the trials")
