@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from workflows.cli import cluster, init, listing, predict, replay, report, run, search
@@ -23,30 +24,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     whole = parser()
     complete(whole)
     arguments = whole.parse_args(argv)
-    from slurm import message
-    from workflows.cli import errors  # what all commands need, and it is little
-
     code: int = 0
     try:
         code = arguments.handler(arguments)
         sys.stdout.flush()
-    except errors.input_errors() as error:
-        print(f"meshtune: {message(error)}", file=sys.stderr)
+    except _errors().input_errors() as error:
+        print(f"meshtune: {_words(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         # Whoever read us has enough; the interpreter's own last flush must not complain either.
         _drop_output()
         return code
-    except errors.interruptions() as error:
+    except _errors().interruptions() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 3
-    except errors.run_errors() as error:
-        print(f"meshtune: {message(error)}", file=sys.stderr)
+    except _errors().run_errors() as error:
+        print(f"meshtune: {_words(error)}", file=sys.stderr)
         _drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _errors() -> ModuleType:
+    """Which errors are whose; not needed, and so not imported, before there is one."""
+    from workflows.cli import errors
+
+    return errors
+
+
+def _words(error: Exception) -> str:
+    from slurm import message
+
+    return message(error)
 
 
 def _open_standard_streams() -> None:

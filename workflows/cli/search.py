@@ -21,6 +21,7 @@ from workflows.cli.arguments import (
     positive,
     seed,
 )
+from workflows.cli.working import Working
 
 if TYPE_CHECKING:
     from analysis import Pricing
@@ -94,25 +95,27 @@ def _add_course(parser: ArgumentParser) -> None:
 
 def search(arguments: Namespace) -> int:
     """Start or resume a search, then write its report."""
-    from analysis import RunFolder
-    from workflows.cli.search_arguments import (
-        asked_space,
-        resume_flags,
-        run_directory,
-        warm_prices,
-    )
-    from workflows.launching import launcher_for
-    from workflows.optimizer.registry import POLICIES
-    from workflows.search.budget import Budget
-    from workflows.search.session import dry_run, run_session
-
-    check_site(arguments)
     # Slurm's warning may come while there is no driver yet that could heed it.
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    space = asked_space(arguments)
-    folder = RunFolder(run_directory(arguments, space))
-    POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
-    pricing = warm_prices(space, arguments.warm_start)
+    with Working(f"reading {arguments.space}", at_once=True) as tell:
+        from analysis import RunFolder
+        from workflows.cli.search_arguments import (
+            asked_space,
+            resume_flags,
+            run_directory,
+            warm_prices,
+        )
+        from workflows.launching import launcher_for
+        from workflows.optimizer.registry import POLICIES
+        from workflows.search.budget import Budget
+        from workflows.search.session import dry_run, run_session
+
+        check_site(arguments)
+        space = asked_space(arguments)
+        folder = RunFolder(run_directory(arguments, space))
+        POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
+        tell("pricing configurations")
+        pricing = warm_prices(space, arguments.warm_start)
     if not folder.started:
         _warn(space, pricing)
     with closing(

@@ -18,10 +18,11 @@ class Working:
     Args:
         text: what is done first; calling the object with a text says what is next.
         lines: elsewhere print a line for each part; for what takes many seconds.
+        at_once: say it without waiting.
     """
 
-    def __init__(self, text: str, lines: bool = False) -> None:
-        self._text, self._lines = text, lines
+    def __init__(self, text: str, lines: bool = False, at_once: bool = False) -> None:
+        self._text, self._lines, self._at_once = text, lines, at_once
         self._lock = threading.Lock()
         self._ended = False
         self._stack = ExitStack()
@@ -30,7 +31,10 @@ class Working:
         self._timer.daemon = True
 
     def __enter__(self) -> Working:
-        self._timer.start()
+        if self._at_once:  # here, and not in a thread that would have to wait for imports
+            self._begin()
+        else:
+            self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:

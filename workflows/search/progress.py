@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from analysis import (
@@ -33,13 +32,12 @@ from analysis import (
 from slurm import printable
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
+from workflows.search.panel import Panel, colour, node_ranges
 
 if TYPE_CHECKING:
     from workflows.search.driver import Driver
 
 REFRESHED_PER_S = 2
-SHOWN_RUNNING = 8
-SHOWN_NODES = 8
 SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
 
 
@@ -80,11 +78,6 @@ def _spent(used: float, limit: float | None, text: Callable[[float], str]) -> st
     return text(used) + (f" of {text(limit)}" if limit is not None else "")
 
 
-def _nodes(names: tuple[str, ...]) -> str:
-    more = len(names) - SHOWN_NODES
-    return ",".join(names[:SHOWN_NODES]) + (f" and {more} more" if more > 0 else "")
-
-
 class Progress:
     """Listens to a driver; use as a context manager around its run."""
 
@@ -95,6 +88,7 @@ class Progress:
             if console.is_terminal
             else None
         )
+        self._panel = Panel(console)
         self._due_s = 0.0  # when the panel is next made anew: it looks through the whole run
         self._best: Trial | None = None
 
@@ -114,14 +108,14 @@ class Progress:
             self.say(event.text)
         if self._live:
             if time.monotonic() >= self._due_s or isinstance(event, Opened | Closed):
-                self._live.update(_panel(driver))
+                self._live.update(self._panel.draw(driver))
                 self._due_s = time.monotonic() + 1 / REFRESHED_PER_S
         elif isinstance(event, Opened):
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Print one line above the panel. Trainers may print anything, so may what is told."""
-        self._console.print(Text(printable(text)), soft_wrap=True)
+        self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def _line(self, event: Started | Ended, run: Run) -> None:
         trial = run.trials[event.trial]
@@ -130,20 +124,22 @@ class Progress:
         if len(trial.attempts) > 1:
             what += f" (attempt {attempt.number})"
         if isinstance(event, Started):
-            self.say(f"{what} started  {config_text(trial.config)}  on {_nodes(attempt.nodes)}")
+            self.say(
+                f"{what} started  {config_text(trial.config)}  on {node_ranges(attempt.nodes)}"
+            )
             return
-        spent = clock_text(attempt.elapsed_s)
+        spent, style = clock_text(attempt.elapsed_s), colour(attempt.kind)
         if words := attempt_text(run, trial, attempt):
             new = "  <- best" if self._is_best(run, trial) else ""
-            self.say(f"{what} {words}  {spent}{new}")
+            self.say(f"{what} {words}  {spent}{new}", style)
         elif attempt.kind == "ok":
             best = self._is_best(run, trial)
             new = "  <- best" if best else "  <- front" if trial in run.front() else ""
-            self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}")
+            self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}", style)
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
-            self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}")
+            self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}", style)
 
     def _is_best(self, run: Run, trial: Trial) -> bool:
         """Whether a trial that has just ended is the best; the run is looked through if it may."""
@@ -156,27 +152,3 @@ class Progress:
         ):
             self._best = run.best
         return self._best is trial
-
-
-def _panel(driver: Driver) -> Group:
-    now = driver.journal.clock()
-    rows = summary(driver.state, driver.budget, now)
-    busy = sum(len(r.lease.nodes) for r in driver.running.values())
-    rows.append(("nodes", f"{busy} of {driver.pool.size} busy"))
-    table = Table.grid(padding=(0, 2))
-    for label, text in rows:
-        table.add_row(Text(label, style="bold"), Text(printable(text)))
-    running = Table.grid(padding=(0, 2))
-    shown = sorted(driver.running.values(), key=lambda r: r.trial)
-    for r in shown[:SHOWN_RUNNING]:
-        trial = driver.state.trials[r.trial]
-        since = clock_text(now - trial.attempts[-1].started_t)
-        running.add_row(
-            Text(f"running {r.trial}", style="cyan"),
-            Text(since),
-            Text(_nodes(r.lease.nodes)),
-            Text(config_text(trial.config)),
-        )
-    if len(shown) > SHOWN_RUNNING:
-        running.add_row(Text(f"and {len(shown) - SHOWN_RUNNING} more"))
-    return Group(table, running)

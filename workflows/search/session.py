@@ -9,7 +9,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import IO, cast
 
@@ -71,7 +71,11 @@ def run_session(
     # Slurm's warning may come while there is no driver any more.
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
-    with open_driver(space, folder, launcher, seed, budget, progress, policy, pricing) as driver:
+    with ExitStack() as stack:
+        with console.status(f"opening {folder.path}"):
+            driver = stack.enter_context(
+                open_driver(space, folder, launcher, seed, budget, progress, policy, pricing)
+            )
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
         console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)

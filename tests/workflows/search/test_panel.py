@@ -1,0 +1,112 @@
+"""What a person sees of a search on a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from analysis import RunFolder
+from analysis.run.events import Ended, Started
+from search_spaces import load_space
+from support.run_book import RunBook
+from workflows.search.budget import Budget
+from workflows.search.driver import Driver
+from workflows.search.panel import Panel, colour, node_ranges, remaining_s
+from workflows.search.progress import Progress
+from workflows.search.session import open_driver
+from workflows.simulation.workload import simulated_launcher
+
+SPACE = """
+version: 1
+name: paper
+model: gpt_22b
+cluster:
+  {name: paper, gpus_per_node: 4, num_nodes: 40, memory_gib: 64, memory_gb_per_s: 1600,
+   peak_bf16_tflops: 200, links: [{level: node, gpus: 4, gb_per_s: 100}],
+   nic: {count: 4, gb_per_s: 25}}
+trainer: {builtin: {data: no/such/tokens, precision: bf16}}
+parameters: {num_nodes: [4], tp: [1, 2, 4], pp: [2], mbs: [1, 2, 4], gas: [8, 16], zero_stage: [1]}
+objective: {maximize: tflops_per_gpu}
+budget: {trials: 12}
+finalists: {max_repeats: 3, confidence: 0.99}
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["n001", "n002", "n003"], "n[001-003]"),
+        (["n001", "n003", "n004", "gpu7"], "n[001,003-004],gpu7"),
+        (["n9", "n10"], "n9,n10"),
+        (["login", "n1"], "login,n1"),
+        ([], ""),
+    ],
+)
+def test_nodes_are_shown_as_slurm_writes_them(names: list[str], shown: str) -> None:
+    assert node_ranges(names) == shown
+
+
+def test_outcomes_have_colours() -> None:
+    assert [colour(kind) for kind in ("ok", "oom", "node_failure", None)] == [
+        "green", "red", "yellow", "cyan",
+    ]  # fmt: skip
+
+
+def test_a_search_fits_a_terminal_and_says_what_runs_and_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "paper.yaml").write_text(SPACE)
+    space = load_space(tmp_path / "paper.yaml")
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    panel, seen = Panel(screen), []
+
+    def listen(event: object, driver: Driver) -> None:
+        if isinstance(event, Started | Ended):
+            lines = screen.render_lines(panel.draw(driver), pad=False)
+            seen.append(["".join(part.text for part in line).rstrip() for line in lines])
+
+    launcher = simulated_launcher(space, "nodes=16,seed=1")
+    folder = RunFolder(tmp_path / "run")
+    with open_driver(space, folder, launcher, 0, Budget.of(space), listen) as driver:
+        driver.run()
+    assert all(len(lines) < 24 and max(map(len, lines)) <= 80 for lines in seen)
+    first, middle = "\n".join(seen[0]), "\n".join(seen[len(seen) // 2])
+    assert "paper (simulated): maximize tflops_per_gpu" in first
+    assert "no success yet" in first
+    assert "constant   num_nodes=4 pp=2" in middle and "pp=2" in middle and "nodes busy" in middle
+    assert middle.count("pp=2") == 1
+    assert "ends in about" in middle and "[" in middle
+    assert any("the best are measured again" in line for lines in seen for line in lines)
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+    (tmp_path / "paper.yaml").write_text(SPACE)
+    space = load_space(tmp_path / "paper.yaml")
+    file = io.StringIO()
+    progress = Progress(Console(file=file, width=80))
+    launcher = simulated_launcher(space, "nodes=16,seed=1")
+    folder = RunFolder(tmp_path / "run")
+    with (
+        open_driver(space, folder, launcher, 0, Budget(trials=2), progress) as driver,
+        progress,
+    ):
+        driver.run()
+    said = file.getvalue()
+    assert "\x1b" not in said and "trial    1 started" in said
+    assert " on n[01-04]\n" in said or " on n[1-4]\n" in said
+
+
+def test_the_first_limit_at_the_pace_so_far_is_the_end(tmp_path: Path) -> None:
+    book = RunBook(tmp_path / "run")
+    for number in (1, 2):
+        book.propose(number, {"tp": number})
+        book.start(number)
+        book.t += 50
+        book.end(number, "ok", 1.0, elapsed_s=50.0)
+    book.close()
+    run = book.read()
+    assert remaining_s(run, Budget(trials=6), book.t) == pytest.approx(200)
+    assert remaining_s(run, Budget(trials=6, wall_time_s=160), book.t) == pytest.approx(60)
+    assert remaining_s(run, Budget(trials=6, node_hours=150 / 3600), book.t) == pytest.approx(50)
+    assert remaining_s(run, Budget(), book.t) is None

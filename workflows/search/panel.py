@@ -1,0 +1,218 @@
+"""The live view of a search on a terminal: what is known, what runs, and how long it will take."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from analysis import (
+    Run,
+    Trial,
+    clock_text,
+    config_text,
+    duration,
+    front_lines,
+    objectives_text,
+    verdict_lines,
+)
+from slurm import BLAMELESS, printable
+from workflows.search.budget import Budget, NodeHours, node_hours, wall_time_s
+
+if TYPE_CHECKING:
+    from workflows.search.attempts import Running
+    from workflows.search.driver import Driver
+
+FEWEST_ROWS = 3  # of running trials, on however low a terminal
+SHOWN_FRONT = 3
+LABEL = 10  # characters
+OK, BLAME, NO_BLAME, RUNS = "green", "red", "yellow", "cyan"  # colours by outcome
+
+
+def colour(kind: str | None) -> str:
+    """Of an outcome: green, red where the configuration is to blame, yellow where it is not."""
+    if kind in (None, "ok"):
+        return OK if kind else RUNS
+    return NO_BLAME if kind in BLAMELESS else BLAME
+
+
+def node_ranges(names: Iterable[str]) -> str:
+    """``n[001-003,007],gpu4``: node names as Slurm writes them, in their order."""
+    numbered = [re.fullmatch(r"(.*?)(\d*)", name) for name in names]
+    parts = [(m[1], m[2]) for m in numbered if m]
+    shown = []
+    for (stem, width), group in groupby(parts, key=lambda part: (part[0], len(part[1]))):
+        numbers = [number for _, number in group]
+        if width == 0 or len(numbers) == 1:
+            shown += [stem + number for number in numbers]
+            continue
+        runs = groupby(enumerate(numbers), key=lambda at: int(at[1]) - at[0])
+        spans = [[number for _, number in run] for _, run in runs]
+        spelled = [span[0] if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+        shown.append(f"{stem}[{','.join(spelled)}]")
+    return ",".join(shown)
+
+
+class Panel:
+    """Draws a driver's state for a terminal's size.
+
+    Args:
+        console: on which it will be.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._seen = 0  # trials whose parameters were looked at
+        self._first: Mapping[str, Any] = {}
+        self._varied: set[str] = set()
+        self._hours: NodeHours | None = None
+        self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
+
+    def draw(self, driver: Driver) -> RenderableType:
+        """The panel of this moment."""
+        run, now = driver.state, driver.journal.clock()
+        self._note_parameters(run)
+        facts = self._facts(driver, run, now)
+        head = Table.grid(padding=(0, 1))
+        head.add_column(width=LABEL, no_wrap=True)
+        head.add_column(overflow="fold")
+        for label, text in facts:
+            head.add_row(Text(label, style="bold"), text)
+        used = len(self._console.render_lines(head, pad=False))
+        room = max(FEWEST_ROWS, self._console.height - used - 3)
+        return Group(head, self._running(driver, run, now, room))
+
+    def _facts(self, driver: Driver, run: Run, now: float) -> list[tuple[str, Text]]:
+        simulated = " (simulated)" if driver.launcher.simulated else ""
+        goals = ", ".join(f"{'maximize' if up else 'minimize'} {key}" for key, up in _goals(driver))
+        rows = [("space", Text(f"{driver.space.name}{simulated}: {goals}"))]
+        best = run.best
+        if best is None:
+            rows.append(("best", Text("no success yet")))
+        else:
+            times = len(best.measurements)
+            words = f"{objectives_text(run, best)}, trial {best.number}"
+            words += f", the median of {times}" if times > 1 else ""
+            rows.append(("best", Text(words, style=f"bold {OK}")))
+            rows.append(("", Text(self._config(best.config))))
+        if left := _left(run):
+            rows.append(("left", Text(left)))
+        if constant := self._constants():
+            rows.append(("constant", Text(constant, style="dim")))
+        rows += [(label, Text(printable(t))) for label, t in front_lines(run)[: SHOWN_FRONT + 1]]
+        rows.append(("trials", _counts(driver, run)))
+        rows.append(("spent", Text(_spent(driver, run, now))))
+        if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:
+            words = f"the best are measured again, to settle the winner: trial {', '.join(finals)}"
+            rows.append(("finalists", Text(words, style="bold")))
+        rows += [(label, Text(printable(t))) for label, t in verdict_lines(run)[:2]]
+        return rows
+
+    def _running(self, driver: Driver, run: Run, now: float, room: int) -> RenderableType:
+        if not driver.running:
+            doing = "ending" if driver.stopping or run.closed else "choosing what to run"
+            return Text(f"{doing} ...", style="dim")
+        table = Table.grid(padding=(0, 2), expand=True)
+        for ratio, right in ((0, True), (0, True), (0, True), (0, False), (1, False)):
+            table.add_column(
+                no_wrap=True, overflow="ellipsis", ratio=ratio or None,
+                justify="right" if right else "left", max_width=None if ratio else 24,
+            )  # fmt: skip
+        table.add_row(*(Text(h, style="dim") for h in ("trial", "time", "of", "nodes", "")))
+        shown = sorted(driver.running.values(), key=lambda r: r.trial)
+        for running in shown[:room]:
+            trial = run.trials[running.trial]
+            expected_s = self._expectation(driver, running, trial)
+            table.add_row(
+                Text(str(running.trial), style=RUNS),
+                Text(clock_text(now - trial.attempts[-1].started_t)),
+                Text("?" if expected_s is None else clock_text(expected_s)),
+                Text(printable(node_ranges(running.lease.nodes))),
+                Text(printable(self._config(trial.config))),
+            )
+        if len(shown) <= room:
+            return table
+        return Group(table, Text(f"and {len(shown) - room} more", style="dim"))
+
+    def _expectation(self, driver: Driver, running: Running, trial: Trial) -> float | None:
+        """Seconds that an attempt takes, as was expected when it began; None if nobody knows."""
+        key = (running.trial, running.attempt)
+        if key not in self._expected_s:
+            self._hours = self._hours or NodeHours(driver.space, None)
+            (expected_s,) = self._hours.expected_s(driver.state, [trial.config])
+            self._expected_s[key] = expected_s
+        expected_s = self._expected_s[key]
+        return None if expected_s >= driver.space.trial.timeout_s else expected_s
+
+    def _note_parameters(self, run: Run) -> None:
+        """Which parameters differ between trials; each trial is looked at once."""
+        numbers = list(run.trials)[self._seen :]
+        for number in numbers:
+            config = run.trials[number].config
+            self._first = self._first or config
+            names = {*config, *self._first}
+            self._varied |= {n for n in names if config.get(n) != self._first.get(n)}
+        self._seen += len(numbers)
+
+    def _config(self, config: Mapping[str, Any]) -> str:
+        """What of it is no constant."""
+        varied = {name: config.get(name) for name in self._first if name in self._varied}
+        return config_text(varied) if self._varied else config_text(config)
+
+    def _constants(self) -> str:
+        if not self._varied:
+            return ""
+        return config_text({n: v for n, v in self._first.items() if n not in self._varied})
+
+
+def _goals(driver: Driver) -> list[tuple[str, bool]]:
+    return [(o.key, o.maximize) for o in driver.space.objectives]
+
+
+def _left(run: Run) -> str:
+    told = [t.expected for t in run.trials.values() if "left" in t.expected]
+    if not told:
+        return ""
+    return f"the model expects {100 * told[-1]['left']:.2g} % more from measuring all the rest"
+
+
+def _counts(driver: Driver, run: Run) -> Text:
+    ended = [t for t in run.trials.values() if t.ended]
+    of = f" of {driver.budget.trials}" if driver.budget.trials else ""
+    text = Text(f"{len(ended)}{of} ended, {len(driver.running)} running")
+    for kind, count in Counter(t.kind for t in ended).most_common():
+        text.append(", ")
+        text.append(f"{count} {kind}", style=colour(kind))
+    return text
+
+
+def _spent(driver: Driver, run: Run, now: float) -> str:
+    budget = driver.budget
+    time_s, hours = wall_time_s(run, now), node_hours(run, now)
+    words = clock_text(time_s)
+    words += f" of {clock_text(budget.wall_time_s)}" if budget.wall_time_s else ""
+    words += f", {hours:.3g}" + (f" of {budget.node_hours:.3g}" if budget.node_hours else "")
+    busy = sum(len(r.lease.nodes) for r in driver.running.values())
+    words += f" node-hours; {busy} of {driver.pool.size} nodes busy"
+    rest_s = remaining_s(run, budget, now)
+    return words + (f"; ends in about {duration(rest_s)}" if rest_s else "")
+
+
+def remaining_s(run: Run, budget: Budget, now: float) -> float | None:
+    """Seconds until the first limit of a budget is reached at the pace so far; None: no idea."""
+    time_s, hours = wall_time_s(run, now), node_hours(run, now)
+    ended = sum(t.ended for t in run.trials.values())
+    rests = []
+    if budget.wall_time_s:
+        rests.append(budget.wall_time_s - time_s)
+    if budget.node_hours and hours > 0:
+        rests.append((budget.node_hours - hours) * time_s / hours)
+    if budget.trials and ended:
+        rests.append((budget.trials - ended) * time_s / ended)
+    return max(0.0, min(rests)) if rests else None
