@@ -1,4 +1,4 @@
-"""``meshtune report`` and ``explain``: what a run has found, and why."""
+"""``meshtune report``, ``explain`` and ``to-optuna``: what a run has found, and why."""
 
 from __future__ import annotations
 
@@ -27,6 +27,31 @@ def add_commands(commands: Commands) -> None:
     parser = command(commands, "explain", explain, text)
     parser.add_argument("run", type=folder, metavar="RUN")
     parser.add_argument("trial", type=positive, metavar="N", help="its number")
+
+    text = "Copy a run's trials into a study of Optuna's, for its dashboard."
+    parser = command(commands, "to-optuna", to_optuna, text)
+    parser.add_argument("run", type=folder, metavar="RUN")
+    parser.add_argument("storage", metavar="STORAGE", help="of Optuna's: sqlite:///runs.db")
+    parser.add_argument("--name", default="", help="of the study; default: the run's folder's")
+
+
+def to_optuna(arguments: Namespace) -> int:
+    """Copy a run into a storage of Optuna's; what is there already stays."""
+    from analysis import counted, read_run
+    from workflows.cli.errors import UsageError
+    from workflows.to_optuna import to_optuna as copied
+
+    run = read_run(arguments.run)
+    name = arguments.name or arguments.run.absolute().name
+    try:
+        with Working("copying the trials"):
+            added, known = copied(run, arguments.storage, name)
+    except ValueError as error:
+        raise UsageError(f"{arguments.storage}: {error}") from None
+    said = f"{counted(added, 'trial')} added to the study {name}"
+    print(said + (f", {known} were there already" if known else ""))
+    print(f"optuna-dashboard {arguments.storage} shows it")
+    return 0
 
 
 def explain(arguments: Namespace) -> int:

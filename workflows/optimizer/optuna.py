@@ -37,17 +37,10 @@ class OptunaPolicy(Policy):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        try:
-            import optuna
-        except ImportError as error:
-            raise PolicyError(
-                "optuna is not installed; `pip install 'meshtune[peers]'` brings it"
-            ) from error
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._optuna = optuna
+        self._optuna = imported()
         parameters = problem.space.parameters.values()
         self._distributions: dict[str, optuna.distributions.BaseDistribution] = {
-            p.name: _distribution(p) for p in parameters if p.varies
+            p.name: distribution(p) for p in parameters if p.varies
         }
         self._fixed = {p.name: p.values[0] for p in parameters if not p.varies}
         self._continuous = [p for p in parameters if p.span is not None]
@@ -127,7 +120,24 @@ class OptunaPolicy(Policy):
                 self._study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
 
 
-def _distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+def imported() -> Any:
+    """Optuna, silent.
+
+    Raises:
+        PolicyError: if it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise PolicyError(
+            "optuna is not installed; `pip install 'meshtune[peers]'` brings it"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def distribution(parameter: Parameter) -> optuna.distributions.BaseDistribution:
+    """A parameter's values, as Optuna writes them."""
     from optuna import distributions
 
     span = parameter.span

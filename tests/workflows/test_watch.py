@@ -1,0 +1,100 @@
+"""``meshtune watch``, as a browser sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from analysis.run.folder import RunFolder
+from search_spaces import load_space
+from support.run_book import RunBook
+from support.waiting import wait_for
+
+SPACE = """
+version: 1
+cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
+trainer: {command: [train, "{tp}"]}
+parameters: {tp: [1, 2, 4]}
+objective: {maximize: speed}
+budget: {trials: 9}
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[RunBook]:
+    book = RunBook(tmp_path / "run")
+    (tmp_path / "own.yaml").write_text(SPACE)
+    RunFolder(book.directory).create(load_space(tmp_path / "own.yaml"))
+    book.run_one(1, {"tp": 1}, "ok", 2.5)
+    yield book
+    book.close()
+
+
+@pytest.fixture
+def address(book: RunBook) -> Iterator[str]:
+    """Of a watch that runs."""
+    command = [sys.executable, "-m", "workflows.cli.main", "watch", str(book.directory)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def get(address: str, **headers: str) -> str:
+    request = urllib.request.Request(address, headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def status(address: str, method: str = "GET", **headers: str) -> int:
+    request = urllib.request.Request(address, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_the_page_follows_the_journal_and_nothing_of_the_run_is_touched(
+    book: RunBook, address: str
+) -> None:
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/report/", address)
+    before = sorted(p for p in book.directory.rglob("*"))
+    wait_for(lambda: "Best configuration" in get(address), "the first page")
+    page, version = get(address), get(address + "version")
+    assert f'!== "{version}"' in page and "connect-src 'self'" in page
+    root = address.split("/report/")[0]
+    assert get(root + "/trials/0001/stdout.log") == "step 1\n"
+    book.propose(2, {"tp": 2})
+    book.start(2)
+    wait_for(lambda: get(address + "version") != version, "a page of the longer journal")
+    assert sorted(p for p in book.directory.rglob("*")) == before
+    # Who does not know the token, means another name, or wants more than to read gets nothing.
+    for wrong in (
+        address.replace("/report/", "x/report/"),
+        root.rpartition("/")[0] + "/",
+        root + "/trials/0001/trial.json",
+        root + "/trials/0001/../../journal.jsonl",
+        root + "/space.yaml",
+    ):
+        assert status(wrong) == 404, wrong
+    assert status(address, Host="evil.example:80") == 404
+    assert status(address, "POST") == 501 and status(address, "PUT") == 501
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "workflows.cli.main", "watch", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 2 and done.stdout == ""

@@ -1,0 +1,40 @@
+"""``meshtune watch``: a run's page in a browser, while the search goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+
+from workflows.cli.arguments import Commands, command, folder, positive
+
+
+def add_commands(commands: Commands) -> None:
+    """Add this group's commands."""
+    text = "Serve a run's report to a browser on this machine, made anew as the search goes on."
+    parser = command(commands, "watch", watch, text)
+    parser.add_argument("run", type=folder, metavar="RUN")
+    parser.add_argument("--port", type=positive, metavar="N", help="default: one that is free")
+
+
+def watch(arguments: Namespace) -> int:
+    """Serve a run's page until Ctrl-C."""
+    from analysis import RunError, read_run
+    from slurm import FileError
+    from workflows.cli.errors import UsageError
+    from workflows.cli.report import written
+    from workflows.watch import LOOKED_S, Pages, serving
+
+    read_run(arguments.run)  # an error now
+    port = arguments.port or 0
+    if port > 65535:
+        raise UsageError(f"--port {port}: accepted a port up to 65535")
+    pages = Pages(arguments.run, lambda copy: written(copy, lambda _: None))
+    with serving(pages, port) as address:
+        print(f"{address}\n(only on this machine; Ctrl-C ends it)", flush=True)
+        while True:
+            try:
+                pages.refresh()
+            except (RunError, FileError, OSError) as error:  # being written, moved, repaired
+                print(f"meshtune: {error}", file=sys.stderr)
+            time.sleep(LOOKED_S)

@@ -1,0 +1,156 @@
+"""``meshtune watch``: a run's page on this machine's own address, made anew while the run goes on.
+
+Nothing is written into the run's folder: the page is made of copies of its journal and its space.
+Only this machine can connect, and only who knows the token in the address gets an answer.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from analysis import RunFolder
+from slurm import FileError, read_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOST = "127.0.0.1"
+LOOKED_S = 1.0  # between two looks at the journal
+REST = 4.0  # seconds for each of computing a page, before the next: at most a fifth of a core
+LOG_BYTES = 1 << 20  # of a log's end
+_LOG = re.compile(r"trials/(\d{4,})/(stdout\.log|stderr\.log)")
+_POLICY = "default-src 'none';"
+_RELOAD = """<script>
+setInterval(async () => {
+  if (document.hidden || document.activeElement.matches("input, select")) return;
+  try {
+    const answer = await fetch("version");
+    if (answer.ok && (await answer.text()) !== "%s") location.reload();
+  } catch { }  // the watch has ended, or this machine sleeps
+}, 2000);
+</script>"""
+_NOT_YET = (
+    "<!doctype html><meta charset=utf-8><title>meshtune</title>"
+    "<body><p>The page is being made ...</p></body>"
+)
+
+
+class Pages:
+    """The latest page of a run.
+
+    Args:
+        run_dir: the run's folder, which is only read.
+        write: makes the report of a folder, and returns its page.
+    """
+
+    def __init__(self, run_dir: Path, write: Callable[[Path], Path]) -> None:
+        self._folder = RunFolder(run_dir)
+        self._write = write
+        self._state: tuple[int, int] | None = None  # of the journal, when the page was made
+        self._not_before = 0.0
+        self.page, self.version = _NOT_YET, "0"
+
+    def refresh(self) -> bool:
+        """Make the page anew if the journal has grown and the last page is not too recent."""
+        found = self._folder.journal_file.stat()
+        state = (found.st_size, found.st_mtime_ns)
+        if state == self._state or time.monotonic() < self._not_before:
+            return False
+        computed_s = time.process_time()
+        try:
+            text = self._made()
+        finally:
+            computed_s = time.process_time() - computed_s
+            self._not_before = time.monotonic() + REST * computed_s
+        self.page, self.version, self._state = text, str(int(self.version) + 1), state
+        return True
+
+    def _made(self) -> str:
+        with TemporaryDirectory(prefix="meshtune-watch-") as place:
+            copy = RunFolder(Path(place) / self._folder.path.name)
+            copy.path.mkdir()
+            for name in ("journal_file", "space_file"):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(getattr(self._folder, name), getattr(copy, name))
+            (copy.path / "trials").symlink_to(self._folder.path / "trials")
+            return self._write(copy.path).read_text(errors="replace")
+
+    def served(self) -> str:
+        """The page, with what reloads it when there is a newer one."""
+        text = self.page.replace(_POLICY, f"{_POLICY} connect-src 'self';", 1)
+        head, end, tail = text.rpartition("</body>")
+        return f"{head}{_RELOAD % self.version}{end}{tail}"
+
+    def answer(self, path: str) -> tuple[str, bytes] | None:
+        """Type and content of what a path below the token leads to; None: nothing."""
+        if path == "report/":
+            return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
+        if path == "report/version":
+            return "text/plain; charset=utf-8", self.version.encode()
+        if _LOG.fullmatch(path):
+            with suppress(FileError):
+                return "text/plain; charset=utf-8", read_end(self._folder.path / path, LOG_BYTES)
+        return None
+
+
+@contextmanager
+def serving(pages: Pages, port: int = 0) -> Iterator[str]:
+    """Serve pages as long as the context is; gives their address.
+
+    Args:
+        pages: what is served.
+        port: of this machine; 0: any that is free.
+    """
+    token = secrets.token_urlsafe(16)
+    server = ThreadingHTTPServer((HOST, port), _handler(pages, token))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}/{token}/report/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        server_version, sys_version = "meshtune", ""
+
+        def do_GET(self) -> None:
+            # Another name for this machine is a page of somebody else's that means us.
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            given, _, path = self.path.removeprefix("/").partition("/")
+            known = secrets.compare_digest(given.encode(), token.encode())
+            found = pages.answer(path) if known and host in (HOST, "localhost") else None
+            if found is None:
+                self.send_error(404)
+                return
+            kind, content = found
+            self.send_response(200)
+            for name, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(content)),
+                "Cache-Control": "no-store",
+                "Referrer-Policy": "no-referrer",
+                "X-Content-Type-Options": "nosniff",
+                "X-Frame-Options": "DENY",
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """The token is nobody else's business, nor is a terminal full of lines."""
+
+    return Handler
