@@ -58,15 +58,15 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
 
 
 def _frozen(
-    optuna: Any, run: Run, trial: Trial, parameters: dict[str, Parameter]
+    module: Any, run: Run, trial: Trial, parameters: dict[str, Parameter]
 ) -> optuna.trial.FrozenTrial:
     """A trial as Optuna keeps it: failed ones without a value, repeats as their median."""
     config = {k: v for k, v in trial.config.items() if v is not None and k in parameters}
     values = [trial.objectives.get(key, trial.objective) for key, _ in run.goals]
     complete = trial.ok and all(value is not None for value in values)
-    state = optuna.trial.TrialState.COMPLETE if complete else optuna.trial.TrialState.FAIL
+    state = module.trial.TrialState.COMPLETE if complete else module.trial.TrialState.FAIL
     started_t = trial.attempts[0].started_t if trial.attempts else trial.proposed_t
-    found = optuna.trial.create_trial(
+    found: optuna.trial.FrozenTrial = module.trial.create_trial(
         state=state,
         values=values if complete else None,
         params=config,
