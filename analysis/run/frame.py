@@ -12,8 +12,12 @@ from search_spaces import SpaceError, load_space
 if TYPE_CHECKING:
     import pandas as pd
 
+_EXPECTED = {
+    "expected": "objective", "expected_low": "low", "expected_high": "high",
+    "expected_fits": "fits",
+}  # fmt: skip
 _COLUMNS = (
-    "trial", "objective", "kind", "attempts", "proposed_s", "started_s", "ended_s",
+    "trial", "objective", *_EXPECTED, "kind", "attempts", "proposed_s", "started_s", "ended_s",
     "elapsed_s", "node_hours", "nodes", "by", "message", "measurements", "early",
 )  # fmt: skip
 
@@ -21,12 +25,14 @@ _COLUMNS = (
 def load(directory: Path | str) -> pd.DataFrame:
     """One row per ended trial, in the order of their numbers.
 
-    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok), ``kind``,
-    ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was opened;
-    ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``, ``nodes``,
-    ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the median),
-    ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result. Words
-    that the space lists as ``{ordered: [...]}`` are an ordered categorical.
+    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok),
+    ``expected`` (of it, before the trial ran), ``expected_low`` and ``expected_high`` (the ends of
+    the 95 % interval), ``expected_fits`` (probability to run; these are NaN where nothing was
+    predicted), ``kind``, ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run
+    was opened; ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``,
+    ``nodes``, ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the
+    median), ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
+    Words that the space lists as ``{ordered: [...]}`` are an ordered categorical.
     """
     run = read_run(directory)
     frame = frame_of(run)
@@ -56,12 +62,14 @@ def frame_of(run: Run) -> pd.DataFrame:
     for trial in sorted(run.trials.values(), key=lambda t: t.number):
         if not trial.ended:
             continue
+        told = trial.expected
         started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
         rows.append(
             {
                 "trial": trial.number,
                 **{f"p:{name}": value for name, value in trial.config.items()},
                 "objective": float("nan") if trial.objective is None else trial.objective,
+                **{column: told.get(key, float("nan")) for column, key in _EXPECTED.items()},
                 "kind": trial.kind,
                 "attempts": len(trial.attempts),
                 "proposed_s": trial.proposed_t - origin,

@@ -112,6 +112,18 @@ def test_a_trial_that_ended_before_it_started_is_loaded(journal):
     assert math.isnan(row["started_s"]) and math.isnan(row["objective"])
 
 
+def test_what_was_expected_of_a_trial_stands_beside_what_was_measured(journal):
+    book = journal()
+    book.propose(0, {"tp": 2}, expected={"objective": 5.0, "low": 4.0, "high": 6.0, "fits": 0.9})
+    book.start(0)
+    book.end(0, "ok", 5.5)
+    book.run_one(1, {"tp": 1}, "ok", 3.0)
+    frame = load(book.directory)
+    assert list(frame.columns[:4]) == ["trial", "p:tp", "objective", "expected"]
+    told = frame[["expected", "expected_low", "expected_high", "expected_fits"]]
+    assert list(told.iloc[0]) == [5.0, 4.0, 6.0, 0.9] and told.iloc[1].isna().all()
+
+
 def test_an_empty_run_loads_as_no_rows_with_the_usual_columns(journal):
     frame = load(journal().directory)
     assert len(frame) == 0
