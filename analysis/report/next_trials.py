@@ -19,7 +19,7 @@ from search_spaces import Indices
 SHOWN = 3  # configurations
 UNLIKELY = 0.05  # probability to fit, below which none is considered
 PARTS = 2  # parts of a step that are named
-SHARE = 0.01  # of a step, from which a part's change is
+SHARE = 0.01  # of a step, from which a change is told
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Next:
         runs: probability to run.
         better: to run and to be better than the best trial.
         gain: by which it is expected to raise the best, as a share of it; 0 where it is no better.
-        why: the parts of a step that change most, in words; empty without a best trial.
+        why: the shares of a step that change most, in words; empty without a best trial.
     """
 
     config: Mapping[str, Any]
@@ -112,13 +112,15 @@ def _improvement(mean: Array, deviation: Array, best: float) -> tuple[Array, Arr
 
 
 def _why(best: Prediction, prediction: Prediction, row: int) -> str:
-    """``bubble -0.31 s, tensor +0.05 s``: what the model sees change in a step."""
-    there = best.time.as_dict()
-    by = {n: float(part[row] - there[n][0]) for n, part in prediction.time.as_dict().items()}
-    whole = float(best.step_time_s[0])
-    named = sorted(by.items(), key=lambda item: -abs(item[1]))[:PARTS]
+    """``bubble 3.1 % → 9.4 %``: the shares of a step that change most; batches may differ."""
+    shares = [
+        {n: float(part[at] / of.step_time_s[at]) for n, part in of.time.as_dict().items()}
+        for of, at in ((best, 0), (prediction, row))
+    ]
+    before, after = shares
+    named = sorted(after, key=lambda n: -abs(after[n] - before[n]))[:PARTS]
     return ", ".join(
-        f"{name.replace('_', ' ')} {'+' if x > 0 else '−'}{units.number(abs(x))} s"
-        for name, x in named
-        if abs(x) > SHARE * whole
+        f"{n.replace('_', ' ')} {units.percent(before[n])} → {units.percent(after[n])}"
+        for n in named
+        if abs(after[n] - before[n]) > SHARE
     )
