@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -229,6 +230,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=["overlap", "ranking"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that namespaces are removed
     preload()
     found: dict[str, Any] = {"load": [os.getloadavg()]}
     with tempfile.TemporaryDirectory(prefix="slow-links-data-") as folder:
