@@ -153,7 +153,7 @@ def plain_step(config: TrainConfig, device: Device, tokens: RandomTokens) -> Cal
     def step(number: int) -> float:
         total = 0.0
         for micro_batch in range(config.gas):
-            batch = tokens.batch(number, micro_batch, 0, mbs=config.mbs, gas=config.gas, dp=1)
+            batch = tokens.samples((number * config.gas + micro_batch) * config.mbs, config.mbs)
             loss = loss_of(*(part.to(device.torch) for part in batch)) / config.gas
             loss.backward()
             total += loss.detach()

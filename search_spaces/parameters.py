@@ -18,9 +18,10 @@ MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 
 # What a trial's settings say, not what is searched.
 _FIXED = {
-    *("model", "data", "seed", "optimizer", "goldfish", "device", "device_memory_bytes"),
-    *("warmup_steps", "measured_steps", "collective_timeout_s", "time_communication"),
-    *("save", "save_interval", "load"),
+    *("model", "data", "seed", "optimizer", "lr_scheduler", "goldfish", "validation", "metrics"),
+    *("device", "device_memory_bytes", "collective_timeout_s", "time_communication"),
+    *("warmup_steps", "measured_steps", "save", "save_interval", "async_save", "load"),
+    *("initial_load_path", "last_save_in_hf"),
     *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster
 }
 SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)

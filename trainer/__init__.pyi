@@ -3,11 +3,14 @@ from .axes import FURTHER_AXES, GRID, SPLITS, Axes, beside_dp, ordered, ranks_of
 from .config import (
     ConfigError,
     Goldfish,
+    LRScheduler,
+    Metrics,
     ModelConfig,
     OptimizerConfig,
     Precision,
     Recompute,
     TrainConfig,
+    Validation,
 )
 from .data.prepare import prepare_data, python_source_files
 from .deepspeed.config import DEEPSPEED_BUCKET_ELEMENTS
@@ -69,8 +72,10 @@ __all__ = [
     "ExpressionError",
     "Format",
     "Goldfish",
+    "LRScheduler",
     "Latent",
     "Matrix",
+    "Metrics",
     "Mixture",
     "ModelConfig",
     "OptimizerConfig",
@@ -79,6 +84,7 @@ __all__ = [
     "Recompute",
     "Topology",
     "TrainConfig",
+    "Validation",
     "ValueType",
     "attention_weights",
     "beside_dp",

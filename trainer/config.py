@@ -6,9 +6,9 @@ Torch-free, so that the search and the cost model can read the same records.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainer.axes import FURTHER_AXES, GRID, Axes, beside_dp, ordered, ranks_of_replica
 from trainer.files import FileError, mistakes, read_json
@@ -16,137 +16,30 @@ from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
 from trainer.rules.requirements import Requirement, refusal, requirements
-from trainer.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
+from trainer.settings.data import Goldfish
+from trainer.settings.model import ModelConfig
+from trainer.settings.optimizer import LRScheduler, OptimizerConfig
+from trainer.settings.output import Metrics, Validation
+from trainer.settings.record import ConfigError, Layers, Ranks, Record, Sequences, Steps
+
+__all__ = [
+    "ConfigError",
+    "Goldfish",
+    "LRScheduler",
+    "Metrics",
+    "ModelConfig",
+    "OptimizerConfig",
+    "Precision",
+    "Recompute",
+    "TrainConfig",
+    "Validation",
+]
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
-# Beyond any machine: products of such numbers stay within floating point's range.
-Layers = Annotated[int, Field(ge=1, le=100_000)]
-Width = Annotated[int, Field(ge=1, le=10_000_000)]
-Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Sequences = Annotated[int, Field(ge=1, le=1_000_000)]
-Ranks = Annotated[int, Field(ge=1, le=2**30)]
-Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class ConfigError(ValueError):
-    """A training configuration that no run can satisfy; the message names the remedy."""
-
-
-class _Record(BaseModel):
-    """Strict: an unknown key is a mistake, never ignored."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
-class ModelConfig(_Record):
-    """Shape of a decoder-only transformer. Sizes are counts, not bytes."""
-
-    num_layers: Layers
-    hidden_size: Width
-    num_heads: Width
-    num_kv_heads: Width | None = Field(
-        default=None, description="groups of grouped-query attention; default num_heads"
-    )
-    ffn_hidden_size: Width | None = Field(default=None, description="default 4 * hidden_size")
-    vocab_size: Tokens = Field(ge=2)
-    seq_length: Tokens
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    positions: Literal["learned", "rotary"] = "learned"
-    activation: Literal["gelu", "swiglu"] = "gelu"
-    linear_bias: bool = True
-    tied_embeddings: bool = True
-    rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
-
-    @model_validator(mode="after")
-    def _divides(self) -> ModelConfig:
-        if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}"
-            )
-        if self.num_heads % self.kv_heads:
-            raise ValueError(
-                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
-            )
-        if self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
-        return self
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def ffn_size(self) -> int:
-        return self.ffn_hidden_size or 4 * self.hidden_size
-
-    @property
-    def attention_size(self) -> int:
-        """Channels of all heads' queries."""
-        return self.hidden_size
-
-    @property
-    def attended(self) -> int:
-        """Keys of each query, masked ones included."""
-        return self.seq_length
-
-    @property
-    def mixture(self) -> Mixture | None:
-        """This trainer trains no mixtures of experts; records of other models may."""
-        return None
-
-    @property
-    def latent(self) -> Latent | None:
-        """Nor latent attention."""
-        return None
-
-    @property
-    def gated(self) -> bool:
-        """SwiGLU: two projections up instead of one."""
-        return self.activation == "swiglu"
-
-    @property
-    def num_parameters(self) -> int:
-        """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
-        tables = 1 if self.tied_embeddings else 2
-        biases = sum(m.outputs for m in layer_matrices(self)) if self.linear_bias else 0
-        norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
-        positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
-        layer = layer_weights(self) + biases + 2 * norm
-        return int(self.num_layers * layer + norm + tables * table_weights(self) + positions)
-
-
-class OptimizerConfig(_Record):
-    """AdamW with global gradient-norm clipping."""
-
-    lr: float = Field(default=3e-4, gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.1, ge=0)
-    grad_clip: float = Field(default=1.0, ge=0, description="0: no clipping")
-
-
-class Goldfish(_Record):
-    """Tokens that are left out of the loss, so that the model cannot recite what it has read."""
-
-    k: int = Field(default=4, ge=2, le=1_000_000, description="one token of so many is left out")
-    h: int = Field(
-        default=13, ge=1, le=1_000, description="tokens before it that decide whether it is"
-    )
-    mask: Literal["hashed", "static"] = Field(
-        default="hashed",
-        description="hashed: alike in every copy of a passage; static: the last of every k",
-    )
-
-
-class TrainConfig(_Record):
+class TrainConfig(Record):
     """Everything ``python -m trainer CONFIG.json`` needs; ``dp`` is what the ranks leave."""
 
     model: ModelConfig
@@ -228,8 +121,17 @@ class TrainConfig(_Record):
     precision: Precision = "bf16"
     engine: Literal["meshtune", "deepspeed"] = "meshtune"
     optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: LRScheduler = Field(
+        default=LRScheduler(), description="the learning rate over the steps; default constant"
+    )
     goldfish: Goldfish | None = Field(
         default=None, description="leave tokens out of the loss; default none"
+    )
+    validation: Validation | None = Field(
+        default=None, description="loss on held-out data; default none"
+    )
+    metrics: Metrics | None = Field(
+        default=None, description="figures of single steps in a file; default none"
     )
     seed: int = Field(default=1234, ge=0, lt=2**63)
     warmup_steps: int = Field(default=2, ge=0, le=1_000_000_000)
@@ -240,10 +142,22 @@ class TrainConfig(_Record):
     save_interval: Steps | None = Field(
         default=None, description="steps between checkpoints; default only at the end"
     )
+    async_save: bool = Field(
+        default=False,
+        description="write checkpoints from a copy on the host while training goes on",
+    )
     load: str | None = Field(
         default=None,
         description="folder with checkpoints: go on from the latest complete one, in any layout, "
         "for warmup_steps + measured_steps more",
+    )
+    initial_load_path: str | None = Field(
+        default=None,
+        description="folder of Hugging Face weights (Llama, GPT-2; safetensors) to begin from, "
+        "where load has no checkpoint yet",
+    )
+    last_save_in_hf: bool = Field(
+        default=False, description="at the end also write the weights so, as hf in the folder save"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = Field(
@@ -268,8 +182,16 @@ class TrainConfig(_Record):
     def _checkpoints(self) -> TrainConfig:
         if self.save_interval is not None and self.save is None:
             raise ValueError(f"save_interval {self.save_interval} needs a folder: set save")
-        if self.engine == "deepspeed" and (self.save or self.load):
-            raise ValueError("engine deepspeed has no checkpoints here: remove save and load")
+        if self.async_save and self.save is None:
+            raise ValueError("async_save needs a folder: set save")
+        if self.last_save_in_hf and self.save is None:
+            raise ValueError("last_save_in_hf needs a folder: set save")
+        if self.engine == "deepspeed" and (self.save or self.load or self.initial_load_path):
+            raise ValueError(
+                "engine deepspeed has no checkpoints here: remove save, load and initial_load_path"
+            )
+        if self.engine == "deepspeed" and self.validation is not None:
+            raise ValueError("engine deepspeed has no validation here: remove validation")
         return self
 
     @model_validator(mode="after")
@@ -297,6 +219,10 @@ class TrainConfig(_Record):
     @property
     def steps(self) -> int:
         return self.warmup_steps + self.measured_steps
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0 since the start of training."""
+        return self.optimizer.lr * self.lr_scheduler.factor(step)
 
     def data_parallel(self, world_size: int) -> int:
         """Replicas that ``world_size`` ranks form; raises ConfigError if they do not divide."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class Weights(Protocol):
     def pieces(self) -> Iterator[Piece]: ...
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
     def start_step(self) -> None: ...
+    def end_evaluation(self) -> None: ...
     def finish_gradients(self) -> None: ...
     def publish(self) -> None: ...
 
@@ -43,6 +44,21 @@ class StepReport:
     grad_norm: float
     """Global 2-norm before clipping; not finite if the step was skipped."""
     done: bool
+    stop: bool = False
+    """Whether a rank was asked to stop."""
+
+
+class Totals(NamedTuple):
+    """Of the whole job, each a number in float64."""
+
+    squares: Tensor
+    """The squared gradient norm."""
+    loss: Tensor
+    """Sum of the losses of tokens, as a mean over all of them."""
+    share: Tensor
+    """Of tokens that are in the loss."""
+    asked: Tensor
+    """Ranks that were asked to stop."""
 
 
 class Optimizer:
@@ -85,19 +101,28 @@ class Optimizer:
             else None
         )
 
-    def step(self, loss: Tensor, counted: Tensor | None = None) -> StepReport:
+    def set_lr(self, lr: float) -> None:
+        """Of the updates from now on."""
+        if self.adamw is not None:
+            for group in self.adamw.param_groups:
+                group["lr"] = lr
+
+    def step(
+        self, loss: Tensor, counted: Tensor | None = None, stop: bool | None = None
+    ) -> StepReport:
         """Update the weights.
 
         Args:
             loss: this rank's mean over its micro-batches, where ``loss_share`` is not 0.
             counted: likewise the share of tokens that are in the loss; default all of them. Loss
                 and gradients are then means over those of the whole job.
+            stop: whether this rank was asked to stop; None where nobody can be.
         """
         self.weights.finish_gradients()
-        squares, mean_loss, share = self._totals(loss, counted)
+        totals = self.totals(loss, counted, stop)
         phase.name = "optimizer"
-        scale = self.scaler.scale * share  # of loss and gradients, until the update
-        norm = squares.sqrt() / scale
+        scale = self.scaler.scale * totals.share  # of loss and gradients, until the update
+        norm = totals.squares.sqrt() / scale
         if self.adamw is not None:
             factor = torch.ones_like(norm)
             if self.clip > 0:
@@ -107,26 +132,40 @@ class Optimizer:
                 self.adamw.found_inf = (~norm.isfinite()).float()
             self.adamw.step()
         self.weights.publish()
-        grad_norm, reported = torch.stack((norm, mean_loss / share)).tolist()
+        told = torch.stack((norm, totals.loss / totals.share, totals.asked)).tolist()
+        grad_norm, reported, asked = told
         done = self.scaler.update(norm_is_finite(grad_norm))
-        return StepReport(reported, grad_norm, done)
+        return StepReport(reported, grad_norm, done, asked > 0)
 
-    def _totals(self, loss: Tensor, counted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared gradient norm, sum of losses over all tokens, and share of tokens in the loss.
+    def totals(
+        self,
+        loss: Tensor,
+        counted: Tensor | None,
+        stop: bool | None = None,
+        with_norm: bool = True,
+    ) -> Totals:
+        """Sums over the whole job, in float64, by one all-reduce.
 
-        Of the whole job, in float64.
+        Args:
+            loss, counted, stop: see ``step``.
+            with_norm: whether there are gradients; the norm is 0 otherwise.
         """
-        parts = [loss] if counted is None else [loss, counted]
-        totals = torch.zeros(1 + len(parts), dtype=torch.float64, device=loss.device)
+        totals = torch.zeros(4, dtype=torch.float64, device=loss.device)
         grads = [master.grad for master in self.counted if master.grad is not None]
-        if grads:
+        if grads and with_norm:
             totals[0] = squared_norm(grads)
-        totals[1:] = torch.stack(parts).double() * self.loss_share
+        totals[1] = loss.double() * self.loss_share
+        totals[2] = 1.0 if counted is None else counted.double() * self.loss_share
+        totals[3] = float(stop or False)
         if self.world.size > 1:
-            self.world.all_reduce(totals, "totals")
-        every = torch.ones_like(totals[1]) if counted is None else totals[2]
-        # Of a batch without any, loss and gradients are 0.
-        return totals[0], totals[1], every.clamp(min=torch.finfo(totals.dtype).tiny)
+            # What all ranks know is not sent.
+            sent = [0, 1, *([2] if counted is not None else []), *([3] if stop is not None else [])]
+            numbers = totals[sent]
+            self.world.all_reduce(numbers, "totals")
+            totals[sent] = numbers
+        # Of a batch without any token in it, loss and gradients are 0.
+        share = totals[2].clamp(min=torch.finfo(totals.dtype).tiny)
+        return Totals(totals[0], totals[1], share, totals[3])
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:

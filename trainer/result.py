@@ -44,16 +44,18 @@ def completed(
     Args:
         config: what was trained.
         world_size: ranks.
-        training: what ``trainer.train.train`` returned on one rank.
+        training: what ``trainer.loop.train`` returned on one rank.
         memory: of every rank, in rank order, as ``Device.memory`` gives it.
 
     Returns:
         For ``ok`` the figures that DESIGN names, from the measured steps only; ``loss`` and
         ``step_time_s`` keep their order, ``loss`` with the warm-up steps. For ``diverged`` the
         first step that went wrong as ``where``. ``peak_memory_bytes`` is ``allocated`` of the rank
-        that has most, ``memory`` has every rank's; ``device`` is the first rank's.
+        that has most, ``memory`` has every rank's; ``device`` is the first rank's;
+        ``validation_loss`` is by step, where it was asked for.
     """
     losses = list(training["losses"])
+    validations = {str(step): loss for step, loss in training["validation_losses"].items()}
     table = {key: [rank[key] for rank in memory] for key in memory[0]}
     peak = max(table["allocated"])
     common = {
@@ -65,6 +67,7 @@ def completed(
         "peak_reserved_bytes": max(table["reserved"]),
         "memory": table,
         "device": training["device"],
+        **({"validation_loss": validations} if validations else {}),
         **{f"communication_{name}": table for name, table in training["communication"].items()},
         "world_size": world_size,
         "versions": versions(),
@@ -81,9 +84,14 @@ def completed(
 
 def step_line(config: TrainConfig, world_size: int, number: int, step_time_s: float) -> str:
     """What a search reads while a trial runs: the figures of one step, counted from 1."""
+    figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
+    return "MESHTUNE_STEP " + json.dumps(figures)
+
+
+def rates(config: TrainConfig, world_size: int, step_time_s: float) -> dict[str, float]:
+    """The speed of one step, as a result has that of all."""
     speed = _speed(config, world_size, [step_time_s])
-    rates = {key: value for key, value in speed.items() if isinstance(value, float)}
-    return "MESHTUNE_STEP " + json.dumps({"step": number, "step_time_s": step_time_s, **rates})
+    return {key: value for key, value in speed.items() if isinstance(value, float)}
 
 
 def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -16,13 +18,19 @@ import torch.distributed as dist
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.dataset import TokenDataset
+from trainer.loop import train
 from trainer.result import clear_result, completed, failure, step_line, write_result
 from trainer.runtime import memory
 from trainer.runtime.device import Device
-from trainer.runtime.exit_codes import EXIT_FAILED, EXIT_INVALID, EXIT_OK, EXIT_OUT_OF_MEMORY
+from trainer.runtime.exit_codes import (
+    EXIT_FAILED,
+    EXIT_INVALID,
+    EXIT_OK,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_STOPPED,
+)
 from trainer.runtime.peers import Peers, RankEnvironment, rank_environment
 from trainer.runtime.phase import phase
-from trainer.train import train
 
 _MESSAGE_CHARS = 500
 _LOST_PEER = re.compile(
@@ -118,6 +126,9 @@ class _Run:
 
             load_deepspeed(config, device)
         dataset = TokenDataset(config.data, config.model.vocab_size)
+        held_out = None
+        if config.validation is not None:
+            held_out = TokenDataset(config.validation.data, config.model.vocab_size)
         progress = self._progress()
         progress(
             f"{place.world_size} x {device.type}: tp {config.tp}, pp {config.pp}, "
@@ -125,7 +136,16 @@ class _Run:
         )
         memory.limit_memory(config.device_memory_bytes, device.torch)
         self.device = device
-        training = train(config, dataset, progress, self._step_done)
+        with _stop_requests(wanted=config.save is not None) as stop:
+            training = train(
+                config,
+                dataset,
+                progress,
+                self._step_done,
+                held_out=held_out,
+                folder=self.directory,
+                stop=stop.is_set,
+            )
         memory.lift_limit()
         return training
 
@@ -139,7 +159,15 @@ class _Run:
             print(step_line(self.config, self.place.world_size, number, step_time_s), flush=True)
 
     def _conclude(self, training: Mapping[str, Any], memory_of: list[dict[str, int]]) -> int:
-        """Exit code of a run that ended; rank 0 writes what it has gathered."""
+        """Exit code of a run that ended; rank 0 writes what it has gathered.
+
+        A run that was asked to stop has no result: its figures are of another number of steps.
+        """
+        if training["stopped"]:
+            if self.place.rank == 0:
+                said = f"stopped by SIGTERM; to go on: load: {self.config.save}"
+                print(said, file=sys.stderr, flush=True)
+            return EXIT_STOPPED
         every = memory_of or [training["memory"]]
         result = completed(self.config, self.place.world_size, training, every)
         if self.place.rank == 0:
@@ -193,6 +221,24 @@ class _Run:
     def _destroy_group(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
+    """An event that SIGTERM sets while this is entered, instead of ending the process.
+
+    Args:
+        wanted: whether anybody looks; the signal is left alone otherwise.
+    """
+    asked = threading.Event()
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end_process(code: int) -> NoReturn:

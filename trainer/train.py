@@ -1,20 +1,15 @@
-"""The training loop: build a model over the ranks of the process group and run its steps."""
+"""A model under training on this rank: its parts put together, and one step of it."""
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.config import TrainConfig
-from trainer.data.batches import Batches, BatchesAhead, Dataset, micro_batches
+from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
@@ -30,36 +25,10 @@ from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
 from trainer.parallel.zigzag import held_chunks
-from trainer.runtime.device import Device, attention_backends
+from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights
 from trainer.zero.fsdp import ShardedWeights
-
-
-class Engine(Protocol):
-    """What trains a model on this rank: ``Trainer``, or DeepSpeed's counterpart."""
-
-    @property
-    def traffic(self) -> Traffic | None:
-        """What this rank sent; None if the engine's collectives are its own."""
-        ...
-
-    @property
-    def kernels(self) -> dict[str, Any] | None:
-        """What its matrix products were found to need; None if they were not timed."""
-        ...
-
-    def resume(self) -> int:
-        """Load a checkpoint, if one is asked for; returns the steps that are finished."""
-        ...
-
-    def step(self, number: int, dataset: Dataset) -> StepReport:
-        """One optimizer step on the global batch of that number."""
-        ...
-
-    def save_if_due(self, step: int, last: int) -> Path | None:
-        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
-        ...
 
 
 def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels) -> list[Stage]:
@@ -127,6 +96,8 @@ class Trainer:
         self.tuning: Tuning | None = None
         if isinstance(kernels, TunedKernels):
             self.tuning = Tuning(kernels, device, COMPUTE_DTYPE[config.precision])
+        self.global_batch = config.mbs * config.gas * self.mesh.axes.sizes["dp"]
+        self.consumed = Consumed()
         self.ahead: BatchesAhead | None = None
         self.ahead_of: Dataset | None = None
         self.run: Pipeline | GradientAccumulation
@@ -154,127 +125,80 @@ class Trainer:
         """See ``Engine``."""
         return None if self.tuning is None else self.tuning.report()
 
-    def step(self, number: int, dataset: Dataset) -> StepReport:
-        """One optimizer step on the global batch of that number."""
-        report = self._step(number, dataset)
+    def finish(self) -> None:
+        """See ``Checkpoints``."""
+        self.checkpoints.finish()
+
+    def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
+        """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
+        report = self._step(number, dataset, stop)
         if self.tuning is not None:
             self.tuning.after_step()
         return report
 
-    def _step(self, number: int, dataset: Dataset) -> StepReport:
-        scale = self.scaler.scale
+    def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
         tokens, targets = self._read(number, dataset)
+        self.optimizer.set_lr(self.config.lr(number))
         self.weights.start_step()
         losses = self.run(tokens, targets)
         self.depth.finish()
+        return self.optimizer.step(*self._means(losses, targets), stop)
+
+    def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+        """This rank's mean loss, and the share of its tokens in it where that is not all."""
         zero = torch.zeros((), device=self.device.torch)
-        loss = torch.stack(losses).sum() / scale if losses else zero
+        loss = torch.stack(losses).sum() / self.scaler.scale if losses else zero
         if self.config.goldfish is None:
-            return self.optimizer.step(loss)
+            return loss, None
         shares = [(target != IGNORED).float().mean() for target in targets]
-        return self.optimizer.step(loss, torch.stack(shares).mean() if shares else zero)
+        return loss, torch.stack(shares).mean() if shares else zero
+
+    def validate(self, dataset: Dataset) -> float:
+        """Mean loss on the first global batches of held-out data; the same on every rank."""
+        assert self.config.validation is not None
+        steps = self.config.validation.steps
+        device = self.device.torch
+        totals = torch.zeros(2, dtype=torch.float64, device=device)
+        with torch.no_grad(), self.traffic.uncounted():
+            for step in range(steps):
+                phase.name = "validation"
+                tokens, targets = (
+                    [t.to(device) for t in part]
+                    for part in self._read_on_host(step * self.global_batch, dataset)
+                )
+                losses = self.run.evaluate(tokens, targets)
+                found = self.optimizer.totals(*self._means(losses, targets), with_norm=False)
+                totals += torch.stack((found.loss, found.share))
+            self.weights.end_evaluation()
+        loss, share = totals.tolist()
+        return float(loss / share)
 
     def _read(self, step: int, dataset: Dataset) -> Batches:
         """This rank's part of its replica's micro-batches; none where only hidden states pass."""
         if not (self.mesh.is_first or self.mesh.is_last):
             return [], []
         device = self.device.torch
+
+        def read(step: int) -> Batches:
+            return self._read_on_host(self.consumed.before(step, self.global_batch), dataset)
+
         if device.type == "cpu":
-            return self._read_on_host(step, dataset)
+            return read(step)
         if self.ahead is None or self.ahead_of is not dataset:
-            read = functools.partial(self._read_on_host, dataset=dataset)
             self.ahead, self.ahead_of = BatchesAhead(read, pinned=True), dataset
         tokens, targets = (
             [t.to(device, non_blocking=True) for t in part] for part in self.ahead.take(step)
         )
         return tokens, targets
 
-    def _read_on_host(self, step: int, dataset: Dataset) -> Batches:
+    def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
+        """Of the step that so many samples come before."""
         mesh, z = self.mesh, self.mesh.grid.z
         chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
-        batches = micro_batches(self.config, dataset, step, mesh.replica, mesh.axes.sizes["dp"])
+        batches = micro_batches(self.config, dataset, before, mesh.replica)
         tokens, targets = zip(*batches, strict=True)
 
         def own(whole: Tensor) -> Tensor:
             return chosen(whole.chunk(z.size)[z.rank], chunks, 1)
 
         return [own(t) for t in tokens], [own(t) for t in targets]
-
-
-def build_engine(config: TrainConfig, device: Device) -> Engine:
-    """The engine that the configuration names."""
-    if config.engine == "deepspeed":
-        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
-
-        return DeepSpeedTrainer(config, device)
-    return Trainer(config, device)
-
-
-def train(
-    config: TrainConfig,
-    dataset: Dataset,
-    progress: Callable[[str], None],
-    step_done: Callable[[int, float], None] = lambda number, step_time_s: None,
-) -> dict[str, Any]:
-    """Train for ``config.steps`` steps on every rank of the default process group.
-
-    The group's backend must be that of ``Device.of_this_rank(config.device)``.
-
-    Args:
-        config: what to train and how.
-        dataset: gives each replica's micro-batches.
-        progress: called with one line after every step.
-        step_done: called with every step's number, from 1 in this run, and its time; not timed.
-
-    Returns:
-        On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
-        (before clipping), ``skipped_steps``; and this rank's ``device`` (``Device.facts``),
-        ``memory`` (``Device.memory``), ``communication`` per measured step
-        (``Traffic.report``; empty with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
-
-    Raises:
-        ConfigError: if the configuration cannot run on so many ranks.
-    """
-    device = Device.of_this_rank(config.device)
-    engine = build_engine(config, device)
-    first = engine.resume()
-    last = first + config.steps
-    times_s: list[float] = []
-    reports: list[StepReport] = []
-    dist.barrier()
-    for number in range(first, last):
-        if number == first + config.warmup_steps and engine.traffic is not None:
-            engine.traffic.clear()
-        begin_s = time.perf_counter()
-        with attention_backends(device.type):
-            report = engine.step(number, dataset)
-        times_s.append(device.clock() - begin_s)
-        reports.append(report)
-        progress(_progress_line(number + 1, last, report, times_s[-1]))
-        step_done(number + 1 - first, times_s[-1])
-        saved = engine.save_if_due(number + 1, last)
-        if saved is not None:
-            progress(f"saved {saved}")
-    sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
-    return {
-        "step_times_s": times_s,
-        **_figures(reports),
-        "device": device.facts(),
-        "memory": device.memory(),
-        "communication": sent,
-        "kernels": engine.kernels,
-    }
-
-
-def _figures(reports: list[StepReport]) -> dict[str, Any]:
-    return {
-        "losses": [report.loss for report in reports],
-        "grad_norms": [report.grad_norm for report in reports],
-        "skipped_steps": sum(not report.done for report in reports),
-    }
-
-
-def _progress_line(step: int, last: int, report: StepReport, time_s: float) -> str:
-    return (
-        f"step {step}/{last} loss {report.loss:.4f} norm {report.grad_norm:.3f} time {time_s:.3f} s"
-    )

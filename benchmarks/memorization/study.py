@@ -66,8 +66,8 @@ class Passages:
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
 
-    def batch(self, step: int, *place: int, mbs: int, **shape: Any) -> tuple[Tensor, Tensor]:
-        rows = self.rows[step * mbs : (step + 1) * mbs]
+    def samples(self, first: int, count: int, **shape: Any) -> tuple[Tensor, Tensor]:
+        rows = self.rows[first : first + count]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
@@ -127,26 +127,23 @@ def _trained(study: Study, rows: Tensor, goldfish: bool) -> Stage:
             "device": "cpu",
             "seed": study.seed,
             "optimizer": {"lr": PEAK_RATE},
+            "lr_scheduler": schedule(study.warm_up_steps, steps),
             "measured_steps": steps,
             "goldfish": GOLDFISH if goldfish else None,
         }
     )
     training = Trainer(config, Device("cpu"))
-    assert training.optimizer.adamw is not None
     dataset = Passages(rows)
     for step in range(steps):
-        for group in training.optimizer.adamw.param_groups:
-            group["lr"] = rate(step, study.warm_up_steps, steps)
         training.step(step, dataset)
     (stage,) = training.stages
     return stage
 
 
-def rate(step: int, warm_up: int, steps: int) -> float:
-    """Learning rate: up to the peak while warming up, then evenly down."""
-    if step < warm_up:
-        return PEAK_RATE * (step + 1) / warm_up
-    return PEAK_RATE + (LAST_RATE - PEAK_RATE) * (step - warm_up) / max(1, steps - warm_up)
+def schedule(warm_up: int, steps: int) -> dict[str, float]:
+    """Of the learning rate: up to the peak while warming up, then evenly down."""
+    least = LAST_RATE / PEAK_RATE
+    return {"warmup_steps": warm_up, "total_steps": steps, "min_lr_factor": least}
 
 
 def recited(stage: Stage, bucket: Tensor) -> Recited:

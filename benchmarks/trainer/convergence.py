@@ -114,8 +114,8 @@ class Ordered:
         self.dataset = dataset
         self.seed = seed
 
-    def batch(self, *place: int, **shape: int) -> Any:
-        return self.dataset.batch(*place, **{**shape, "seed": self.seed})
+    def samples(self, first: int, count: int, **shape: int) -> Any:
+        return self.dataset.samples(first, count, **{**shape, "seed": self.seed})
 
 
 def train_rank(what: Mapping[str, Any], text: Text, rank: int, folder: Path) -> int:
@@ -158,29 +158,17 @@ def validation_loss(training: Trainer, dataset: TokenDataset) -> float:
     from trainer.parallel.loss import cross_entropy
     from trainer.parallel.pipeline import GradientAccumulation
     from trainer.runtime.phase import phase
-    from trainer.zero.fsdp import ShardedWeights
 
     assert isinstance(training.run, GradientAccumulation)
-    assert isinstance(training.weights, ShardedWeights)
     phase.name = "forward"
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         for number in range(VALIDATION_BATCHES):
-            tokens, targets = dataset.batch(
-                number,
-                0,
-                dist.get_rank(),
-                mbs=VALIDATION_MBS,
-                gas=1,
-                dp=RANKS,
-                seq_length=training.config.model.seq_length,
-                seed=0,
-            )
+            first = (number * RANKS + dist.get_rank()) * VALIDATION_MBS
+            length = training.config.model.seq_length
+            tokens, targets = dataset.samples(first, VALIDATION_MBS, seq_length=length, seed=0)
             total += cross_entropy(training.run.stage(tokens), targets, None).double()
-    # The next step shall gather what it would have gathered without this.
-    for unit in training.weights.units:
-        unit.gather.weights_changed()
-        unit.module.reshard()
+    training.weights.end_evaluation()
     dist.all_reduce(total)
     return float(total) / (RANKS * VALIDATION_BATCHES)
 

@@ -56,12 +56,9 @@ class RandomTokens:
         drawn = torch.rand(samples, seq_length + 1, generator=generator)
         self.tokens = drawn.pow(3).mul(vocab_size).long()  # skewed: there is something to learn
 
-    def batch(
-        self, step: int, micro_batch: int, replica: int, *, mbs: int, gas: int, dp: int, **_: int
-    ) -> tuple[Tensor, Tensor]:
-        """See ``trainer.train.Dataset``."""
-        first = (step * dp + replica) * gas * mbs + micro_batch * mbs
-        rows = self.tokens[torch.arange(first, first + mbs) % len(self.tokens)]
+    def samples(self, first: int, count: int, **_: int) -> tuple[Tensor, Tensor]:
+        """See ``trainer.data.batches.Dataset``."""
+        rows = self.tokens[torch.arange(first, first + count) % len(self.tokens)]
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 

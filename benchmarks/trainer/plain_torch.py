@@ -49,13 +49,10 @@ class PlainTrainer:
         config = self.config
         total = torch.zeros(())
         for micro_batch in range(config.gas):
-            tokens, targets = dataset.batch(
-                number,
-                micro_batch,
-                dist.get_rank(),
-                mbs=config.mbs,
-                gas=config.gas,
-                dp=self.dp,
+            first = (number * self.dp + dist.get_rank()) * config.gas + micro_batch
+            tokens, targets = dataset.samples(
+                first * config.mbs,
+                config.mbs,
                 seq_length=config.model.seq_length,
                 seed=config.seed,
             )

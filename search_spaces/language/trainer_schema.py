@@ -12,7 +12,15 @@ from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, Record, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern
-from trainer import FURTHER_AXES, Goldfish, OptimizerConfig, Precision
+from trainer import (
+    FURTHER_AXES,
+    Goldfish,
+    LRScheduler,
+    Metrics,
+    OptimizerConfig,
+    Precision,
+    Validation,
+)
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
@@ -27,8 +35,17 @@ class BuiltinTrainer(Record):
     )
     precision: Precision | None = None
     optimizer: OptimizerConfig | None = None
+    lr_scheduler: LRScheduler | None = Field(
+        default=None, description="the learning rate over the steps; default constant"
+    )
     goldfish: Goldfish | None = Field(
         default=None, description="leave tokens out of the loss, against memorizing them"
+    )
+    validation: Validation | None = Field(
+        default=None, description="loss on held-out data while a trial runs; between steps"
+    )
+    metrics: Metrics | None = Field(
+        default=None, description="figures of single steps in a file of the trial's folder"
     )
     seed: int | None = Field(default=None, ge=0)
     device: Literal["auto", "cpu", "cuda"] | None = None
@@ -45,10 +62,19 @@ class BuiltinTrainer(Record):
     save_interval: int | None = Field(
         default=None, ge=1, description="steps between checkpoints; default only at the end"
     )
+    async_save: bool | None = Field(
+        default=None, description="write checkpoints while training goes on; default false"
+    )
     load: str | None = Field(
         default=None,
         description="folder with checkpoints of this model. An absolute path: every trial goes on "
         "from the latest; the same as save: a trial that is repeated goes on from its own",
+    )
+    initial_load_path: str | None = Field(
+        default=None, description="folder of Hugging Face weights to begin from; an absolute path"
+    )
+    last_save_in_hf: bool | None = Field(
+        default=None, description="at the end also write the weights so, as hf in the folder save"
     )
 
 

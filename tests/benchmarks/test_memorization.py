@@ -7,9 +7,9 @@ import torch
 
 from benchmarks.memorization.__main__ import report
 from benchmarks.memorization.decoding import greedy
-from benchmarks.memorization.study import LENGTH, RECITED, passages, rate, recited
+from benchmarks.memorization.study import LENGTH, RECITED, passages, recited, schedule
 from support.models import GPT, MODELS, whole
-from trainer.config import ModelConfig
+from trainer.config import LRScheduler, ModelConfig
 from trainer.model.transformer import Stage
 
 
@@ -71,7 +71,7 @@ def test_passages_depend_on_the_seed_alone() -> None:
 
 
 def test_the_learning_rate_rises_while_warming_up_and_then_falls() -> None:
-    rates = [rate(step, 5, 20) for step in range(20)]
+    rates = [LRScheduler(**schedule(5, 20)).factor(step) for step in range(20)]
     assert rates[:6] == sorted(rates[:6]) and rates[5:] == sorted(rates[5:], reverse=True)
 
 

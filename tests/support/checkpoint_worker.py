@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import rank_worker
+import torch
 from rank_worker import RandomTokens
 
+import trainer.loop
 import trainer.train
 from trainer.checkpoint import chunks
 from trainer.checkpoint.checkpoints import CheckpointError, Checkpoints, restore
@@ -32,13 +34,25 @@ from trainer.train import Trainer
 CHUNKS_BEFORE_EVENT = 5
 
 
+class ReadTokens(RandomTokens):
+    """Keeps the numbers of the samples that were read."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.numbers: list[int] = []
+
+    def samples(self, first: int, count: int, **shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.numbers += range(first, first + count)
+        return super().samples(first, count, **shape)
+
+
 class Training:
     """A trainer whose steps are asked for one by one."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.trainer = Trainer(config, Device.of_this_rank("cpu"))
         self.checkpoints = Checkpoints(config)
-        self.data = RandomTokens(config.model.vocab_size)
+        self.data = ReadTokens(config.model.vocab_size)
 
     def steps(self, first: int, last: int) -> list[float]:
         return [self.trainer.step(number, self.data).loss for number in range(first, last)]
@@ -57,7 +71,7 @@ def train(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
     """What the trainer itself does."""
     lines: list[str] = []
     try:
-        result = trainer.train.train(config, RandomTokens(config.model.vocab_size), lines.append)
+        result = trainer.loop.train(config, RandomTokens(config.model.vocab_size), lines.append)
     except (ConfigError, CheckpointError) as error:
         return {"error": type(error).__name__, "says": str(error)}
     return {"losses": result["losses"], "progress": lines}
@@ -70,7 +84,8 @@ def go_on(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
     facts = training.facts()
     if config.save:
         training.checkpoints.save(training.trainer, first)
-    return {"first": first, "losses": training.steps(first, first + config.steps), **facts}
+    losses = training.steps(first, first + config.steps)
+    return {"first": first, "losses": losses, "read": training.data.numbers, **facts}
 
 
 def turn_back(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from rank_worker import RandomTokens, run_in_forks
 from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed import engine as deepspeed_engine
 from trainer.deepspeed.engine import DeepSpeedTrainer
+from trainer.loop import train
 from trainer.model.transformer import Block
-from trainer.train import train
 
 KEPT: list[Any] = []
 

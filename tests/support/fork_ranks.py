@@ -1,7 +1,8 @@
 """Runs the trainer's ranks as forks of one process that has torch imported.
 
 Reads one JSON object per line: ``configs`` (one path per rank), ``logs`` (a folder), ``kill``
-(rank to kill when the line that follows appears in rank 0's log, if any). Answers with
+(rank to kill when the line that follows appears in rank 0's log, if any, by the signal that follows
+that, or SIGKILL). Answers with
 ``codes``, negative for a signal; null for a rank that was still there 10 s after the first had
 gone, or at the deadline.
 """
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def become_rank(rank: int, configs: list[str], port: int, logs: Path) -> None:
         os._exit(code)
 
 
-def run(configs: list[str], logs: Path, kill: tuple[int, str] | None) -> list[int | None]:
+def run(configs: list[str], logs: Path, kill: Sequence[Any] | None) -> list[int | None]:
     port = free_port()
     children: dict[int, int] = {}
     for rank in range(len(configs)):
@@ -60,7 +62,8 @@ def run(configs: list[str], logs: Path, kill: tuple[int, str] | None) -> list[in
             codes[children.pop(pid)] = os.waitstatus_to_exitcode(status)
             deadline = min(deadline, time.monotonic() + LEAVE_S)
         elif kill and kill[1] in (logs / "rank0.out").read_text():
-            os.kill(next(p for p, rank in children.items() if rank == kill[0]), signal.SIGKILL)
+            number = signal.Signals[kill[2]] if len(kill) > 2 else signal.SIGKILL
+            os.kill(next(p for p, rank in children.items() if rank == kill[0]), number)
             kill = None
         else:
             time.sleep(0.01)

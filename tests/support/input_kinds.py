@@ -259,7 +259,7 @@ def _train_config(path: Path) -> None:
 
 def _tokens(path: Path) -> None:
     data = TokenDataset(path.with_suffix(""), vocab_size=512)
-    data.batch(0, 0, 0, mbs=2, gas=1, dp=1, seq_length=8, seed=1)
+    data.samples(0, 2, seq_length=8, seed=1)
 
 
 def _megatron(suffix: str) -> bytes:

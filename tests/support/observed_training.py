@@ -71,9 +71,8 @@ def gradient_errors(training: Trainer, config: TrainConfig, data: Any) -> dict[s
     mesh = training.mesh
     plain = Stage(config.model)
     initialize(plain, "", config.model, config.seed)
-    whole = {"mbs": config.mbs * config.gas * mesh.states.size, "gas": 1, "dp": 1}
     shape = {"seq_length": config.model.seq_length, "seed": config.seed}
-    tokens, targets = data.batch(0, 0, 0, **whole, **shape)
+    tokens, targets = data.samples(0, config.mbs * config.gas * mesh.states.size, **shape)
     cross_entropy(plain(tokens), targets, None).backward()
     expected = dict(plain.named_parameters())
     training.weights.start_step()
@@ -137,15 +136,9 @@ def poison(where: list[int] | None, step: int) -> None:
 
 def evaluate(training: Trainer, config: TrainConfig, data: Any) -> None:
     """A forward pass that nobody differentiates."""
-    tokens, _ = data.batch(
-        10_000,
-        0,
-        training.mesh.replica,
-        mbs=config.mbs,
-        gas=1,
-        dp=training.mesh.axes.sizes["dp"],
-        seq_length=config.model.seq_length,
-        seed=config.seed,
+    first = 10_000 + training.mesh.replica * config.mbs
+    tokens, _ = data.samples(
+        first, config.mbs, seq_length=config.model.seq_length, seed=config.seed
     )
     with torch.no_grad():
         training.run.stage(tokens)

@@ -31,40 +31,44 @@ from torch._dynamo.utils import counters
 import trainer.train
 from trainer.config import TrainConfig
 from trainer.data.goldfish import IGNORED, without
+from trainer.loop import train
 from trainer.model import transformer
 from trainer.model.initialize import initialize
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
 from trainer.runtime.device import Device
-from trainer.train import Trainer, train
+from trainer.train import Trainer
 from trainer.zero import buckets as zero
 
 
 class RandomTokens:
-    """Sequences that depend on the step and their place in the global batch only."""
+    """Sequences that depend on the seed and their number only."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def batch(
-        self,
-        step: int,
-        micro_batch: int,
-        replica: int,
-        *,
-        mbs: int,
-        gas: int,
-        dp: int,
-        seq_length: int,
-        seed: int,
+    def samples(
+        self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = torch.Generator().manual_seed(seed * 1000 + step)
-        size = (mbs * gas * dp, seq_length + 1)
+        generator = torch.Generator()
+        rows = torch.stack(
+            [
+                torch.rand(seq_length + 1, generator=generator.manual_seed(seed * 100_000 + number))
+                for number in range(first, first + count)
+            ]
+        )
         # A skewed distribution, so that there is something to learn.
-        tokens = torch.rand(size, generator=generator).pow(3).mul(self.vocab_size).long()
-        first = (replica * gas + micro_batch) * mbs
-        rows = tokens[first : first + mbs]
-        return rows[:, :-1], rows[:, 1:]
+        tokens = rows.pow(3).mul(self.vocab_size).long()
+        return tokens[:, :-1], tokens[:, 1:]
+
+
+class HeldOut(RandomTokens):
+    """Others than those that are trained on."""
+
+    def samples(
+        self, first: int, count: int, *, seq_length: int, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().samples(10_000 + first, count, seq_length=seq_length, seed=seed)
 
 
 def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
@@ -85,14 +89,11 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
     )
     data = RandomTokens(config.model.vocab_size)
     losses, norms = [], []
+    validations: dict[str, float] = {}
     for step in range(config.steps):
-        tokens, targets = data.batch(
-            step,
-            0,
-            0,
-            mbs=global_batch,
-            gas=1,
-            dp=1,
+        tokens, targets = data.samples(
+            step * global_batch,
+            global_batch,
             seq_length=config.model.seq_length,
             seed=config.seed,
         )
@@ -100,13 +101,30 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
             targets = without(tokens, targets, config.goldfish)
         logits = stage(tokens).transpose(0, 1).flatten(0, 1)
         loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
+        for group in adamw.param_groups:
+            group["lr"] = config.lr(step)
         adamw.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(stage.parameters(), o.grad_clip or float("inf"))
         adamw.step()
         losses.append(loss.item())
         norms.append(norm.item())
-    return {"losses": losses, "grad_norms": norms}
+        if config.validation is not None and (step + 1) % config.validation.freq == 0:
+            validations[str(step + 1)] = held_out_loss(stage, config, global_batch)
+    return {"losses": losses, "grad_norms": norms, "validation_losses": validations}
+
+
+def held_out_loss(stage: Stage, config: TrainConfig, global_batch: int) -> float:
+    assert config.validation is not None
+    count, length = config.validation.steps * global_batch, config.model.seq_length
+    tokens, targets = HeldOut(config.model.vocab_size).samples(
+        0, count, seq_length=length, seed=config.seed
+    )
+    if config.goldfish is not None:
+        targets = without(tokens, targets, config.goldfish)
+    with torch.no_grad():
+        logits = stage(tokens).transpose(0, 1).flatten(0, 1)
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED).item()
 
 
 def run_job(job: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +150,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         result = observe(config, RandomTokens(config.model.vocab_size), options["observe"])
         return {**result, "ranks_agree": agree(result["losses"], result["grad_norms"])}
     lines: list[str] = []
-    result = train(config, RandomTokens(config.model.vocab_size), lines.append)
+    words = config.model.vocab_size
+    result = train(config, RandomTokens(words), lines.append, held_out=HeldOut(words))
     agreed = agree(result["losses"], result["grad_norms"])
     graphs = counters["stats"]["unique_graphs"]
     return {**result, "progress": lines, "ranks_agree": agreed, "graphs": graphs}

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from trainer.config import TrainConfig
+from trainer.zero.traffic import expected_traffic
+
 STEPS = 10
 FEW_STEPS = 4
 """Of the layouts that `make test` runs."""
@@ -158,6 +161,30 @@ WITHOUT_SOME = [
     job("goldfish zero3", "gpt", 4, tp=2, mbs=2, gas=4, zero_stage=3, **GOLDFISH),
 ]
 GOLDFISH_REFERENCE = job("goldfish reference", "gpt", 0, **GOLDFISH)
+SCHEDULED: dict[str, Any] = {
+    "optimizer": {"lr": 1e-2, "grad_clip": GRAD_CLIP},
+    "lr_scheduler": {"warmup_steps": 2, "total_steps": 4, "decay_type": "cosine"},
+}
+SCHEDULES = [
+    job("schedule mesh", "gpt", 8, tp=2, pp=2, mbs=4, gas=2, **SCHEDULED),
+    job("schedule zero3", "gpt", 2, mbs=4, gas=2, zero_stage=3, **SCHEDULED),
+]
+SCHEDULE_REFERENCE = job("schedule reference", "gpt", 0, **SCHEDULED)
+VALIDATED: dict[str, Any] = {"validation": {"data": "unused", "freq": 2, "steps": 2}}
+VALIDATIONS = [
+    job("validated zero3", "gpt", 4, cp=2, mbs=4, gas=2, zero_stage=3, **VALIDATED),
+    job("validated hpz", "gpt", 4, mbs=2, gas=2, placement="hpz", ranks_per_node=2, **VALIDATED),
+    job("validated zero2 pp", "gpt", 4, pp=2, mbs=4, gas=2, zero_stage=2, **VALIDATED),
+    job(
+        "validated vpp", "gpt", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, sequence_parallel=True,
+        **GOLDFISH, **VALIDATED,
+    ),
+    job("validated grid", "gpt", 4, gx=2, gz=2, mbs=8, gas=2, **VALIDATED),
+]  # fmt: skip
+VALIDATION_REFERENCES = [
+    job("validated reference", "gpt", 0, **VALIDATED),
+    job("validated goldfish", "gpt", 0, **GOLDFISH, **VALIDATED),
+]
 NO_CLIP = {
     **job("no clip reference", "gpt", 0),
     "config": SPECIAL[-3]["config"],
@@ -178,8 +205,11 @@ def equals(
 def results(run_ranks) -> dict[str, Any]:
     """Of all but the long sweep, by the job's name."""
     short = {"measured_steps": FEW_STEPS}
-    few = [{**case, "config": case["config"] | short} for case in (*QUICK, *WITHOUT_SOME)]
-    return run_ranks([*REFERENCES, NO_CLIP, GOLDFISH_REFERENCE, *few, *SPECIAL])
+    cases = (*QUICK, *WITHOUT_SOME, *SCHEDULES, *VALIDATIONS)
+    few = [{**case, "config": case["config"] | short} for case in cases]
+    references = [*REFERENCES, NO_CLIP, GOLDFISH_REFERENCE, SCHEDULE_REFERENCE]
+    references += VALIDATION_REFERENCES
+    return run_ranks([*references, *few, *SPECIAL])
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +270,28 @@ def test_the_goldfish_loss_is_the_same_in_every_layout(results: dict[str, Any], 
     equals(results[case], results["gpt goldfish reference"], 1e-5, FEW_STEPS)
     plain = results["gpt reference"]["losses"][:FEW_STEPS]
     assert results[case]["losses"] != pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("case", [job["id"] for job in SCHEDULES])
+def test_every_layout_follows_the_schedule_of_the_learning_rate(
+    results: dict[str, Any], case: str
+) -> None:
+    equals(results[case], results["gpt schedule reference"], 1e-5, FEW_STEPS)
+
+
+@pytest.mark.parametrize("case", VALIDATIONS, ids=[job["id"] for job in VALIDATIONS])
+def test_validation_tells_the_loss_of_one_process_and_changes_nothing(
+    results: dict[str, Any], case: dict[str, Any]
+) -> None:
+    """Neither what is learned, nor what a step sends."""
+    found = results[case["id"]]
+    kind = "goldfish" if "goldfish" in case["config"] else "reference"
+    expected = results[f"gpt validated {kind}"]
+    equals(found, expected, 1e-5, FEW_STEPS)
+    few = {step: loss for step, loss in expected["validation_losses"].items() if step in "24"}
+    assert found["validation_losses"] == pytest.approx(few, rel=1e-5)
+    config = TrainConfig.parse({**case["config"], "measured_steps": FEW_STEPS})
+    assert found["communication"] == expected_traffic(config, case["ranks"], 0)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

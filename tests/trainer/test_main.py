@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from trainer.runtime.exit_codes import (
     EXIT_INVALID,
     EXIT_OUT_OF_MEMORY,
     EXIT_PEER_FAILED,
+    EXIT_STOPPED,
 )
 
 MB = 1_000_000
@@ -94,7 +96,7 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Runs a configuration on four ranks; those named in ``other`` get one of their own."""
 
     def run(
-        config: Config, other: dict[int, Config] | None = None, kill: tuple[int, str] | None = None
+        config: Config, other: dict[int, Config] | None = None, kill: tuple[Any, ...] | None = None
     ) -> Ended:
         paths = [tmp_path / "config.json"] * 4
         paths[0].write_text(json.dumps(config))
@@ -111,6 +113,55 @@ def run(server: subprocess.Popen[str], tmp_path: Path) -> Run:
         return ended
 
     return run
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_goes_on_later(
+    run: Run, config: Config, tmp_path: Path
+) -> None:
+    """One rank is asked, by SIGTERM; all save the same step, and the next run has all others."""
+    folder = str(tmp_path / "saved")
+    saving = config | {"save": folder, "load": folder, "metrics": {}, "warmup_steps": 0}
+    ended = run(saving | {"measured_steps": 10_000}, kill=(2, "step 3/", "SIGTERM"))
+    assert ended.codes == [EXIT_STOPPED] * 4
+    assert ended.result is None
+    assert f"stopped by SIGTERM; to go on: load: {folder}" in ended.stderr
+    (saved,) = (tmp_path / "saved").iterdir()
+    done = int(saved.name.removeprefix("step-"))
+    assert done >= 3
+    ended = run(saving | {"measured_steps": 2})
+    assert ended.codes == [0] * 4
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines] == list(range(1, done + 3))
+    assert [line["loss"] for line in lines[-2:]] == ended.result["loss"]
+
+
+def test_validation_and_metrics_of_single_steps(run: Run, config: Config, tmp_path: Path) -> None:
+    changes = {
+        "validation": {"data": config["data"], "freq": 2},
+        "metrics": {},
+        "lr_scheduler": {"warmup_steps": 2},
+    }
+    ended = run(config | changes)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").open()]
+    assert [line["loss"] for line in lines] == ended.result["loss"]
+    assert [line["lr"] for line in lines] == pytest.approx([1.5e-4, 3e-4, 3e-4])
+    assert all(line["tokens_per_second"] > 0 for line in lines)
+    validated = ended.result["validation_loss"]
+    assert {
+        str(line["step"]): line["validation_loss"] for line in lines if "validation_loss" in line
+    } == validated
+    assert [*validated] == ["2", "3"]
+    assert validated["3"] < validated["2"]
+
+
+def test_without_its_package_a_writer_is_refused_before_the_first_step(
+    run: Run, config: Config
+) -> None:
+    if importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed")
+    ended = run(config | {"metrics": {"enable_wandb": True}})
+    assert ended.result["status"] == "invalid"
+    assert "metrics.enable_wandb: the package wandb is not installed" in ended.result["message"]
 
 
 def test_a_run_on_four_ranks_leaves_a_complete_result(run: Run, config: Config) -> None:

@@ -9,15 +9,14 @@ name when everything is on disk; until then, and again while it is removed, it e
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-import re
-import shutil
-import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,29 +24,25 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, FileSystemWriter
 
 from trainer.checkpoint.chunks import Chunk, LoadChunks, SaveChunks, chunks
+from trainer.checkpoint.folders import begin, complete, finish, remove_partial
 from trainer.checkpoint.integrity import (
-    CHECKSUMS_NAME,
     CheckpointError,
     SafeReader,
     checksum,
     read_checksums,
     verify,
 )
-from trainer.checkpoint.record import RECORD_NAME, Record, check_same, identity, read_record
+from trainer.checkpoint.record import Record, check_same, identity, read_record
+from trainer.checkpoint.together import on_each, on_first
 from trainer.config import ConfigError, TrainConfig
+from trainer.data.batches import Consumed
+from trainer.huggingface.load import Weights
+from trainer.huggingface.save import export
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
-from trainer.runtime.fsync import sync_folder
 from trainer.runtime.phase import phase
-
-KEEP = 2
-"""Complete checkpoints that stay when a newer one is complete, that one included."""
-_COMPLETE = re.compile(r"step-(\d{8,})")
-_PARTIAL = ".partial"
-
-T = TypeVar("T")
 
 
 class Checkpointed(Protocol):
@@ -58,12 +53,9 @@ class Checkpointed(Protocol):
     stages: list[Stage]
     optimizer: Optimizer
     scaler: LossScaler
-
-
-def complete(folder: Path) -> dict[int, Path]:
-    """Complete checkpoints in a folder by their finished steps, in their order."""
-    found = [(_COMPLETE.fullmatch(path.name), path) for path in folder.iterdir()]
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
+    global_batch: int
+    """Samples of a step."""
+    consumed: Consumed
 
 
 class Checkpoints:
@@ -77,6 +69,9 @@ class Checkpoints:
         self.config = config
         self.folder = Path(config.save) if config.save else None
         self.source = Path(config.load) if config.load else None
+        self.group: dist.ProcessGroup | None = None  # of writing beside the training
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[None] | None = None
 
     def load(self, trainer: Checkpointed) -> int:
         """Go on from the latest complete checkpoint, where one is asked for.
@@ -92,9 +87,16 @@ class Checkpoints:
                 folder to save into cannot be written or holds a later step.
             CheckpointError: if it cannot be read.
         """
-        path = _on_first(self._find)
-        finished = 0 if path is None else restore(trainer, path)
-        _on_first(lambda: self._claim(finished))
+        path = on_first(self._find)
+        if path is not None:
+            finished = restore(trainer, path)
+        else:
+            finished = 0
+            if self.config.initial_load_path is not None:
+                weights = Weights(Path(self.config.initial_load_path), self.config.model)
+                weights.fill(_chunks(trainer))
+                trainer.optimizer.weights.publish()
+        on_first(lambda: self._claim(finished))
         return finished
 
     def _find(self) -> Path | None:
@@ -137,29 +139,75 @@ class Checkpoints:
     def save(self, trainer: Checkpointed, step: int) -> Path:
         """Save the state after ``step`` finished steps, then remove what is older than the last 2.
 
+        With ``async_save`` the state is copied, and written while training goes on: ``wait`` tells
+        how that ended.
+
         Returns:
-            The checkpoint, complete and on disk.
+            The checkpoint, complete and on disk unless it is still written.
 
         Raises:
-            CheckpointError: if it cannot be written; earlier ones are as before.
+            CheckpointError: if it cannot be written, or the one before it could not; earlier ones
+                are as before.
         """
         assert self.folder is not None
-        folder, final = self.folder, self.folder / f"step-{step:08}"
+        self.wait()
+        final = self.folder / f"step-{step:08}"
         phase.name = "checkpoint"
+        held, record = _chunks(trainer), _record(trainer, step)
+        with self._failing(final):
+            draft = on_first(lambda: begin(final))
+            writer = FileSystemWriter(draft)
+            if not self.config.async_save:
+                dcp.save({}, storage_writer=writer, planner=SaveChunks(held))
+                _conclude(draft, final, record)
+                return final
+            if self.group is None:
+                timeout = timedelta(seconds=self.config.collective_timeout_s)
+                self.group = dist.new_group(backend="gloo", timeout=timeout)
+            copies = [c._replace(data=c.data.to("cpu", copy=True)) for c in held if c.writes]
+            written = dcp.async_save(
+                {}, storage_writer=writer, planner=SaveChunks(copies), process_group=self.group
+            )
+            self.pending = self.thread.submit(self._complete, written, draft, final, record)
+        return final
+
+    def wait(self) -> None:
+        """Until no checkpoint is being written; raises what went wrong with it."""
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending.result()
+
+    def finish(self) -> None:
+        """At the end of a run: ``wait``, then write the weights for others if asked to."""
+        self.wait()
+        if self.config.last_save_in_hf and self.folder is not None:
+            folder = self.folder
+            on_first(lambda: export(list(complete(folder).values())[-1], folder / "hf"))
+
+    def _complete(self, written: Future[Any], draft: Path, final: Path, record: Record) -> None:
+        """Of a checkpoint that torch writes, in a thread."""
+        with self._failing(final):
+            written.result()
+            _conclude(draft, final, record, self.group)
+
+    @contextlib.contextmanager
+    def _failing(self, final: Path) -> Iterator[None]:
         try:
-            draft = _on_first(lambda: _begin(final))
-            planner = SaveChunks(_chunks(trainer))
-            dcp.save({}, storage_writer=FileSystemWriter(draft), planner=planner)
-            record = _record(trainer, step)
-            written = f"__{dist.get_rank()}_*.distcp"
-            own = _on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)})
-            checksums = {name: value for rank in own for name, value in rank.items()}
-            _on_first(lambda: _finish(draft, final, record, checksums))
+            yield
         except (OSError, CheckpointException) as error:
             if dist.get_rank() == 0:
-                _remove_partial(folder)
+                remove_partial(final.parent)
             raise CheckpointError(f"cannot save {final}: {_cause(error)}") from error
-        return final
+
+
+def _conclude(
+    draft: Path, final: Path, record: Record, group: dist.ProcessGroup | None = None
+) -> None:
+    """Give a checkpoint its checksums and its name, once every rank has written its part."""
+    written = f"__{dist.get_rank()}_*.distcp"
+    own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
+    checksums = {name: value for rank in own for name, value in rank.items()}
+    on_first(lambda: finish(draft, final, record, checksums), group)
 
 
 def restore(trainer: Checkpointed, path: Path) -> int:
@@ -171,10 +219,10 @@ def restore(trainer: Checkpointed, path: Path) -> int:
     """
     phase.name = "checkpoint"
     try:
-        checksums = _on_first(lambda: read_checksums(path))
+        checksums = on_first(lambda: read_checksums(path))
         mine = sorted(checksums)[dist.get_rank() :: dist.get_world_size()]
-        _on_each(lambda: verify(path, checksums, mine))
-        record = _on_first(lambda: read_record(path))
+        on_each(lambda: verify(path, checksums, mine))
+        record = on_first(lambda: read_record(path))
         check_same(record, trainer.config, path)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -190,6 +238,10 @@ def restore(trainer: Checkpointed, path: Path) -> int:
             f"cannot read {path}: {_cause(error)}; without that folder the run goes on from the "
             "checkpoint before it"
         ) from error
+    samples = record.samples
+    if samples is None:
+        samples = record.step * trainer.global_batch
+    trainer.consumed = Consumed(record.step, samples)
     adamw = trainer.optimizer.adamw
     if adamw is not None:
         for state in adamw.state.values():
@@ -213,77 +265,12 @@ def _record(trainer: Checkpointed, step: int) -> Record:
     states = adamw.state.values() if adamw is not None else ()
     return Record(
         step=step,
+        samples=trainer.consumed.before(step, trainer.global_batch),
         updates=int(next((state["step"].item() for state in states), 0)),
         loss_scale=scaler.scale if scaler.enabled else None,
         good_steps=scaler.good_steps,
         **identity(trainer.config),
     )
-
-
-def _begin(final: Path) -> Path:
-    """A new folder to write into, once the room that broken attempts took is free."""
-    _remove_partial(final.parent)
-    draft = _partial(final)
-    draft.mkdir()
-    return draft
-
-
-def _finish(draft: Path, final: Path, record: Record, checksums: dict[str, str]) -> None:
-    """Make a checkpoint complete, whose tensors are on disk; then older ones are not needed."""
-    _write_json(draft / RECORD_NAME, record.model_dump())
-    others = {file.name: checksum(file) for file in draft.iterdir() if file.name not in checksums}
-    _write_json(draft / CHECKSUMS_NAME, dict(sorted((checksums | others).items())))
-    sync_folder(draft)
-    draft.rename(final)
-    sync_folder(final.parent)
-    for old in list(complete(final.parent).values())[:-KEEP]:
-        old.rename(_partial(old))  # never half a checkpoint under a complete one's name
-    _remove_partial(final.parent)
-
-
-def _write_json(path: Path, content: Any) -> None:
-    with path.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _partial(final: Path) -> Path:
-    return final.with_name(f"{final.name}.{uuid.uuid4().hex[:8]}{_PARTIAL}")
-
-
-def _remove_partial(folder: Path) -> None:
-    for path in folder.glob(f"step-*{_PARTIAL}"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _on_first(action: Callable[[], T]) -> T:
-    """Every rank gets what rank 0 found, or its error."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            found = [action()]
-        except (OSError, ConfigError, CheckpointError) as error:
-            found = [error]
-    dist.broadcast_object_list(found)
-    if isinstance(found[0], Exception):
-        raise found[0]
-    result: T = found[0]
-    return result
-
-
-def _on_each(action: Callable[[], T]) -> list[T]:
-    """Every rank gets what each found, or the error of the first that had one."""
-    found: list[Any] = [None] * dist.get_world_size()
-    try:
-        own: Any = action()
-    except (OSError, CheckpointError) as error:
-        own = error
-    dist.all_gather_object(found, own)
-    for each in found:
-        if isinstance(each, Exception):
-            raise each
-    return found
 
 
 def _cause(error: BaseException) -> str:

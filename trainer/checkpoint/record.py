@@ -20,6 +20,8 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     step: int = Field(ge=1)
+    samples: int | None = Field(default=None, ge=0)
+    """That were read; None in a checkpoint of a version that did not count them."""
     updates: int = Field(ge=0)
     loss_scale: float | None = Field(gt=0)
     good_steps: int = Field(ge=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,24 +15,33 @@ from trainer.data.goldfish import without
 class Dataset(Protocol):
     """Where the tokens come from; ``trainer.data.dataset.TokenDataset`` is one."""
 
-    def batch(
-        self,
-        step: int,
-        micro_batch: int,
-        replica: int,
-        *,
-        mbs: int,
-        gas: int,
-        dp: int,
-        seq_length: int,
-        seed: int,
+    def samples(
+        self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[Tensor, Tensor]:
-        """Tokens and targets of one micro-batch, each int64 of shape (mbs, seq_length)."""
+        """Tokens and targets of consecutive samples, each int64 of shape (count, seq_length).
+
+        Args:
+            first: number of the first one since the start of training.
+            count: of samples.
+            seq_length: tokens of each.
+            seed: of their order.
+        """
         ...
 
 
+class Consumed(NamedTuple):
+    """How far training had come where this run began: a checkpoint's record, or nothing."""
+
+    steps: int = 0
+    samples: int = 0
+
+    def before(self, step: int, global_batch: int) -> int:
+        """Samples that steps before this one have read, where this run's have so many each."""
+        return self.samples + (step - self.steps) * global_batch
+
+
 def micro_batches(
-    config: TrainConfig, dataset: Dataset, step: int, replica: int, dp: int
+    config: TrainConfig, dataset: Dataset, before: int, replica: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """A replica's tokens and targets of each micro-batch of a step, on the host.
 
@@ -41,20 +50,14 @@ def micro_batches(
     Args:
         config: what is trained.
         dataset: where the tokens come from.
-        step: number of the optimizer step.
+        before: samples of all earlier steps. A step's samples follow: those of the first replica,
+            by its micro-batches, then those of the next.
         replica: data-parallel rank.
-        dp: data-parallel ranks.
     """
     for micro_batch in range(config.gas):
-        tokens, targets = dataset.batch(
-            step,
-            micro_batch,
-            replica,
-            mbs=config.mbs,
-            gas=config.gas,
-            dp=dp,
-            seq_length=config.model.seq_length,
-            seed=config.seed,
+        first = before + (replica * config.gas + micro_batch) * config.mbs
+        tokens, targets = dataset.samples(
+            first, config.mbs, seq_length=config.model.seq_length, seed=config.seed
         )
         if config.goldfish is not None:
             targets = without(tokens, targets, config.goldfish)

@@ -36,32 +36,19 @@ class TokenDataset:
             raise ConfigError(f"{prefix}.bin: holds {self.num_tokens} tokens; add text")
         self._tokens = np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
 
-    def batch(
-        self,
-        step: int,
-        micro_batch: int,
-        replica: int,
-        *,
-        mbs: int,
-        gas: int,
-        dp: int,
-        seq_length: int,
-        seed: int,
+    def samples(
+        self, first: int, count: int, *, seq_length: int, seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One micro-batch of one replica.
-
-        Row ``r`` is sequence ``replica * gas * mbs + micro_batch * mbs + r`` of the step's
-        ``mbs * gas * dp``: equal products give equal global batches, in the same order.
+        """Consecutive samples, numbered since the start of training.
 
         Returns:
-            Tokens and targets, int64 tensors of shape (mbs, seq_length).
+            Tokens and targets, int64 tensors of shape (count, seq_length).
 
         Raises:
             ConfigError: if the data is shorter than one sample, or a token is not in the
                 model's vocabulary.
         """
-        first = step * mbs * gas * dp + (replica * gas + micro_batch) * mbs
-        rows = np.stack([self._sample(first + row, seq_length, seed) for row in range(mbs)])
+        rows = np.stack([self._sample(first + row, seq_length, seed) for row in range(count)])
         samples = torch.from_numpy(rows.astype(np.int64))
         return samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
 

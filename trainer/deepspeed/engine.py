@@ -191,12 +191,21 @@ class DeepSpeedTrainer:
         """A run always begins at the first step: this engine has no checkpoints here."""
         return 0
 
+    def validate(self, dataset: Dataset) -> float:
+        """Never asked for, see ``TrainConfig``."""
+        raise NotImplementedError
+
     def save_if_due(self, step: int, last: int) -> None:
         """Nothing is saved, see ``TrainConfig``."""
 
-    def step(self, number: int, dataset: Dataset) -> StepReport:
+    def finish(self) -> None:
+        """Nothing is being written."""
+
+    def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number."""
         skipped = self.engine.skipped_steps
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.config.lr(number)
         if self.config.pp > 1:
             phase.name = "forward"
             loss = self.engine.train_batch(data_iter=self._batches(number, dataset))
@@ -223,5 +232,6 @@ class DeepSpeedTrainer:
     def _batches(self, step: int, dataset: Dataset) -> Iterator[tuple[Tensor, Tensor]]:
         """This replica's micro-batches, on its device."""
         device = self.device.torch
-        for tokens, targets in micro_batches(self.config, dataset, step, self.replica, self.dp):
+        before = step * self.config.mbs * self.config.gas * self.dp
+        for tokens, targets in micro_batches(self.config, dataset, before, self.replica):
             yield tokens.to(device), targets.to(device)

@@ -6,8 +6,9 @@ of the old names; here they have one name.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -48,11 +49,23 @@ class Traffic:
         self.calls: Counter[tuple[Purpose, Level]] = Counter()
         self.bytes: Counter[tuple[Purpose, Level]] = Counter()
         self.seconds: defaultdict[tuple[Purpose, Level], float] = defaultdict(float)
+        self.counting = True
 
     def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
         """Note one call."""
+        if not self.counting:
+            return
         self.calls[purpose, level] += 1
         self.bytes[purpose, level] += num_bytes
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """While it is entered nothing is noted: what is sent is no part of a step."""
+        clock, self.clock, self.counting = self.clock, None, False
+        try:
+            yield
+        finally:
+            self.clock, self.counting = clock, True
 
     def clear(self) -> None:
         """Forget everything, e.g. what warm-up steps sent."""

@@ -147,9 +147,16 @@ class Pipeline:
         device: torch.device,
     ) -> None:
         self.mesh = mesh
+        self.gas = config.gas
+        self.stages = stages
+        self.loss_fn = loss_fn
+        self.device = device
         # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
         assert mesh.pp.group is not None
         dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
+        self.group = mesh.pp.group.handle
+        self.before, self.after = ((mesh.pp.rank + d) % mesh.pp.size for d in (-1, 1))
+        self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
         parts = [
             _LeanStage(
                 _Opaque(stage),
@@ -157,9 +164,9 @@ class Pipeline:
                 config.pp * config.vpp,
                 device,
                 group=mesh.pp.group.handle,
-                **_stage_io(config, mesh, stage, dtype),
+                **io,
             )
-            for number, stage in enumerate(stages)
+            for number, (stage, io) in enumerate(zip(stages, self.io, strict=True))
         ]
         for part in parts:
             part.count = self._count
@@ -194,6 +201,27 @@ class Pipeline:
         self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         return [loss.detach() for loss in losses]
 
+    def evaluate(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        """The losses alone, of each micro-batch; empty but on the last stage.
+
+        One stage after another: torch's schedules would set all stages up anew, twice.
+        """
+        losses = []
+        for number in range(self.gas):
+            for stage, io in zip(self.stages, self.io, strict=True):
+                x = tokens[number] if stage.is_first else self._received(io["input_args"])
+                x = stage(x)
+                if stage.is_last:
+                    losses.append(self.loss_fn(x, targets[number]))
+                else:
+                    dist.send(x.contiguous(), group=self.group, group_dst=self.after)
+        return losses
+
+    def _received(self, like: Tensor) -> Tensor:
+        x = torch.empty(like.shape, dtype=like.dtype, device=self.device)
+        dist.recv(x, group=self.group, group_src=self.before)
+        return x
+
 
 class GradientAccumulation:
     """The same without a pipeline: micro-batches one after another."""
@@ -212,3 +240,8 @@ class GradientAccumulation:
             loss.backward()
             losses.append(loss.detach())
         return losses
+
+    def evaluate(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+        """See ``Pipeline``."""
+        pairs = zip(tokens, targets, strict=True)
+        return [self.loss_fn(self.stage(inputs), target) for inputs, target in pairs]

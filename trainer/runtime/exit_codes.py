@@ -9,3 +9,5 @@ EXIT_INVALID = 2
 EXIT_OUT_OF_MEMORY = 3
 EXIT_PEER_FAILED = 4
 """The rank left because another one had failed."""
+EXIT_STOPPED = 143
+"""It was asked to stop (SIGTERM), and saved a checkpoint: 128 + 15, as the signal's own end."""

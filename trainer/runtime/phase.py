@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Name = Literal["build", "forward", "backward", "optimizer", "communication", "checkpoint"]
+Name = Literal[
+    "build", "forward", "backward", "optimizer", "communication", "validation", "checkpoint"
+]
 
 
 @dataclass

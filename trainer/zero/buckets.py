@@ -211,6 +211,9 @@ class WholeWeights:
         for bucket in self.buckets:
             bucket.start_step(self.micro_batches)
 
+    def end_evaluation(self) -> None:
+        """Nothing stays of passes without a backward pass."""
+
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"

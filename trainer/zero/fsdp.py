@@ -9,6 +9,7 @@ micro-batch, so that no rank holds more than its piece of them and those on thei
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,7 @@ class ShardedWeights:
         self.shards = DeviceMesh.from_group(
             replica_group(mesh, ranks, 1, "gather").handle, mesh.device.device_type
         )
+        self.stages: Any = stages  # under FSDP2 from here on
         self.units = [unit for stage in stages for unit in self._place(stage, config)]
         share_comm_ctx(stages)  # chunks of a pipeline take turns: one set of streams is enough
         self.masters: dict[Traits, list[nn.Parameter]] = {}
@@ -157,6 +159,13 @@ class ShardedWeights:
         """Forget the last step's gradients."""
         for unit in self.units:
             unit.reduce.start_step()
+
+    def end_evaluation(self) -> None:
+        """Leave nothing of passes without a backward pass to the next step."""
+        for unit in self.units:
+            unit.gather.weights_changed()
+        for stage in self.stages:
+            stage.reset_iter_state()
 
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from support import huggingface_models
 from support.checkpoint_cases import (
     GLOBAL_BATCH,
     MODELS,
@@ -19,8 +20,9 @@ from support.checkpoint_cases import (
     contents,
     job,
 )
-from trainer.checkpoint.checkpoints import complete
+from trainer.checkpoint.folders import complete
 from trainer.config import ConfigError, TrainConfig
+from trainer.huggingface.names import config_of
 
 _QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
 
@@ -99,6 +101,78 @@ def test_every_layout_goes_on_from_every_other(
 ) -> None:
     every = [(model, *pair) for pair in itertools.product(LAYOUTS, LAYOUTS)]
     crossings(run_phases, tmp_path, every)
+
+
+def test_another_global_batch_goes_on_with_the_next_sample(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    """Nothing is read twice and nothing left out, also from a run that changed it before."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    three = {"measured_steps": 3}
+    answers = run_phases(
+        [job("24 a step", 1, "train", {}, save=first, **three)],
+        [job("20 a step", 1, "train", {}, mbs=5, gas=4, load=first, save=second, **three)],
+        [job("6 a step", 2, "go_on", {}, mbs=1, gas=3, load=second, **three)],
+        [job("whole", 1, "go_on", {}, mbs=3, gas=1, measured_steps=1, load=second)],
+    )
+    assert answers["6 a step"]["first"] == 6
+    assert answers["6 a step"]["read"] == [132 + n for n in (0, 1, 2, 6, 7, 8, 12, 13, 14)]
+    assert answers["whole"]["read"] == [132, 133, 134]
+
+
+def test_checkpoints_that_are_written_beside_the_training_are_of_their_own_step(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    """The weights change while they are written, and both layouts save more than once."""
+    every = {"save_interval": 1, "gas": 2, "zero_stage": 3}
+    names = ("later", "at once")
+    run_phases(
+        [
+            job(
+                name, 2, "train", {}, save=str(tmp_path / name), async_save=name == "later", **every
+            )
+            for name in names
+        ]
+    )
+    later, at_once = (complete(tmp_path / name) for name in names)
+    assert [*later] == [*at_once] == [2, 3]
+    for step in later:
+        assert_same(contents(later[step]), contents(at_once[step]))
+    assert not list(tmp_path.glob("*/*.partial"))
+
+
+def test_every_layout_begins_from_the_same_weights_of_transformers(
+    run_phases: RunPhases, tmp_path: Path
+) -> None:
+    model = TrainConfig.parse(config(1, "llama")).model
+    described = config_of(model)
+    huggingface_models.write(tmp_path / "hf", described, huggingface_models.drawn(described))
+    begin = {"model": "llama", "initial_load_path": str(tmp_path / "hf"), "measured_steps": 2}
+    layouts = {
+        "one": (1, {}),
+        "mesh": (4, {"tp": 2, "pp": 2, "gas": 2, "zero_stage": 1}),
+        "zero3": (3, {"zero_stage": 3}),
+    }
+    answers = run_phases(
+        [job(name, ranks, "go_on", {}, **begin, **more) for name, (ranks, more) in layouts.items()]
+    )
+    for name in layouts:
+        assert answers[name]["losses"] == pytest.approx(answers["one"]["losses"], rel=1e-6)
+
+
+def test_a_schedule_goes_on_where_it_stopped(run_phases: RunPhases, tmp_path: Path) -> None:
+    schedule = {
+        "lr_scheduler": {"warmup_steps": 2, "total_steps": 6, "decay_ratio": 0.5},
+        "gas": 2,
+    }
+    answers = run_phases(
+        [
+            job("whole", 1, "train", {}, measured_steps=6, **schedule),
+            job("before", 1, "train", {}, save=str(tmp_path), **schedule),
+        ],
+        [job("after", 2, "go_on", {}, load=str(tmp_path), zero_stage=3, **schedule)],
+    )
+    assert answers["after"]["losses"] == pytest.approx(answers["whole"]["losses"][3:], rel=1e-6)
 
 
 def test_a_trainer_that_turns_back_repeats_itself(run_phases: RunPhases, tmp_path: Path) -> None:

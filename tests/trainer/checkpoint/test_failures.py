@@ -17,7 +17,7 @@ from support.checkpoint_cases import (
     job,
     start_worker,
 )
-from trainer.checkpoint.checkpoints import complete
+from trainer.checkpoint.folders import complete
 
 
 def job_of(ranks: int, action: str, **values: Any) -> Job:

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from support.megatron_files import MEGATRON_CODES, write_megatron
-from trainer.config import ConfigError
+from trainer.config import ConfigError, TrainConfig
+from trainer.data.batches import Consumed, micro_batches
 from trainer.data.dataset import TokenDataset, shuffled
 
 
@@ -24,28 +25,43 @@ def counting(tmp_path: Path) -> TokenDataset:
 def global_batch(
     data: TokenDataset, step: int, mbs: int, gas: int, dp: int, seed: int = 1, seq_length: int = 10
 ) -> torch.Tensor:
-    parts = [
-        data.batch(step, micro, replica, mbs=mbs, gas=gas, dp=dp, seq_length=seq_length, seed=seed)[
-            0
+    config = TrainConfig.parse(
+        {
+            "model": {
+                "num_layers": 1,
+                "hidden_size": 8,
+                "num_heads": 1,
+                "vocab_size": 4001,
+                "seq_length": seq_length,
+            },
+            "data": "counting",
+            "mbs": mbs,
+            "gas": gas,
+            "seed": seed,
+        }
+    )
+    before = Consumed().before(step, mbs * gas * dp)
+    return torch.cat(
+        [
+            tokens
+            for replica in range(dp)
+            for tokens, _ in micro_batches(config, data, before, replica)
         ]
-        for replica in range(dp)
-        for micro in range(gas)
-    ]
-    return torch.cat(parts)
+    )
 
 
 @pytest.mark.parametrize("dtype", MEGATRON_CODES)
 def test_every_number_type_of_megatron_is_read(tmp_path: Path, dtype: str) -> None:
     write_megatron(tmp_path / "x", [[1, 2, 3], [4, 5, 6, 7, 8, 9]], dtype)
     data = TokenDataset(tmp_path / "x", vocab_size=10)
-    tokens, targets = data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=8, seed=0)
+    tokens, targets = data.samples(0, 1, seq_length=8, seed=0)
     assert tokens.dtype == targets.dtype == torch.int64
     assert tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8]]
     assert targets.tolist() == [[2, 3, 4, 5, 6, 7, 8, 9]]
 
 
 def test_targets_are_the_tokens_one_later(counting: TokenDataset) -> None:
-    tokens, targets = counting.batch(3, 1, 1, mbs=4, gas=2, dp=2, seq_length=10, seed=7)
+    tokens, targets = counting.samples(50, 4, seq_length=10, seed=7)
     assert tokens.shape == targets.shape == (4, 10)
     assert torch.equal(targets, tokens + 1)
 
@@ -93,11 +109,11 @@ def test_a_token_outside_the_vocabulary_is_an_input_error(tmp_path: Path) -> Non
     write_megatron(tmp_path / "x", [[1, 2, 300, 4]], "int32")
     data = TokenDataset(tmp_path / "x", vocab_size=257)
     with pytest.raises(ConfigError, match=r"x\.bin: token 300 .* vocabulary of 257"):
-        data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=3, seed=0)
+        data.samples(0, 1, seq_length=3, seed=0)
 
 
 def test_data_shorter_than_one_sample_is_an_input_error(tmp_path: Path) -> None:
     write_megatron(tmp_path / "x", [[1, 2, 3, 4]], "int32")
     data = TokenDataset(tmp_path / "x", vocab_size=10)
     with pytest.raises(ConfigError, match="fewer than one sample of seq_length 4"):
-        data.batch(0, 0, 0, mbs=1, gas=1, dp=1, seq_length=4, seed=0)
+        data.samples(0, 1, seq_length=4, seed=0)

@@ -81,5 +81,5 @@ def test_the_standard_library_makes_a_data_set(tmp_path: Path) -> None:
     written = prepare_data(files, tmp_path / "x")
     assert 200_000 < written <= 300_000 + len(files)
     data = TokenDataset(tmp_path / "x", END_OF_DOCUMENT + 1)
-    tokens, _ = data.batch(0, 0, 0, mbs=4, gas=1, dp=1, seq_length=128, seed=0)
+    tokens, _ = data.samples(0, 4, seq_length=128, seed=0)
     assert tokens.max() <= END_OF_DOCUMENT

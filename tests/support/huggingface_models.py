@@ -1,0 +1,155 @@
+"""Llama and GPT-2 over tensors as ``transformers`` names them, written out plainly in float64.
+
+An independent implementation: nothing of the trainer's, neither its layers nor its reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+def read(folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """What ``config.json`` says, and every tensor of ``model.safetensors``."""
+    raw = (folder / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", raw[:8])
+    table = json.loads(raw[8 : 8 + size])
+    table.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in table.items():
+        assert entry["dtype"] == "F32"
+        begin, end = (8 + size + offset for offset in entry["data_offsets"])
+        numbers = np.frombuffer(raw[begin:end], "<f4").reshape(entry["shape"])
+        tensors[name] = torch.from_numpy(numbers.copy()).double()
+    return json.loads((folder / "config.json").read_text()), tensors
+
+
+def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> None:
+    """The same the other way round."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    table, data = {}, b""
+    for name, tensor in tensors.items():
+        numbers = tensor.float().numpy().tobytes()
+        offsets = [len(data), len(data) + len(numbers)]
+        table[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": offsets}
+        data += numbers
+    head = json.dumps(table).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + data)
+
+
+def logits(config: dict[str, Any], tensors: Tensors, tokens: Tensor) -> Tensor:
+    """(batch, sequence, vocabulary) of tokens (batch, sequence)."""
+    return {"llama": _llama, "gpt2": _gpt2}[config["model_type"]](config, tensors, tokens)
+
+
+def drawn(config: dict[str, Any]) -> Tensors:
+    """Random weights of a model, large enough that every one shows in the logits."""
+    generator = torch.Generator().manual_seed(5)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64) * 0.2
+        + (1.0 if "norm" in name or "ln_" in name else 0.0)
+        for name, shape in _shapes(config).items()
+    }
+
+
+def _shapes(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    if c["model_type"] == "gpt2":
+        h, ffn = c["n_embd"], c["n_inner"]
+        found: dict[str, tuple[int, ...]] = {
+            "transformer.wte.weight": (c["vocab_size"], h),
+            "transformer.wpe.weight": (c["n_positions"], h),
+        }
+        for n in range(c["n_layer"]):
+            inner = {"ln_1": (h,), "attn.c_attn": (h, 3 * h), "attn.c_proj": (h, h)}
+            inner |= {"ln_2": (h,), "mlp.c_fc": (h, ffn), "mlp.c_proj": (ffn, h)}
+            for name, shape in inner.items():
+                found[f"transformer.h.{n}.{name}.weight"] = shape
+                found[f"transformer.h.{n}.{name}.bias"] = shape[-1:]
+        return {**found, "transformer.ln_f.weight": (h,), "transformer.ln_f.bias": (h,)}
+    h, ffn = c["hidden_size"], c["intermediate_size"]
+    kv = h // c["num_attention_heads"] * c["num_key_value_heads"]
+    found = {"model.embed_tokens.weight": (c["vocab_size"], h)}
+    for n in range(c["num_hidden_layers"]):
+        inner = {"input_layernorm": (h,), "post_attention_layernorm": (h,)}
+        inner |= {"self_attn.q_proj": (h, h), "self_attn.k_proj": (kv, h)}
+        inner |= {"self_attn.v_proj": (kv, h), "self_attn.o_proj": (h, h)}
+        inner |= {"mlp.gate_proj": (ffn, h), "mlp.up_proj": (ffn, h), "mlp.down_proj": (h, ffn)}
+        found |= {f"model.layers.{n}.{name}.weight": shape for name, shape in inner.items()}
+    return {**found, "model.norm.weight": (h,), "lm_head.weight": (c["vocab_size"], h)}
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Of (batch, heads, sequence, head), one head of queries at a time."""
+    shared = query.size(1) // key.size(1)
+    length = query.size(2)
+    hidden = torch.full((length, length), -math.inf, dtype=query.dtype).triu(1)
+    found = []
+    for head in range(query.size(1)):
+        k, v = key[:, head // shared], value[:, head // shared]
+        scores = query[:, head] @ k.transpose(1, 2) / math.sqrt(query.size(-1)) + hidden
+        found.append(scores.softmax(-1) @ v)
+    return torch.cat(found, -1)
+
+
+def _heads(x: Tensor, size: int) -> Tensor:
+    return x.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+def _llama(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
+    size = c["hidden_size"] // c["num_attention_heads"]
+    frequency = c["rope_theta"] ** -(torch.arange(0, size, 2).double() / size)
+    angle = torch.outer(torch.arange(tokens.size(1)).double(), frequency).repeat(1, 2)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        root = (x.square().mean(-1, keepdim=True) + c["rms_norm_eps"]).sqrt()
+        return x / root * t[f"{name}.weight"]
+
+    def turned(x: Tensor) -> Tensor:
+        half = torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1)
+        return x * angle.cos() + half * angle.sin()
+
+    x = t["model.embed_tokens.weight"][tokens]
+    for n in range(c["num_hidden_layers"]):
+        at = f"model.layers.{n}"
+
+        def product(x: Tensor, name: str, at: str = at) -> Tensor:
+            return x @ t[f"{at}.{name}.weight"].t()
+
+        y = norm(x, f"{at}.input_layernorm")
+        q, k, v = (_heads(product(y, f"self_attn.{p}_proj"), size) for p in "qkv")
+        x = x + product(_attention(turned(q), turned(k), v), "self_attn.o_proj")
+        y = norm(x, f"{at}.post_attention_layernorm")
+        gate = F.silu(product(y, "mlp.gate_proj"))
+        x = x + product(gate * product(y, "mlp.up_proj"), "mlp.down_proj")
+    last = "model.embed_tokens" if c["tie_word_embeddings"] else "lm_head"
+    return norm(x, "model.norm") @ t[f"{last}.weight"].t()
+
+
+def _gpt2(c: dict[str, Any], t: Tensors, tokens: Tensor) -> Tensor:
+    def norm(x: Tensor, name: str) -> Tensor:
+        scale, shift = t[f"transformer.{name}.weight"], t[f"transformer.{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], scale, shift, c["layer_norm_epsilon"])
+
+    def product(x: Tensor, name: str) -> Tensor:
+        return x @ t[f"transformer.{name}.weight"] + t[f"transformer.{name}.bias"]
+
+    x = t["transformer.wte.weight"][tokens]
+    x = x + t["transformer.wpe.weight"][: tokens.size(1)]
+    for n in range(c["n_layer"]):
+        parts = product(norm(x, f"h.{n}.ln_1"), f"h.{n}.attn.c_attn").chunk(3, -1)
+        q, k, v = (_heads(part, c["n_embd"] // c["n_head"]) for part in parts)
+        x = x + product(_attention(q, k, v), f"h.{n}.attn.c_proj")
+        y = F.gelu(product(norm(x, f"h.{n}.ln_2"), f"h.{n}.mlp.c_fc"), approximate="tanh")
+        x = x + product(y, f"h.{n}.mlp.c_proj")
+    return norm(x, "ln_f") @ t["transformer.wte.weight"].t()

@@ -1,0 +1,190 @@
+"""Weights of ``transformers``, in and out: the logits are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from support import huggingface_models as theirs
+from support.checkpoint_cases import MODELS
+from trainer.config import ConfigError, TrainConfig
+from trainer.huggingface.__main__ import main
+from trainer.huggingface.names import config_of
+from trainer.huggingface.safetensors import read_folder
+from trainer.runtime.device import Device
+from trainer.train import Trainer
+
+EXACT = {"rtol": 0, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def settings(model: str, **values: Any) -> dict[str, Any]:
+    shape = MODELS[model] | values.pop("shape", {})
+    return {
+        "model": shape, "data": "none", "precision": "fp32", "device": "cpu", "warmup_steps": 0,
+        "measured_steps": 1, **values,
+    }  # fmt: skip
+
+
+def made(model: str, **values: Any) -> Trainer:
+    """A trainer that has begun."""
+    config = TrainConfig.parse(settings(model, **values))
+    trainer = Trainer(config, Device("cpu"))
+    trainer.resume()
+    return trainer
+
+
+def ours(trainer: Trainer, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return trainer.stages[0](tokens).transpose(0, 1)
+
+
+def some_tokens(model: str) -> Tensor:
+    shape = MODELS[model]
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, shape["vocab_size"], (3, shape["seq_length"]), generator=generator)
+
+
+def written(model: str, folder: Path) -> dict[str, Any]:
+    config = config_of(TrainConfig.parse(settings(model)).model)
+    theirs.write(folder, config, theirs.drawn(config))
+    return config
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_begins_from_weights_of_transformers(model: str, tmp_path: Path) -> None:
+    written(model, tmp_path / "hf")
+    trainer = made(model, initial_load_path=str(tmp_path / "hf"))
+    tokens = some_tokens(model)
+    expected = theirs.logits(*theirs.read(tmp_path / "hf"), tokens)
+    torch.testing.assert_close(ours(trainer, tokens).double(), expected, **EXACT)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_ends_with_weights_for_transformers(model: str, tmp_path: Path) -> None:
+    trainer = made(model, save=str(tmp_path), last_save_in_hf=True)
+    trainer.checkpoints.save(trainer, 1)
+    trainer.finish()
+    tokens = some_tokens(model)
+    expected = ours(trainer, tokens)
+    found = theirs.logits(*theirs.read(tmp_path / "hf"), tokens)
+    torch.testing.assert_close(found, expected.double(), **EXACT)
+    assert main([str(tmp_path / "step-00000001"), str(tmp_path / "again")]) == 0
+    for name, tensor in read_folder(tmp_path / "again").items():
+        assert torch.equal(tensor, read_folder(tmp_path / "hf")[name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "hf", "step-00000001"]
+
+
+def test_the_names_of_a_file_may_lack_their_beginning(tmp_path: Path) -> None:
+    """As in the files of GPT-2 on the hub."""
+    config = written("gpt", tmp_path / "hf")
+    tensors = theirs.drawn(config)
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    theirs.write(tmp_path / "bare", config, bare)
+    tokens = some_tokens("gpt")
+    found = [
+        ours(made("gpt", initial_load_path=str(tmp_path / name)), tokens) for name in ("hf", "bare")
+    ]
+    assert torch.equal(*found)
+
+
+def test_files_beside_an_index_are_one_model(tmp_path: Path) -> None:
+    config = written("llama", tmp_path / "hf")
+    tensors = theirs.drawn(config)
+    folder = tmp_path / "hf"
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    table = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        theirs.write(tmp_path / f"part{number}", config, {name: tensors[name] for name in part})
+        (tmp_path / f"part{number}/model.safetensors").rename(folder / f"{number}.safetensors")
+        table |= dict.fromkeys(part, f"{number}.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+    trainer = made("llama", initial_load_path=str(folder))
+    tokens = some_tokens("llama")
+    expected = theirs.logits(config, {n: t.float().double() for n, t in tensors.items()}, tokens)
+    torch.testing.assert_close(ours(trainer, tokens).double(), expected, **EXACT)
+
+
+def test_words_that_round_up_the_vocabulary_are_never_the_likeliest(tmp_path: Path) -> None:
+    written("gpt", tmp_path / "hf")
+    words = MODELS["gpt"]["vocab_size"]
+    tokens = some_tokens("gpt")
+    trainer = made("gpt", initial_load_path=str(tmp_path / "hf"), shape={"vocab_size": words + 28})
+    found = ours(trainer, tokens)
+    expected = theirs.logits(*theirs.read(tmp_path / "hf"), tokens)
+    torch.testing.assert_close(found[..., :words].double(), expected, **EXACT)
+    assert found.argmax(-1).max() < words
+    mean = expected.mean(-1, keepdim=True).expand(-1, -1, 28)
+    torch.testing.assert_close(found[..., words:].double(), mean, **EXACT)
+
+
+WRONG = {
+    "another width": ({"hidden_size": 80}, "hidden_size is 80 there and 40 here"),
+    "another norm": ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06 there and 1e-05 here"),
+    "other frequencies": ({"rope_scaling": {"rope_type": "llama3"}}, "rope_type is 'llama3' there"),
+    "fewer positions": (
+        {"max_position_embeddings": 8},
+        "embeddings is 8 there and 12",
+    ),
+    "another kind": ({"model_type": "qwen3"}, "model_type is 'qwen3' there and 'llama' here"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_weights_of_another_model_are_refused(case: str, tmp_path: Path) -> None:
+    changes, says = WRONG[case]
+    config = written("llama", tmp_path / "hf") | changes
+    (tmp_path / "hf/config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"initial_load_path: .*config\.json") as refused:
+        made("llama", initial_load_path=str(tmp_path / "hf"))
+    assert says in str(refused.value)
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    written("llama", tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    whole = file.read_bytes()
+    for size in (len(whole) - 1, 100, 4, 0):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ConfigError, match=r"model\.safetensors: .*cut short"):
+            made("llama", initial_load_path=str(tmp_path / "hf"))
+
+
+def test_a_model_that_transformers_has_no_name_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"those of Llama .* or GPT-2"):
+        made("llama", initial_load_path=str(tmp_path), shape={"linear_bias": True})
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_transformers_itself_gives_the_same_logits(model: str, tmp_path: Path) -> None:
+    """Both ways: it reads ours, and what it then saves is read."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers and safetensors")
+    trainer = made(model, save=str(tmp_path), last_save_in_hf=True)
+    trainer.checkpoints.save(trainer, 1)
+    trainer.finish()
+    tokens = some_tokens(model)
+    it = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    with torch.no_grad():
+        expected = it(tokens).logits
+    torch.testing.assert_close(ours(trainer, tokens), expected, **EXACT)
+    for parameter in it.parameters():
+        parameter.data = parameter.data * 3
+    it.save_pretrained(tmp_path / "theirs")
+    again = made(model, initial_load_path=str(tmp_path / "theirs"))
+    with torch.no_grad():
+        expected = it(tokens).logits
+    torch.testing.assert_close(ours(again, tokens), expected, **EXACT)

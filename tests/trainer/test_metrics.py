@@ -1,0 +1,56 @@
+"""Figures of single steps, and what becomes of them when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from trainer.config import Metrics
+from trainer.metrics import MetricsWriter
+
+
+def steps(folder: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+
+
+def test_a_run_that_goes_on_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+    writer = MetricsWriter(Metrics(), tmp_path, 0, {})
+    for step in range(1, 6):
+        writer.write(step, {"loss": 1.0 / step})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # killed here
+    again = MetricsWriter(Metrics(), tmp_path, 3, {})
+    again.write(4, {"loss": math.nan})
+    again.close()
+    assert steps(tmp_path) == [1, 2, 3, 4]
+    last = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last) == {"step": 4, "loss": None}
+
+
+def test_a_run_that_begins_anew_begins_the_file_anew(tmp_path: Path) -> None:
+    for _ in range(2):
+        writer = MetricsWriter(Metrics(log_freq=2), tmp_path, 0, {})
+        for step in range(1, 6):
+            validation = {"validation_loss": 1.0} if step == 3 else {}
+            writer.write(step, {"loss": 1.0, **validation})
+        writer.close()
+    assert steps(tmp_path) == [2, 3, 4]
+
+
+def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
+    reading = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator",
+        reason="needs the package tensorboard",
+    )
+    writer = MetricsWriter(Metrics(enable_tensorboard=True), tmp_path, 0, {})
+    writer.write(1, {"loss": 2.0, "grad_norm": math.inf})
+    writer.write(2, {"loss": 1.0, "grad_norm": 0.5})
+    writer.close()
+    board = reading.EventAccumulator(str(tmp_path / "tb"))
+    board.Reload()
+    assert [(e.step, e.value) for e in board.Scalars("loss")] == [(1, 2.0), (2, 1.0)]
+    assert [(e.step, e.value) for e in board.Scalars("grad_norm")] == [(2, 0.5)]

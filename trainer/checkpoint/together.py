@@ -1,0 +1,42 @@
+"""What one rank does for all, or each for itself, with one outcome on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from trainer.checkpoint.integrity import CheckpointError
+from trainer.config import ConfigError
+
+T = TypeVar("T")
+
+
+def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Every rank gets what rank 0 found, or its error."""
+    found: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            found = [action()]
+        except (OSError, ConfigError, CheckpointError) as error:
+            found = [error]
+    dist.broadcast_object_list(found, group=group)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    result: T = found[0]
+    return result
+
+
+def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Every rank gets what each found, or the error of the first that had one."""
+    found: list[Any] = [None] * dist.get_world_size()
+    try:
+        own: Any = action()
+    except (OSError, CheckpointError) as error:
+        own = error
+    dist.all_gather_object(found, own, group)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found

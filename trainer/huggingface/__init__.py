@@ -1,0 +1,1 @@
+"""Weights as ``transformers`` keeps them: read as a beginning, written at the end."""

@@ -1,0 +1,194 @@
+"""Which tensors of ``transformers`` a parameter of ours consists of, for Llama and GPT-2.
+
+Ours stacks what is multiplied with the same input: queries, keys and values, and the two
+projections of SwiGLU. GPT-2's matrices are there the other way round.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.config import ConfigError, ModelConfig
+from trainer.model.transformer import NORM_EPS
+
+_LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One ``model_type``.
+
+    Attributes:
+        kind: its name.
+        top: names of what is outside of all layers; of GPT-2 files may leave out ``transformer.``.
+        layers: what the names of layers begin with.
+        inside: by our name within a layer, theirs, in the order in which ours stacks them.
+        transposed: whether matrices of layers are (inputs, outputs).
+    """
+
+    kind: str
+    top: Mapping[str, str]
+    layers: str
+    inside: Mapping[str, tuple[str, ...]]
+    transposed: bool
+
+    def sources(self, name: str) -> list[str]:
+        """Their names for one of our parameters, in the order of its rows."""
+        found = _LAYER.fullmatch(name)
+        if found is None:
+            return [self.top[name]]
+        layer, module, part = found.groups()
+        return [f"{self.layers}{layer}.{theirs}.{part}" for theirs in self.inside[module]]
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether our parameter is theirs the other way round."""
+        return self.transposed and name.startswith("blocks.") and "norm" not in name
+
+
+LLAMA = Architecture(
+    kind="llama",
+    top={
+        "embedding.weight": "model.embed_tokens.weight",
+        "norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+    },
+    layers="model.layers.",
+    inside={
+        "attention_norm": ("input_layernorm",),
+        "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attention.out": ("self_attn.o_proj",),
+        "mlp_norm": ("post_attention_layernorm",),
+        "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
+        "mlp.down": ("mlp.down_proj",),
+    },
+    transposed=False,
+)
+GPT2 = Architecture(
+    kind="gpt2",
+    top={
+        "embedding.weight": "transformer.wte.weight",
+        "positions.weight": "transformer.wpe.weight",
+        "norm.weight": "transformer.ln_f.weight",
+        "norm.bias": "transformer.ln_f.bias",
+    },
+    layers="transformer.h.",
+    inside={
+        "attention_norm": ("ln_1",),
+        "attention.qkv": ("attn.c_attn",),
+        "attention.out": ("attn.c_proj",),
+        "mlp_norm": ("ln_2",),
+        "mlp.up": ("mlp.c_fc",),
+        "mlp.down": ("mlp.c_proj",),
+    },
+    transposed=True,
+)
+
+
+def architecture_of(model: ModelConfig) -> Architecture:
+    """What ``transformers`` calls a model of this shape.
+
+    Raises:
+        ConfigError: if it is neither of the two.
+    """
+    parts = (model.norm, model.positions, model.activation, model.linear_bias)
+    if parts == ("rmsnorm", "rotary", "swiglu", False):
+        return LLAMA
+    whole = model.tied_embeddings and model.kv_heads == model.num_heads
+    if parts == ("layernorm", "learned", "gelu", True) and whole:
+        return GPT2
+    raise ConfigError(
+        f"norm {model.norm}, positions {model.positions}, activation {model.activation}, "
+        f"linear_bias {model.linear_bias}: Hugging Face weights are those of Llama (rmsnorm, "
+        "rotary, swiglu, no bias) or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
+    )
+
+
+def config_of(model: ModelConfig) -> dict[str, Any]:
+    """The ``config.json`` of a model."""
+    if architecture_of(model) is GPT2:
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "vocab_size": model.vocab_size,
+            "n_positions": model.seq_length,
+            "n_embd": model.hidden_size,
+            "n_layer": model.num_layers,
+            "n_head": model.num_heads,
+            "n_inner": model.ffn_size,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": NORM_EPS,
+            "tie_word_embeddings": True,
+            "torch_dtype": "float32",
+        }
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.seq_length,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": NORM_EPS,
+        "rope_theta": model.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": model.tied_embeddings,
+        "torch_dtype": "float32",
+    }
+
+
+_OTHERWISE: dict[str, dict[str, Any]] = {
+    "llama": {
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    },
+}
+"""What ``transformers`` takes where a file does not say."""
+_AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
+_AT_MOST = ("vocab_size",)  # ours may be rounded up
+_NO_MATTER = ("architectures", "torch_dtype", "head_dim", "n_inner", "num_key_value_heads")
+
+
+def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
+    """See that a ``config.json`` is of this model.
+
+    Raises:
+        ConfigError: if it is not; the message names the keys and both values.
+    """
+    wanted = config_of(model)
+    known = {**_OTHERWISE.get(str(given.get("model_type")), {}), **given}
+    rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
+    known["rope_theta"] = rope.get("rope_theta", known.get("rope_theta"))
+    wrong = []
+    for key, ours in wanted.items():
+        there = known.get(key)
+        if (there is None and key in _NO_MATTER) or key in _NO_MATTER[:2]:
+            continue
+        if key in _AT_LEAST or key in _AT_MOST:
+            less = -1 if key in _AT_MOST else 1
+            if isinstance(there, int) and less * ours <= less * there:
+                continue
+        elif there == ours:
+            continue
+        wrong.append(f"{key} is {there!r} there and {ours!r} here")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        wrong.append(f"rope_type is {kind!r} there, and this trainer has 'default' only")
+    if wrong:
+        raise ConfigError(f"is of another model: {'; '.join(wrong)}")

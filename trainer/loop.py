@@ -1,0 +1,195 @@
+"""The training loop: steps, and what happens between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from trainer.config import TrainConfig
+from trainer.data.batches import Dataset
+from trainer.metrics import MetricsWriter
+from trainer.optimizer import StepReport
+from trainer.parallel.collectives import Traffic
+from trainer.result import rates
+from trainer.runtime.device import Device, attention_backends
+from trainer.train import Trainer
+
+
+class Engine(Protocol):
+    """What trains a model on this rank: ``Trainer``, or DeepSpeed's counterpart."""
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What this rank sent; None if the engine's collectives are its own."""
+        ...
+
+    @property
+    def kernels(self) -> dict[str, Any] | None:
+        """What its matrix products were found to need; None if they were not timed."""
+        ...
+
+    def resume(self) -> int:
+        """Load a checkpoint, if one is asked for; returns the steps that are finished."""
+        ...
+
+    def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
+        """One optimizer step on the global batch of that number.
+
+        Args:
+            number: from 0 since the start of training.
+            dataset: where the tokens come from.
+            stop: see ``Optimizer.step``.
+        """
+        ...
+
+    def validate(self, dataset: Dataset) -> float:
+        """Mean loss on held-out data."""
+        ...
+
+    def save_if_due(self, step: int, last: int) -> Path | None:
+        """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
+        ...
+
+    def finish(self) -> None:
+        """Until everything is written; raises what went wrong with it."""
+        ...
+
+
+def build_engine(config: TrainConfig, device: Device) -> Engine:
+    """The engine that the configuration names."""
+    if config.engine == "deepspeed":
+        from trainer.deepspeed.engine import DeepSpeedTrainer  # heavy, and may not be there
+
+        return DeepSpeedTrainer(config, device)
+    return Trainer(config, device)
+
+
+def train(
+    config: TrainConfig,
+    dataset: Dataset,
+    progress: Callable[[str], None],
+    step_done: Callable[[int, float], None] = lambda number, step_time_s: None,
+    *,
+    held_out: Dataset | None = None,
+    folder: Path | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Train for ``config.steps`` steps on every rank of the default process group.
+
+    The group's backend must be that of ``Device.of_this_rank(config.device)``.
+
+    Args:
+        config: what to train and how.
+        dataset: gives each replica's micro-batches.
+        progress: called with one line after every step.
+        step_done: called with every step's number, from 1 in this run, and its time; not timed.
+        held_out: data of ``config.validation``.
+        folder: where the first rank writes ``config.metrics``.
+        stop: whether this rank was asked to stop, which all do after the step that they are in
+            when any was; asked where there is a folder to save into.
+
+    Returns:
+        On every rank: ``step_times_s``, ``losses`` (global mean of each step), ``grad_norms``
+        (before clipping), ``skipped_steps``, ``validation_losses`` (by step, from 1), ``stopped``
+        (whether somebody asked for it); and this rank's ``device`` (``Device.facts``), ``memory``
+        (``Device.memory``), ``communication`` per measured step (``Traffic.report``; empty
+        with DeepSpeed) and ``kernels`` (``Tuning.report``, or None).
+
+    Raises:
+        ConfigError: if the configuration cannot run on so many ranks.
+    """
+    device = Device.of_this_rank(config.device)
+    engine = build_engine(config, device)
+    first = engine.resume()
+    last = first + config.steps
+    times_s: list[float] = []
+    reports: list[StepReport] = []
+    validations: dict[int, float] = {}
+    with _metrics(config, folder, first) as note:
+        dist.barrier()
+        for number in range(first, last):
+            if number == first + config.warmup_steps and engine.traffic is not None:
+                engine.traffic.clear()
+            begin_s = time.perf_counter()
+            with attention_backends(device.type):
+                report = engine.step(number, dataset, stop() if config.save else None)
+            times_s.append(device.clock() - begin_s)
+            reports.append(report)
+            done = number + 1
+            end = done if report.stop else last
+            progress(_progress_line(done, last, report, times_s[-1]))
+            step_done(done - first, times_s[-1])
+            if held_out is not None and _validates(config, done, last):
+                with attention_backends(device.type):
+                    validations[done] = engine.validate(held_out)
+                progress(f"step {done}/{last} validation loss {validations[done]:.4f}")
+            note(done, report, times_s[-1], validations.get(done))
+            saved = engine.save_if_due(done, end)
+            if saved is not None:
+                progress(f"{'saving' if config.async_save else 'saved'} {saved}")
+            if report.stop:
+                break
+        engine.finish()
+    sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
+    return {
+        "step_times_s": times_s,
+        **_figures(reports),
+        "validation_losses": validations,
+        "stopped": reports[-1].stop and len(reports) < config.steps,
+        "device": device.facts(),
+        "memory": device.memory(),
+        "communication": sent,
+        "kernels": engine.kernels,
+    }
+
+
+def _validates(config: TrainConfig, done: int, last: int) -> bool:
+    return config.validation is not None and (done % config.validation.freq == 0 or done == last)
+
+
+Note = Callable[[int, StepReport, float, float | None], None]
+"""Of a finished step: its number, report and time, and the loss on held-out data if there is."""
+
+
+@contextmanager
+def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[Note]:
+    """What the first rank writes of each step, if asked to."""
+    if config.metrics is None or folder is None or dist.get_rank() != 0:
+        yield lambda *_: None
+        return
+    writer = MetricsWriter(config.metrics, folder, first, config.model_dump(exclude_none=True))
+
+    def note(step: int, report: StepReport, time_s: float, validation: float | None) -> None:
+        figures = {
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": config.lr(step - 1),
+            "skipped": int(not report.done),
+            "step_time_s": time_s,
+            **rates(config, dist.get_world_size(), time_s),
+        }
+        if validation is not None:
+            figures["validation_loss"] = validation
+        writer.write(step, figures)
+
+    with closing(writer):
+        yield note
+
+
+def _figures(reports: list[StepReport]) -> dict[str, Any]:
+    return {
+        "losses": [report.loss for report in reports],
+        "grad_norms": [report.grad_norm for report in reports],
+        "skipped_steps": sum(not report.done for report in reports),
+    }
+
+
+def _progress_line(step: int, last: int, report: StepReport, time_s: float) -> str:
+    return (
+        f"step {step}/{last} loss {report.loss:.4f} norm {report.grad_norm:.3f} time {time_s:.3f} s"
+    )

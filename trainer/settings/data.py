@@ -1,0 +1,22 @@
+"""Which tokens count in the loss. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from trainer.settings.record import Record
+
+
+class Goldfish(Record):
+    """Tokens that are left out of the loss, so that the model cannot recite what it has read."""
+
+    k: int = Field(default=4, ge=2, le=1_000_000, description="one token of so many is left out")
+    h: int = Field(
+        default=13, ge=1, le=1_000, description="tokens before it that decide whether it is"
+    )
+    mask: Literal["hashed", "static"] = Field(
+        default="hashed",
+        description="hashed: alike in every copy of a passage; static: the last of every k",
+    )
