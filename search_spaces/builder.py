@@ -146,6 +146,8 @@ class Builder:
             if "engine" in own:
                 builtin += deepspeed.rules(self.file.trainer.builtin, types)
             axes = self.program.axes
+            if "cp" in types and self.file.trainer.builtin.splits_samples:
+                builtin.append(rules.expressed("documents_by_cp", parse("cp == 1", types)))
             derive = partial(facts.derive, own, conditions, self.static, self.defaults, axes)
             builtin += placements.one_placement(own)
             builtin += placements.counted_once(own, conditions, derive, axes)

@@ -2,6 +2,7 @@
 from .axes import FURTHER_AXES, GRID, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
 from .config import (
     ConfigError,
+    Documents,
     Goldfish,
     LRScheduler,
     Metrics,
@@ -68,6 +69,7 @@ __all__ = [
     "Array",
     "Axes",
     "ConfigError",
+    "Documents",
     "Expression",
     "ExpressionError",
     "Format",

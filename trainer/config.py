@@ -16,7 +16,7 @@ from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
 from trainer.rules.requirements import Requirement, refusal, requirements
-from trainer.settings.data import Goldfish
+from trainer.settings.data import Documents, Goldfish
 from trainer.settings.model import ModelConfig
 from trainer.settings.optimizer import LRScheduler, OptimizerConfig
 from trainer.settings.output import Metrics, Validation
@@ -24,6 +24,7 @@ from trainer.settings.record import ConfigError, Layers, Ranks, Record, Sequence
 
 __all__ = [
     "ConfigError",
+    "Documents",
     "Goldfish",
     "LRScheduler",
     "Metrics",
@@ -124,6 +125,15 @@ class TrainConfig(Record):
     lr_scheduler: LRScheduler = Field(
         default=LRScheduler(), description="the learning rate over the steps; default constant"
     )
+    documents: Documents | None = Field(
+        default=None,
+        description="heed the boundaries of documents within samples; default one stream",
+    )
+    loss_mask: str | None = Field(
+        default=None,
+        description="prefix of an indexed file as long as data: 0 for tokens that are not in the "
+        "loss",
+    )
     goldfish: Goldfish | None = Field(
         default=None, description="leave tokens out of the loss; default none"
     )
@@ -196,9 +206,31 @@ class TrainConfig(Record):
 
     @model_validator(mode="after")
     def _whole_loss(self) -> TrainConfig:
-        if self.engine == "deepspeed" and self.goldfish is not None:
-            raise ValueError("engine deepspeed has no goldfish loss here: remove goldfish")
+        for name in ("goldfish", "documents", "loss_mask"):
+            if self.engine == "deepspeed" and getattr(self, name) is not None:
+                what = f"{name} loss" if name == "goldfish" else name
+                raise ValueError(f"engine deepspeed has no {what} here: remove {name}")
         return self
+
+    @model_validator(mode="after")
+    def _whole_samples(self) -> TrainConfig:
+        if self.cp > 1 and self.splits_samples:
+            raise ValueError(
+                f"documents with cp {self.cp}: ring attention sees whole samples; set cp: 1, or "
+                "reset_attention_mask and reset_position_ids: false"
+            )
+        return self
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether a token's place in its document matters, not only that in its sample."""
+        return self.documents is not None and self.documents.splits_samples
+
+    @property
+    def masks_loss(self) -> bool:
+        """Whether some tokens may not be in the loss."""
+        at_ends = self.documents is not None and self.documents.eod_mask_loss
+        return self.goldfish is not None or self.loss_mask is not None or at_ends
 
     def layers_of(self, stage: int) -> range:
         """The numbers of a stage's layers, of ``pp * vpp`` stages."""

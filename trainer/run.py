@@ -125,7 +125,7 @@ class _Run:
             from trainer.deepspeed.load import load_deepspeed  # heavy, and may not be there
 
             load_deepspeed(config, device)
-        dataset = TokenDataset(config.data, config.model.vocab_size)
+        dataset = TokenDataset(config.data, config.model.vocab_size, config.loss_mask)
         held_out = None
         if config.validation is not None:
             held_out = TokenDataset(config.validation.data, config.model.vocab_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,9 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
         ]
         opaque = config.compile or config.recompute == "selective"
         for stage in stages:
+            if config.documents is not None:
+                stage.resets_attention = config.documents.reset_attention_mask
+                stage.resets_positions = config.documents.reset_position_ids
             if mesh.tp.size > 1:
                 parallelize(stage, mesh, config.sequence_parallel, kernels, opaque)
             elif mesh.grid.size > 1:
@@ -137,21 +141,22 @@ class Trainer:
         return report
 
     def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
-        tokens, targets = self._read(number, dataset)
+        batches = self._read(number, dataset)
         self.optimizer.set_lr(self.config.lr(number))
         self.weights.start_step()
-        losses = self.run(tokens, targets)
+        losses = self.run(*batches)
         self.depth.finish()
-        return self.optimizer.step(*self._means(losses, targets), stop)
+        return self.optimizer.step(*self._means(losses, batches.targets), stop)
 
     def _means(self, losses: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, Tensor | None]:
         """This rank's mean loss, and the share of its tokens in it where that is not all."""
         zero = torch.zeros((), device=self.device.torch)
         loss = torch.stack(losses).sum() / self.scaler.scale if losses else zero
-        if self.config.goldfish is None:
+        if not self.config.masks_loss:
             return loss, None
         shares = [(target != IGNORED).float().mean() for target in targets]
-        return loss, torch.stack(shares).mean() if shares else zero
+        # Of its part of the sequences, as the loss.
+        return loss, torch.stack(shares).mean() / self.mesh.grid.z.size if shares else zero
 
     def validate(self, dataset: Dataset) -> float:
         """Mean loss on the first global batches of held-out data; the same on every rank."""
@@ -162,12 +167,11 @@ class Trainer:
         with torch.no_grad(), self.traffic.uncounted():
             for step in range(steps):
                 phase.name = "validation"
-                tokens, targets = (
-                    [t.to(device) for t in part]
-                    for part in self._read_on_host(step * self.global_batch, dataset)
-                )
-                losses = self.run.evaluate(tokens, targets)
-                found = self.optimizer.totals(*self._means(losses, targets), with_norm=False)
+                batches = self._read_on_host(step * self.global_batch, dataset)
+                batches = batches.each(lambda tensor: tensor.to(device))
+                losses = self.run.evaluate(*batches)
+                means = self._means(losses, batches.targets)
+                found = self.optimizer.totals(*means, with_norm=False)
                 totals += torch.stack((found.loss, found.share))
             self.weights.end_evaluation()
         loss, share = totals.tolist()
@@ -175,8 +179,8 @@ class Trainer:
 
     def _read(self, step: int, dataset: Dataset) -> Batches:
         """This rank's part of its replica's micro-batches; none where only hidden states pass."""
-        if not (self.mesh.is_first or self.mesh.is_last):
-            return [], []
+        if not (self.mesh.is_first or self.mesh.is_last or self.config.splits_samples):
+            return Batches([], [], [])
         device = self.device.torch
 
         def read(step: int) -> Batches:
@@ -186,19 +190,11 @@ class Trainer:
             return read(step)
         if self.ahead is None or self.ahead_of is not dataset:
             self.ahead, self.ahead_of = BatchesAhead(read, pinned=True), dataset
-        tokens, targets = (
-            [t.to(device, non_blocking=True) for t in part] for part in self.ahead.take(step)
-        )
-        return tokens, targets
+        return self.ahead.take(step).each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
         """Of the step that so many samples come before."""
         mesh, z = self.mesh, self.mesh.grid.z
         chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, before, mesh.replica)
-        tokens, targets = zip(*batches, strict=True)
-
-        def own(whole: Tensor) -> Tensor:
-            return chosen(whole.chunk(z.size)[z.rank], chunks, 1)
-
-        return [own(t) for t in tokens], [own(t) for t in targets]
+        return batches.each(lambda whole: chosen(whole.chunk(z.size)[z.rank], chunks, 1))

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
 
@@ -41,21 +41,37 @@ from slurm import (
     printable,
     read_text,
 )
-from trainer import ConfigError
+from trainer import ConfigError, TrainConfig
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
 ATTEMPT_NAME = "attempt.json"  # in the folder: what is, or was last, started there
 NO_LIMIT_S = 10 * 365 * 86400.0
+GRACE_S, SAVE_S = 10.0, 300.0  # to end when asked to; with a step and a checkpoint before
 
 
-def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
-    """Train in ``out`` and print the figures; returns the exit code.
+@dataclass(frozen=True)
+class Longer:
+    """How a training differs from the trial that it is of.
+
+    Attributes:
+        steps: measured ones, instead of the search's few.
+        save: folder for checkpoints, and to go on from where it has any.
+        save_interval: steps between them; default only at the end.
+    """
+
+    steps: int | None = None
+    save: Path | None = None
+    save_interval: int | None = None
+
+
+def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
+    """Train in ``out`` with progress and figures on the screen; returns the exit code.
 
     Args:
         best: what to train.
         launcher: gives it its processes.
         out: a folder for the configuration, the logs and ``result.json``.
-        steps: measured steps instead of the search's few.
+        longer: what is not as in the trial.
     """
     out = out.absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,13 +82,29 @@ def train_best(best: Best, launcher: Launcher, out: Path, steps: int | None) -> 
             f"{out}: another meshtune works there ({driver_of(out)}); choose another --out"
         ) from None
     with held:
-        return _train(best, launcher, out, steps)
+        return _train(_changed(best, longer), launcher, out)
 
 
-def dry_run(best: Best, launcher: Launcher, out: Path, steps: int | None) -> str:
+def dry_run(best: Best, launcher: Launcher, out: Path, longer: Longer) -> str:
     """The exact command; starts and writes nothing."""
-    best = best if steps is None else _of_steps(best, steps)
+    best = _changed(best, longer)
     return join(launcher.command(_spec(best, out.absolute()), _lease(best, launcher)))
+
+
+def _changed(best: Best, longer: Longer) -> Best:
+    best = best if longer.steps is None else _of_steps(best, longer.steps)
+    if longer.save is None:
+        return best
+    if best.train is None:
+        raise ConfigError(
+            f"{best.path}: --save is for the built-in trainer; change the command in best.yaml"
+        )
+    folder = str(longer.save.absolute())
+    train = {**best.train, "save": folder, "load": folder}
+    if longer.save_interval is not None:
+        train["save_interval"] = longer.save_interval
+    TrainConfig.parse(train)
+    return replace(best, train=train)
 
 
 def _of_steps(best: Best, steps: int) -> Best:
@@ -101,8 +133,7 @@ def _of_steps(best: Best, steps: int) -> Best:
     )
 
 
-def _train(best: Best, launcher: Launcher, out: Path, steps: int | None) -> int:
-    best = best if steps is None else _of_steps(best, steps)
+def _train(best: Best, launcher: Launcher, out: Path) -> int:
     spec, lease = _spec(best, out), _lease(best, launcher)
     _settle_earlier(launcher, out, spec.name)
     if best.train is not None:
@@ -175,6 +206,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
         ranks_per_node=best.ranks_per_node,
         timeout_s=NO_LIMIT_S,
         env=best.env,
+        grace_s=SAVE_S if best.train is not None and best.train.get("save") else GRACE_S,
         result=ResultSource(best.log),
         workdir=best.workdir,
     )

@@ -14,6 +14,7 @@ from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern
 from trainer import (
     FURTHER_AXES,
+    Documents,
     Goldfish,
     LRScheduler,
     Metrics,
@@ -37,6 +38,14 @@ class BuiltinTrainer(Record):
     optimizer: OptimizerConfig | None = None
     lr_scheduler: LRScheduler | None = Field(
         default=None, description="the learning rate over the steps; default constant"
+    )
+    documents: Documents | None = Field(
+        default=None, description="heed the boundaries of documents within samples"
+    )
+    loss_mask: str | None = Field(
+        default=None,
+        min_length=1,
+        description="prefix of an indexed file as long as data: 0 for tokens outside of the loss",
     )
     goldfish: Goldfish | None = Field(
         default=None, description="leave tokens out of the loss, against memorizing them"
@@ -76,6 +85,11 @@ class BuiltinTrainer(Record):
     last_save_in_hf: bool | None = Field(
         default=None, description="at the end also write the weights so, as hf in the folder save"
     )
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether documents within a sample are told apart."""
+        return self.documents is not None and self.documents.splits_samples
 
 
 class PatternSpec(Record):

@@ -17,9 +17,10 @@ def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]
         name: [requirement.text for requirement in same]
         for name, same in groupby(asked, key=lambda requirement: requirement.name)
     }
-    if trainer.goldfish is not None:
-        texts["deepspeed_goldfish"] = ["false"]
-    # A setting of all trials, not a name of the space.
+    # Settings of all trials, not names of the space.
+    for name in ("goldfish", "documents", "loss_mask", "validation"):
+        if getattr(trainer, name) is not None:
+            texts[f"deepspeed_{name}"] = ["false"]
     if trainer.time_communication:
         texts["deepspeed_time_communication"] = ["false"]
     else:

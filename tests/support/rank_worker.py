@@ -61,6 +61,16 @@ class RandomTokens:
         tokens = rows.pow(3).mul(self.vocab_size).long()
         return tokens[:, :-1], tokens[:, 1:]
 
+    def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
+        """Documents of all lengths; a sample may begin within one, and be of one only."""
+        found = torch.zeros(count, seq_length + 1, dtype=torch.int64)
+        for row in range(count):
+            generator = torch.Generator().manual_seed(seed * 100_000 + first + row)
+            begins = torch.rand(seq_length + 1, generator=generator) < (first + row) % 3 / 6
+            for begin in begins.nonzero().flatten().tolist():
+                found[row, begin:] = begin
+        return found
+
 
 class HeldOut(RandomTokens):
     """Others than those that are trained on."""
@@ -99,7 +109,13 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
         )
         if config.goldfish is not None:
             targets = without(tokens, targets, config.goldfish)
-        logits = stage(tokens).transpose(0, 1).flatten(0, 1)
+        if config.documents is not None:
+            shape = {"seq_length": config.model.seq_length, "seed": config.seed}
+            starts = data.starts(step * global_batch, global_batch, **shape)
+            targets = targets.masked_fill(starts[:, 1:] != starts[:, :-1], IGNORED)
+            logits = each_document(stage, tokens, starts[:, :-1])
+        else:
+            logits = stage(tokens).transpose(0, 1).flatten(0, 1)
         loss = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
         for group in adamw.param_groups:
             group["lr"] = config.lr(step)
@@ -112,6 +128,17 @@ def reference(config: TrainConfig, global_batch: int) -> dict[str, Any]:
         if config.validation is not None and (step + 1) % config.validation.freq == 0:
             validations[str(step + 1)] = held_out_loss(stage, config, global_batch)
     return {"losses": losses, "grad_norms": norms, "validation_losses": validations}
+
+
+def each_document(stage: Stage, tokens: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """Logits of documents that are each a sequence of their own, filled up behind."""
+    found = []
+    for row, begins in zip(tokens, starts, strict=True):
+        for begin in begins.unique().tolist():
+            own = row[begins == begin]
+            alone = F.pad(own, (0, len(row) - len(own)))
+            found.append(stage(alone[None])[: len(own), 0])
+    return torch.cat(found)
 
 
 def held_out_loss(stage: Stage, config: TrainConfig, global_batch: int) -> float:

@@ -170,6 +170,20 @@ SCHEDULES = [
     job("schedule zero3", "gpt", 2, mbs=4, gas=2, zero_stage=3, **SCHEDULED),
 ]
 SCHEDULE_REFERENCE = job("schedule reference", "gpt", 0, **SCHEDULED)
+DOCUMENTS: dict[str, Any] = {"documents": {}}
+PACKED = [
+    job("documents pp", "gpt", 4, pp=2, mbs=4, gas=2, zero_stage=2, **DOCUMENTS),
+    job(
+        "documents tp", "gpt", 4, tp=2, mbs=4, gas=2, sequence_parallel=True,
+        recompute="selective", **DOCUMENTS,
+    ),
+    job(
+        "documents vpp", "llama", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, recompute="full", **DOCUMENTS
+    ),
+    job("documents zero3", "llama", 2, mbs=4, gas=2, zero_stage=3, **DOCUMENTS),
+    job("documents grid", "gpt", 4, gy=2, gz=2, mbs=8, gas=2, **DOCUMENTS),
+]  # fmt: skip
+PACKED_REFERENCES = [job("documents reference", model, 0, **DOCUMENTS) for model in MODELS]
 VALIDATED: dict[str, Any] = {"validation": {"data": "unused", "freq": 2, "steps": 2}}
 VALIDATIONS = [
     job("validated zero3", "gpt", 4, cp=2, mbs=4, gas=2, zero_stage=3, **VALIDATED),
@@ -205,10 +219,10 @@ def equals(
 def results(run_ranks) -> dict[str, Any]:
     """Of all but the long sweep, by the job's name."""
     short = {"measured_steps": FEW_STEPS}
-    cases = (*QUICK, *WITHOUT_SOME, *SCHEDULES, *VALIDATIONS)
+    cases = (*QUICK, *WITHOUT_SOME, *SCHEDULES, *VALIDATIONS, *PACKED)
     few = [{**case, "config": case["config"] | short} for case in cases]
     references = [*REFERENCES, NO_CLIP, GOLDFISH_REFERENCE, SCHEDULE_REFERENCE]
-    references += VALIDATION_REFERENCES
+    references += [*VALIDATION_REFERENCES, *PACKED_REFERENCES]
     return run_ranks([*references, *few, *SPECIAL])
 
 
@@ -277,6 +291,16 @@ def test_every_layout_follows_the_schedule_of_the_learning_rate(
     results: dict[str, Any], case: str
 ) -> None:
     equals(results[case], results["gpt schedule reference"], 1e-5, FEW_STEPS)
+
+
+@pytest.mark.parametrize("case", [job["id"] for job in PACKED])
+def test_packed_documents_train_as_if_each_were_a_sequence_of_its_own(
+    results: dict[str, Any], case: str
+) -> None:
+    model = case.split()[0]
+    equals(results[case], results[f"{model} documents reference"], 1e-5, FEW_STEPS)
+    one_stream = results[f"{model} reference"]["losses"][:FEW_STEPS]
+    assert results[case]["losses"] != pytest.approx(one_stream, rel=1e-3)
 
 
 @pytest.mark.parametrize("case", VALIDATIONS, ids=[job["id"] for job in VALIDATIONS])

@@ -95,15 +95,32 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     write_report(run)
     train = [*meshtune, "train", str(run / "report" / "best.yaml"), "--launcher", "local"]
-    done = subprocess.run(
-        [*train, "--steps", "4", "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "tokens_per_second" in done.stdout
+    train += ["--out", str(tmp_path / "out"), "--save", str(tmp_path / "checkpoints")]
+
+    def trained(steps: int) -> str:
+        done = subprocess.run(
+            [*train, "--steps", str(steps)], capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "tokens_per_second" in trained(4)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    last = int(saved.name.removeprefix("step-"))
     assert (tmp_path / "out" / "result.json").exists()
+    trained(1)
+    steps = last - 3  # those that are not measured, and one that is
+    assert (tmp_path / f"checkpoints/step-{last + steps:08}").exists()  # it went on
+
+
+def test_an_own_trainer_keeps_its_own_checkpoints(
+    searched: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = str(searched[0] / "report/best.yaml")
+    assert main(["train", best, "--save", str(tmp_path), "--dry-run"]) == 2
+    assert "--save is for the built-in trainer" in capsys.readouterr().err
+    assert main(["train", best, "--save-interval", "3", "--dry-run"]) == 2
+    assert "--save-interval needs --save" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_best_yaml_is_refused(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from trainer.config import TrainConfig
-from trainer.data.goldfish import without
+from trainer.data.goldfish import IGNORED, without
 
 
 class Dataset(Protocol):
@@ -28,6 +28,13 @@ class Dataset(Protocol):
         """
         ...
 
+    def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
+        """Where each token's document begins in its sample, int64 (count, seq_length + 1).
+
+        Asked for where boundaries of documents matter.
+        """
+        ...
+
 
 class Consumed(NamedTuple):
     """How far training had come where this run began: a checkpoint's record, or nothing."""
@@ -40,12 +47,22 @@ class Consumed(NamedTuple):
         return self.samples + (step - self.steps) * global_batch
 
 
-def micro_batches(
-    config: TrainConfig, dataset: Dataset, before: int, replica: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """A replica's tokens and targets of each micro-batch of a step, on the host.
+class Batches(NamedTuple):
+    """The micro-batches of a step, on one rank: each list has one tensor per micro-batch."""
 
-    Targets are ``goldfish.IGNORED`` where the goldfish loss leaves them out.
+    tokens: list[Tensor]
+    targets: list[Tensor]
+    """``goldfish.IGNORED`` where a target is not in the loss."""
+    starts: list[Tensor]
+    """Where each token's document begins in its sample; empty where that does not matter."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batches:
+        """The same with every tensor changed."""
+        return Batches(*([change(tensor) for tensor in part] for part in self))
+
+
+def micro_batches(config: TrainConfig, dataset: Dataset, before: int, replica: int) -> Batches:
+    """A replica's micro-batches of a step, on the host.
 
     Args:
         config: what is trained.
@@ -54,18 +71,22 @@ def micro_batches(
             by its micro-batches, then those of the next.
         replica: data-parallel rank.
     """
+    found = Batches([], [], [])
     for micro_batch in range(config.gas):
         first = before + (replica * config.gas + micro_batch) * config.mbs
-        tokens, targets = dataset.samples(
-            first, config.mbs, seq_length=config.model.seq_length, seed=config.seed
-        )
+        shape = {"seq_length": config.model.seq_length, "seed": config.seed}
+        tokens, targets = dataset.samples(first, config.mbs, **shape)
         if config.goldfish is not None:
             targets = without(tokens, targets, config.goldfish)
-        yield tokens, targets
-
-
-Batches = tuple[list[Tensor], list[Tensor]]
-"""Tokens and targets of each micro-batch of a step."""
+        if config.documents is not None:
+            starts = dataset.starts(first, config.mbs, **shape)
+            if config.documents.eod_mask_loss:
+                targets = targets.masked_fill(starts[:, 1:] != starts[:, :-1], IGNORED)
+            if config.splits_samples:
+                found.starts.append(starts[:, :-1].contiguous())
+        found.tokens.append(tokens)
+        found.targets.append(targets)
+    return found
 
 
 class BatchesAhead:
@@ -92,7 +113,5 @@ class BatchesAhead:
         return batches
 
     def _prepared(self, step: int) -> Batches:
-        tokens, targets = self.read(step)
-        if self.pinned:
-            return [t.pin_memory() for t in tokens], [t.pin_memory() for t in targets]
-        return tokens, targets
+        batches = self.read(step)
+        return batches.each(Tensor.pin_memory) if self.pinned else batches

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from trainer.config import ConfigError
-from trainer.data.indexed import read_index
+from trainer.data.goldfish import IGNORED
+from trainer.data.indexed import Documents, read_index
 
 
 class TokenDataset:
@@ -22,12 +23,16 @@ class TokenDataset:
     Args:
         prefix: path without ``.bin`` and ``.idx``.
         vocab_size: of the model; tokens outside are an error when they are met.
+        loss_mask: prefix of another indexed file, of as many numbers: where one is 0, the token is
+            no target.
 
     Raises:
-        ConfigError: as ``read_index``.
+        ConfigError: as ``read_index``, or if the two files are not of one length.
     """
 
-    def __init__(self, prefix: str | Path, vocab_size: int) -> None:
+    def __init__(
+        self, prefix: str | Path, vocab_size: int, loss_mask: str | Path | None = None
+    ) -> None:
         self.prefix = str(prefix)
         self.vocab_size = vocab_size
         index = read_index(prefix)
@@ -35,6 +40,16 @@ class TokenDataset:
         if self.num_tokens < 2:
             raise ConfigError(f"{prefix}.bin: holds {self.num_tokens} tokens; add text")
         self._tokens = np.memmap(f"{prefix}.bin", dtype=index.dtype, mode="r")
+        self._documents = Documents(prefix)
+        self._in_loss: np.ndarray | None = None
+        if loss_mask is not None:
+            mask = read_index(loss_mask)
+            if mask.num_tokens != self.num_tokens:
+                raise ConfigError(
+                    f"loss_mask: {loss_mask}.bin holds {mask.num_tokens} numbers, and {prefix}.bin "
+                    f"{self.num_tokens} tokens; one number is needed for each"
+                )
+            self._in_loss = np.memmap(f"{loss_mask}.bin", dtype=mask.dtype, mode="r")
 
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
@@ -48,12 +63,28 @@ class TokenDataset:
             ConfigError: if the data is shorter than one sample, or a token is not in the
                 model's vocabulary.
         """
-        rows = np.stack([self._sample(first + row, seq_length, seed) for row in range(count)])
+        places = [self._place(first + row, seq_length, seed) for row in range(count)]
+        rows = np.stack([self._sample(begin, seq_length) for begin in places])
         samples = torch.from_numpy(rows.astype(np.int64))
-        return samples[:, :-1].contiguous(), samples[:, 1:].contiguous()
+        targets = samples[:, 1:].contiguous()
+        if self._in_loss is not None:
+            marks = [self._in_loss[begin + 1 : begin + seq_length + 1] for begin in places]
+            targets.masked_fill_(torch.from_numpy(np.stack(marks) == 0), IGNORED)
+        return samples[:, :-1].contiguous(), targets
 
-    def _sample(self, number: int, seq_length: int, seed: int) -> np.ndarray:
-        """Tokens of the number-th sample since the start of training (seq_length + 1 of them)."""
+    def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
+        """Where the document of each token of these samples begins within its sample.
+
+        Returns:
+            int64 of shape (count, seq_length + 1): also of the last target.
+        """
+        places = [self._place(first + row, seq_length, seed) for row in range(count)]
+        return torch.from_numpy(
+            np.stack([self._documents.starts(begin, seq_length + 1) for begin in places])
+        )
+
+    def _place(self, number: int, seq_length: int, seed: int) -> int:
+        """The first token of the number-th sample since the start of training."""
         samples = (self.num_tokens - 1) // seq_length
         if samples == 0:
             raise ConfigError(
@@ -61,7 +92,10 @@ class TokenDataset:
                 f"seq_length {seq_length} + 1; add text, or lower model.seq_length"
             )
         epoch, position = divmod(number, samples)
-        begin = shuffled(position, samples, seed, epoch) * seq_length
+        return shuffled(position, samples, seed, epoch) * seq_length
+
+    def _sample(self, begin: int, seq_length: int) -> np.ndarray:
+        """The seq_length + 1 tokens from there on."""
         tokens = self._tokens[begin : begin + seq_length + 1]
         low, high = tokens.min(), tokens.max()
         if not (low >= 0 and high < self.vocab_size):  # NaN is neither

@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import bisect
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ DTYPES: dict[int, np.dtype] = {
         ("uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16"), start=1
     )
 }
-UINT16 = 8
+INT32, UINT16 = 4, 8
 _REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"
 
 
@@ -79,6 +80,39 @@ def read_index(prefix: str | Path) -> Index:
             f"of another dataset; {remedy}"
         )
     return Index(DTYPES[code], bin_bytes // DTYPES[code].itemsize)
+
+
+class Documents:
+    """Where the documents of a dataset begin, in tokens; read from the index when asked.
+
+    Args:
+        prefix: path without ``.idx``, which ``read_index`` has checked.
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        path = f"{prefix}.idx"
+        with Path(path).open("rb") as file:
+            _, _, code, sequences, boundaries = HEADER.unpack(file.read(HEADER.size))
+        self.itemsize = DTYPES[code].itemsize
+        sizes_end = HEADER.size + 4 * sequences
+        self.offsets = np.memmap(path, "<i8", "r", sizes_end, (sequences,))
+        self.first = np.memmap(path, "<i8", "r", sizes_end + 8 * sequences, (boundaries,))
+
+    def begin(self, document: int) -> int:
+        """Its first token, counted from the beginning of the data."""
+        return int(self.offsets[self.first[document]]) // self.itemsize
+
+    def starts(self, begin: int, count: int) -> np.ndarray:
+        """For each of consecutive tokens, where its document begins: counted from the first of
+        them, which begins one whatever was before it; int64.
+        """
+        found = np.zeros(count, np.int64)
+        documents = range(len(self.first) - 1)  # the last entry is where all end
+        number = bisect.bisect_right(documents, begin, key=self.begin)
+        while number < len(documents) and (start := self.begin(number) - begin) < count:
+            found[start:] = start
+            number += 1
+        return found
 
 
 def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:

@@ -17,7 +17,8 @@ from typing import BinaryIO
 import numpy as np
 
 from trainer.config import ConfigError
-from trainer.data.indexed import HEADER, MAGIC, UINT16, VERSION
+from trainer.data.indexed import DTYPES, HEADER, INT32, MAGIC, UINT16, VERSION
+from trainer.data.tokenizers import Tokenizer, tokenizer_named
 
 END_OF_DOCUMENT = 256
 """Of the byte-level tokenizer, whose other ids are the 256 bytes."""
@@ -35,8 +36,9 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
     Args:
         files: files, or folders to take every file of (sorted; hidden ones left out).
         out: prefix of the two files; its folder is made if need be.
-        tokenizer: ``bytes``, the only one: byte b is token b, and each document ends in token
-            256. A vocabulary of 257, to be rounded up to a multiple of ``tp``.
+        tokenizer: ``bytes``: byte b is token b, and each document ends in token 256; a vocabulary
+            of 257, to be rounded up to a multiple of ``tp``. Any other as ``tokenizer_named`` has
+            it: files are then text in UTF-8, each of which is in memory as a whole.
 
     Returns:
         Tokens written.
@@ -45,11 +47,8 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
         ConfigError: if there is nothing to read, the tokenizer is unknown, or ``out`` cannot be
             written.
     """
-    if tokenizer != "bytes":
-        raise ConfigError(
-            f"tokenizer {tokenizer!r} is not known: `bytes` is; for any other, build the files "
-            "with Megatron-LM's tools/preprocess_data.py, whose output is read as it is"
-        )
+    by = None if tokenizer == "bytes" else tokenizer_named(tokenizer)
+    code = UINT16 if by is None or by.vocab_size <= 1 << 16 else INT32
     if out.is_dir() or out.name in ("", ".."):
         raise ConfigError(f"{out}: a folder; name the two files' prefix, such as {out / 'text'}")
     for path in files:
@@ -59,7 +58,7 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
     documents = array("q", [0])
     with _replacing(Path(f"{out}.bin")) as data:
         for path in _walk(files):
-            lengths = _append(path, data)
+            lengths = _append(path, data) if by is None else _append_text(path, data, by, code)
             if lengths:
                 sequences.extend(lengths)
                 documents.append(len(sequences))
@@ -67,7 +66,7 @@ def prepare_data(files: Sequence[Path], out: Path, tokenizer: str = "bytes") -> 
             raise ConfigError("the files to prepare hold no text: " + ", ".join(map(str, files)))
     # The index comes last: without it, or with an older one, the data is refused, never misread.
     with _replacing(Path(f"{out}.idx")) as index:
-        _write_index(index, np.asarray(sequences), np.asarray(documents))
+        _write_index(index, code, np.asarray(sequences), np.asarray(documents))
     return int(np.sum(sequences, dtype=np.int64))
 
 
@@ -127,16 +126,38 @@ def _append(path: Path, data: BinaryIO) -> list[int]:
     if tokens == 0:
         return []
     data.write(END_OF_DOCUMENT.to_bytes(2, "little"))
-    whole, rest = divmod(tokens + 1, _MAX_SEQUENCE_TOKENS)
+    return _cut(tokens + 1)
+
+
+def _append_text(path: Path, data: BinaryIO, tokenizer: Tokenizer, code: int) -> list[int]:
+    """The same of text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name readable files or folders") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not text in UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+    if not text:
+        return []
+    tokens = [*tokenizer.encode(text), tokenizer.end]
+    data.write(np.asarray(tokens, DTYPES[code]).tobytes())
+    return _cut(len(tokens))
+
+
+def _cut(tokens: int) -> list[int]:
+    """The sequences that a document of so many tokens is in."""
+    whole, rest = divmod(tokens, _MAX_SEQUENCE_TOKENS)
     return [_MAX_SEQUENCE_TOKENS] * whole + ([rest] if rest else [])
 
 
-def _write_index(index: BinaryIO, sequences: np.ndarray, documents: np.ndarray) -> None:
+def _write_index(index: BinaryIO, code: int, sequences: np.ndarray, documents: np.ndarray) -> None:
     offsets = np.zeros(len(sequences), "<i8")
     np.cumsum(sequences[:-1], dtype=np.int64, out=offsets[1:])
-    index.write(HEADER.pack(MAGIC, VERSION, UINT16, len(sequences), len(documents)))
+    index.write(HEADER.pack(MAGIC, VERSION, code, len(sequences), len(documents)))
     index.write(sequences.astype("<i4").tobytes())
-    index.write((2 * offsets).tobytes())
+    index.write((DTYPES[code].itemsize * offsets).tobytes())
     index.write(documents.astype("<i8").tobytes())
 
 

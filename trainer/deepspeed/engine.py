@@ -22,7 +22,7 @@ from trainer.deepspeed.load import load_deepspeed, local_world_size, talk_to_std
 from trainer.deepspeed.rules import unsupported
 from trainer.model.initialize import initialize
 from trainer.model.precision import COMPUTE_DTYPE
-from trainer.model.transformer import Stage
+from trainer.model.transformer import Places, Stage
 from trainer.optimizer import StepReport
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.loss import cross_entropy
@@ -38,8 +38,8 @@ class _Recomputed(nn.Module):
         self.block = block
         self.checkpoint = checkpoint
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        return self.checkpoint(self.block, x, table)
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        return self.checkpoint(self.block, x, places)
 
 
 class _LossOfStage(nn.Module):
@@ -233,5 +233,6 @@ class DeepSpeedTrainer:
         """This replica's micro-batches, on its device."""
         device = self.device.torch
         before = step * self.config.mbs * self.config.gas * self.dp
-        for tokens, targets in micro_batches(self.config, dataset, before, self.replica):
+        batches = micro_batches(self.config, dataset, before, self.replica)
+        for tokens, targets in zip(batches.tokens, batches.targets, strict=True):
             yield tokens.to(device), targets.to(device)

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 from trainer.config import ModelConfig, TrainConfig
 from trainer.model.initialize import initialize
-from trainer.model.transformer import Block, Embedding, Head, Positions, norm_layer, rotary_table
+from trainer.model.transformer import (
+    Block,
+    Embedding,
+    Head,
+    Places,
+    Positions,
+    norm_layer,
+    rotary_table,
+)
 from trainer.parallel.loss import cross_entropy
 
 
@@ -27,7 +35,7 @@ class PipedBlock(Block):
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # one tensor passes
         if self.model.positions == "rotary" and self.table is None:
             self.table = rotary_table(self.model, x)
-        return super().forward(x, self.table)
+        return super().forward(x, Places(self.table, None))
 
 
 class PipedEmbedding(Embedding):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +19,9 @@ from trainer.config import ModelConfig, Recompute
 from trainer.model.recompute import recomputed
 
 NORM_EPS = 1e-5
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of queries, keys and values (sequence, batch, heads, head): heads joined out."""
+Attend = Callable[..., Tensor]
+"""Of queries, keys and values (sequence, batch, heads, head), and, unless all see what is before
+them, of ``Places.seen``: heads joined out."""
 
 
 class SplitProduct(Protocol):
@@ -90,12 +91,33 @@ def _rotate(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
     """Causal attention; (sequence, batch, heads, head) in, heads joined out."""
     query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     grouped = query.size(1) != key.size(1)
-    context = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    context = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=seen, is_causal=seen is None, enable_gqa=grouped
+    )
     return context.permute(2, 0, 1, 3).flatten(2)
+
+
+class Places(NamedTuple):
+    """Where tokens stand, for attention."""
+
+    table: tuple[Tensor, Tensor] | None
+    """Of rotary positions, see ``rotary_table``; (sequence, batch or 1, 1, head/2) each."""
+    seen: Tensor | None
+    """Which keys each query sees, bool (batch, 1, sequence, sequence); None: all before it."""
+
+
+def own_document(starts: Tensor) -> Tensor:
+    """Which tokens each one sees: those before it in its document; see ``Places.seen``.
+
+    Args:
+        starts: where each token's document begins in its sample, (batch, sequence).
+    """
+    same = starts[:, :, None] == starts[:, None, :]
+    return same.tril()[:, None]
 
 
 class Attention(nn.Module):
@@ -113,19 +135,20 @@ class Attention(nn.Module):
         )
         self.out = Linear(model.hidden_size, (model.hidden_size,), model.linear_bias)
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, places: Places) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        if table is not None:
-            both = _rotate(both, table)
+        if places.table is not None:
+            both = _rotate(both, places.table)
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
+        inputs = [query, key, value, *([] if places.seen is None else [places.seen])]
         if self.recompute:
             context = checkpoint(
-                self.attend, query, key, value, use_reentrant=False, preserve_rng_state=False
+                self.attend, *inputs, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            context = self.attend(query, key, value)
+            context = self.attend(*inputs)
         return self.out(context)
 
 
@@ -169,25 +192,25 @@ class Block(nn.Module):
         self.recompute = recompute
         self.compiled = compiled
 
-    def forward(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        return (compiled_layer() if self.compiled else run_layer)(self, x, table)
+    def forward(self, x: Tensor, places: Places) -> Tensor:
+        return (compiled_layer() if self.compiled else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
         """Let ``selective`` mean this: products or attention exchange something in between."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
 
-    def compute(self, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), table)
+    def compute(self, x: Tensor, places: Places) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), places)
         return x + self.mlp(self.mlp_norm(x))
 
 
-def run_layer(block: Block, x: Tensor, table: tuple[Tensor, Tensor] | None) -> Tensor:
+def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
     """A layer's passes, with what is computed again in the backward one."""
     if block.recompute == "none":
-        return block.compute(x, table)
+        return block.compute(x, places)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
-    return recomputed(block.compute, block.recompute, last_input=width)(x, table)
+    return recomputed(block.compute, block.recompute, last_input=width)(x, places)
 
 
 @functools.cache
@@ -219,12 +242,19 @@ class Positions(nn.Module):
         self.weight = nn.Parameter(torch.empty(model.seq_length, model.hidden_size))
         self.chunks: Sequence[range] = ()
 
-    def rows(self) -> Tensor:
-        """Of the positions that this rank holds."""
-        return chosen(self.weight, self.chunks)
+    def rows(self, positions: Tensor | None) -> Tensor:
+        """Of the positions that this rank holds, (sequence, 1, hidden).
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.rows()[:, None]
+        Args:
+            positions: those of each token, (sequence, batch), where sequences differ; the rows
+                then are (sequence, batch, hidden).
+        """
+        if positions is not None:
+            return F.embedding(positions, self.weight)
+        return chosen(self.weight, self.chunks)[:, None]
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        return x + self.rows(positions)
 
 
 class Head(nn.Module):
@@ -271,6 +301,7 @@ class Stage(nn.Module):
         self.tied = model.tied_embeddings and self.is_last
         self.table: tuple[Tensor, Tensor] | None = None
         self.chunks: Sequence[range] = ()  # of each sequence, if not all of it
+        self.resets_attention = self.resets_positions = True  # where documents are told apart
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None
@@ -284,16 +315,30 @@ class Stage(nn.Module):
         own_weight = not (self.tied and self.is_first)
         self.head = Head(model, own_weight) if self.is_last else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens (batch, sequence) or hidden states in; hidden states or logits out."""
+    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
+        """Tokens (batch, sequence) or hidden states in; hidden states or logits out.
+
+        Args:
+            x: of this stage.
+            starts: where each token's document begins in its sample, (batch, sequence), if the
+                documents of a sample are to be told apart.
+        """
+        positions = None
+        if starts is not None and self.resets_positions:
+            positions = (torch.arange(starts.size(1), device=starts.device) - starts).t()
         if self.embedding is not None:
             x = self.embedding(x.t())
         if self.positions is not None:
-            x = self.positions(x)
+            x = self.positions(x, positions)
         if self.model.positions == "rotary" and self.table is None:
             self.table = rotary_table(self.model, x, self.chunks)
+        table = self.table
+        if table is not None and positions is not None:
+            table = (table[0][positions, 0], table[1][positions, 0])
+        apart = starts is not None and self.resets_attention
+        places = Places(table, own_document(starts) if apart and starts is not None else None)
         for block in self.blocks.values():
-            x = block(x, self.table)
+            x = block(x, places)
         if self.norm is not None and self.head is not None:
             tied = self.embedding.weight if self.tied and self.embedding is not None else None
             x = self.head(self.norm(x), tied)

@@ -6,7 +6,7 @@ Schedules are torch's: 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ class _Opaque(nn.Module):
         super().__init__()
         self.stage = stage
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         phase.name = "forward"
-        x = self.stage(x)
+        x = self.stage(x, starts)
         phase.name = "backward"
         return x
 
@@ -185,12 +185,15 @@ class Pipeline:
         level = mesh.topology.level((dist.get_rank(), op.peer))
         mesh.traffic.add("pipeline", level, op.tensor.numel() * op.tensor.element_size())
 
-    def __call__(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    def __call__(
+        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Accumulate the gradients of a step.
 
         Args:
             tokens: of each micro-batch; used by the first stage.
             targets: of each micro-batch; used by the last stage.
+            starts: of each micro-batch, if documents matter: see ``Batches``; used by all stages.
 
         Returns:
             What ``loss_fn`` gave for each micro-batch; empty but on the last stage.
@@ -198,10 +201,13 @@ class Pipeline:
         losses: list[Tensor] = []
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
         target = torch.cat(targets) if self.mesh.is_last else None
-        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        more = {"starts": torch.cat([*starts])} if starts else {}
+        self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **more)
         return [loss.detach() for loss in losses]
 
-    def evaluate(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    def evaluate(
+        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """The losses alone, of each micro-batch; empty but on the last stage.
 
         One stage after another: torch's schedules would set all stages up anew, twice.
@@ -210,7 +216,7 @@ class Pipeline:
         for number in range(self.gas):
             for stage, io in zip(self.stages, self.io, strict=True):
                 x = tokens[number] if stage.is_first else self._received(io["input_args"])
-                x = stage(x)
+                x = stage(x, starts[number] if starts else None)
                 if stage.is_last:
                     losses.append(self.loss_fn(x, targets[number]))
                 else:
@@ -230,18 +236,23 @@ class GradientAccumulation:
         self.stage = stage
         self.loss_fn = loss_fn
 
-    def __call__(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    def __call__(
+        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """See ``Pipeline``."""
         losses = []
-        for inputs, target in zip(tokens, targets, strict=True):
+        for number, (inputs, target) in enumerate(zip(tokens, targets, strict=True)):
             phase.name = "forward"
-            loss = self.loss_fn(self.stage(inputs), target)
+            loss = self.loss_fn(self.stage(inputs, starts[number] if starts else None), target)
             phase.name = "backward"
             loss.backward()
             losses.append(loss.detach())
         return losses
 
-    def evaluate(self, tokens: list[Tensor], targets: list[Tensor]) -> list[Tensor]:
+    def evaluate(
+        self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """See ``Pipeline``."""
-        pairs = zip(tokens, targets, strict=True)
-        return [self.loss_fn(self.stage(inputs), target) for inputs, target in pairs]
+        places = starts or [None] * len(tokens)
+        every = zip(tokens, targets, places, strict=True)
+        return [self.loss_fn(self.stage(x, place), target) for x, target, place in every]

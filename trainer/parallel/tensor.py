@@ -189,11 +189,13 @@ class VocabParallelHead(Style):
 class SequencePositions(Style):
     """Learned positions of a rank's share of the sequence; the table itself is whole."""
 
-    def compute(self, module: Positions, group: Group, x: Tensor) -> Tensor:
-        rows = module.rows()
+    def compute(
+        self, module: Positions, group: Group, x: Tensor, positions: Tensor | None = None
+    ) -> Tensor:
+        rows = module.rows(positions)
         if self.sequence:
             rows = rows.narrow(0, group.rank * x.size(0), x.size(0))
-        return x + rows[:, None]
+        return x + rows
 
 
 def parallelize(

@@ -9,6 +9,25 @@ from pydantic import Field
 from trainer.settings.record import Record
 
 
+class Documents(Record):
+    """What the boundaries of documents mean within a packed sample, named as Megatron's."""
+
+    reset_attention_mask: bool = Field(
+        default=True, description="tokens see those of their own document only"
+    )
+    reset_position_ids: bool = Field(
+        default=True, description="positions count from the beginning of the document"
+    )
+    eod_mask_loss: bool = Field(
+        default=True, description="what follows a document's last token is not in the loss"
+    )
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether a token's place in its document matters, not only that in its sample."""
+        return self.reset_attention_mask or self.reset_position_ids
+
+
 class Goldfish(Record):
     """Tokens that are left out of the loss, so that the model cannot recite what it has read."""
 

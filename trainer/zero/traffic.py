@@ -123,7 +123,7 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
             yield from _pipeline(config, seat, index, num_stages)
     if (world_size := seat.axes.world_size) > 1:
         # Norm and loss; the share of tokens in the loss, and whether anybody is to stop.
-        numbers = 2 + (config.goldfish is not None) + (config.save is not None)
+        numbers = 2 + config.masks_loss + (config.save is not None)
         size = ring.all_reduce_bytes(numbers * 8, world_size)  # in float64
         yield _Calls("totals", seat.of_all(), size)
 

@@ -42,6 +42,12 @@ def add_commands(commands: Commands) -> None:
     )
     parser.add_argument("files", nargs="+", type=path, metavar="FILE")
     parser.add_argument("--out", type=path, required=True, metavar="PREFIX")
+    parser.add_argument(
+        "--tokenizer",
+        default="bytes",
+        metavar="NAME",
+        help="a tokenizer.json, or a folder or name for transformers; default: bytes",
+    )
 
     parser = command(
         commands, "minicluster", minicluster, "Run a real Slurm on this machine, to try things out."
@@ -89,7 +95,7 @@ def prepare_data(arguments: Namespace) -> int:
     """Tokenize files for the built-in trainer."""
     from trainer import prepare_data as tokenize
 
-    tokens = tokenize(arguments.files, arguments.out)
+    tokens = tokenize(arguments.files, arguments.out, arguments.tokenizer)
     print(f"{tokens} tokens in {arguments.out}.bin and {arguments.out}.idx")
     return 0
 

@@ -73,6 +73,18 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--out", type=folder, default=Path("train"), metavar="DIR", help="default: train"
     )
+    parser.add_argument(
+        "--save",
+        type=folder,
+        metavar="DIR",
+        help="keep checkpoints there, and go on from the latest",
+    )
+    parser.add_argument(
+        "--save-interval",
+        type=positive,
+        metavar="N",
+        help="steps between them; default: at the end",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
 
     text = "Leave out of a run's journal what is damaged."
@@ -185,7 +197,7 @@ def train(arguments: Namespace) -> int:
     from slurm import LauncherOptions, make_launcher, shown
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
-    from workflows.train import dry_run, train_best
+    from workflows.train import Longer, dry_run, train_best
 
     if arguments.best.is_dir():
         file = shown(RunFolder(arguments.best).report / "best.yaml")
@@ -197,12 +209,15 @@ def train(arguments: Namespace) -> int:
     best = load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
+    if arguments.save_interval and arguments.save is None:
+        raise UsageError("--save-interval needs --save")
+    longer = Longer(arguments.steps, arguments.save, arguments.save_interval)
     options = LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
     with closing(make_launcher(chosen, options)) as launcher:
         if arguments.dry_run:
-            print(dry_run(best, launcher, arguments.out, arguments.steps))
+            print(dry_run(best, launcher, arguments.out, longer))
             return 0
-        return train_best(best, launcher, arguments.out, arguments.steps)
+        return train_best(best, launcher, arguments.out, longer)
 
 
 def repair(arguments: Namespace) -> int:

@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from support.megatron_files import MEGATRON_CODES, write_megatron
-from trainer.config import ConfigError, TrainConfig
+from trainer.config import ConfigError, Documents, TrainConfig
 from trainer.data.batches import Consumed, micro_batches
 from trainer.data.dataset import TokenDataset, shuffled
+from trainer.data.goldfish import IGNORED
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def global_batch(
         [
             tokens
             for replica in range(dp)
-            for tokens, _ in micro_batches(config, data, before, replica)
+            for tokens in micro_batches(config, data, before, replica).tokens
         ]
     )
 
@@ -117,3 +118,61 @@ def test_data_shorter_than_one_sample_is_an_input_error(tmp_path: Path) -> None:
     data = TokenDataset(tmp_path / "x", vocab_size=10)
     with pytest.raises(ConfigError, match="fewer than one sample of seq_length 4"):
         data.samples(0, 1, seq_length=4, seed=0)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> TokenDataset:
+    """Documents of 3, 5, 1 and 12 tokens, 0 to 20; samples of 5 begin at 0, 5, 10 and 15."""
+    lengths, begin, parts = (3, 5, 1, 12), 0, []
+    for length in lengths:
+        parts.append(list(range(begin, begin + length)))
+        begin += length
+    write_megatron(tmp_path / "d", parts, "uint16")
+    return TokenDataset(tmp_path / "d", vocab_size=21)
+
+
+def test_where_documents_begin_is_told_for_each_token(documents: TokenDataset) -> None:
+    tokens, _ = documents.samples(0, 4, seq_length=5, seed=3)
+    starts = documents.starts(0, 4, seq_length=5, seed=3)
+    expected = {0: [0, 0, 0, 3, 3, 3], 5: [0, 0, 0, 3, 4, 4], 10: [0] * 6, 15: [0] * 6}
+    assert dict(zip(tokens[:, 0].tolist(), starts.tolist(), strict=True)) == expected
+
+
+def test_the_first_token_of_a_document_is_no_target(documents: TokenDataset) -> None:
+    """It does not follow from what is before it."""
+    config = TrainConfig.parse(
+        {
+            "model": {
+                "num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 21,
+                "seq_length": 5,
+            },
+            "data": "documents", "mbs": 4, "documents": {}, "seed": 3,
+        }
+    )  # fmt: skip
+    found = micro_batches(config, documents, 0, 0)
+    (tokens,), (targets,), (starts,) = found
+    masked = {
+        (row[0], place)
+        for row, of_row in zip(tokens.tolist(), targets.tolist(), strict=True)
+        for place, target in enumerate(of_row)
+        if target == IGNORED
+    }
+    assert masked == {(0, 2), (5, 2), (5, 3)}
+    assert starts.shape == tokens.shape
+    quiet = config.model_copy(update={"documents": Documents(eod_mask_loss=False)})
+    assert (micro_batches(quiet, documents, 0, 0).targets[0] != IGNORED).all()
+
+
+def test_a_mask_leaves_tokens_out_of_the_loss(documents: TokenDataset, tmp_path: Path) -> None:
+    write_megatron(tmp_path / "m", [[int(token % 2 == 0) for token in range(21)]], "uint8")
+    data = TokenDataset(tmp_path / "d", vocab_size=21, loss_mask=tmp_path / "m")
+    tokens, targets = data.samples(0, 4, seq_length=5, seed=3)
+    even = (tokens + 1) % 2 == 0
+    assert torch.equal(targets, torch.where(even, tokens + 1, torch.full_like(tokens, IGNORED)))
+
+
+def test_a_mask_of_another_length_is_an_input_error(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "d", [[1, 2, 3]], "uint8")
+    write_megatron(tmp_path / "m", [[1, 1]], "uint8")
+    with pytest.raises(ConfigError, match=r"m\.bin holds 2 numbers, and .*d\.bin 3 tokens"):
+        TokenDataset(tmp_path / "d", 10, loss_mask=tmp_path / "m")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,40 @@ def test_an_output_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> N
 
 
 def test_an_unknown_tokenizer_is_an_input_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'gpt2' is not known"):
-        prepare_data([], tmp_path / "x", tokenizer="gpt2")
+    """With transformers or without."""
+    with pytest.raises(ConfigError, match="tokenizer 'no/such': ") as refused:
+        prepare_data([], tmp_path / "x", tokenizer="no/such")
+    assert "transformers" in str(refused.value)
+
+
+def test_without_its_package_a_tokenizer_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    if importlib.util.find_spec("tokenizers"):
+        pytest.skip("tokenizers is installed")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ConfigError, match="pip install tokenizers"):
+        prepare_data([], tmp_path / "x", tokenizer=str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("words", [100, 70_000])
+def test_text_is_written_in_the_tokens_of_a_tokenizer_json(tmp_path: Path, words: int) -> None:
+    """Of 70,000 words, tokens take four bytes."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the package tokenizers")
+    known = {"<unk>": 0, "<|endoftext|>": 1} | {f"w{n}": n for n in range(2, words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text(f"w2 w3 w{words - 1}")
+    (tmp_path / "b.txt").write_text("w5 other")
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    assert prepare_data(files, tmp_path / "x", str(tmp_path / "tokenizer.json")) == 7
+    data = TokenDataset(tmp_path / "x", words)
+    tokens, targets = data.samples(0, 1, seq_length=6, seed=0)
+    assert tokens.tolist() == [[2, 3, words - 1, 1, 5, 0]]
+    assert targets.tolist() == [[3, words - 1, 1, 5, 0, 1]]
+    assert data.starts(0, 1, seq_length=6, seed=0).tolist() == [[0, 0, 0, 0, 4, 4, 4]]
+    (tmp_path / "c.txt").write_bytes(b"w2 \xff")
+    with pytest.raises(ConfigError, match=r"c\.txt: not text in UTF-8: .* at byte 3"):
+        prepare_data([tmp_path / "c.txt"], tmp_path / "y", str(tmp_path / "tokenizer.json"))
 
 
 def test_the_standard_library_makes_a_data_set(tmp_path: Path) -> None:
