@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.checkpoints import Checkpoints
+from trainer.checkpoint.chunks import chunks
+from trainer.checkpoint.folders import complete
+from trainer.checkpoint.together import on_first
 from trainer.config import TrainConfig
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
+from trainer.huggingface.load import Weights as HuggingFaceWeights
+from trainer.huggingface.save import export
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
@@ -117,8 +122,14 @@ class Trainer:
         return loss * (self.scaler.scale / (self.config.gas * self.mesh.grid.z.size))
 
     def resume(self) -> int:
-        """See ``Checkpoints.load``."""
-        return self.checkpoints.load(self)
+        """See ``Checkpoints.load``; from nothing, begin with the weights that are asked for."""
+        finished = self.checkpoints.load(self)
+        path = self.config.initial_load_path
+        if finished == 0 and path is not None:
+            held = chunks(self.stages, self.optimizer, self.mesh)
+            HuggingFaceWeights(Path(path), self.config.model).fill(held)
+            self.weights.publish()
+        return finished
 
     def save_if_due(self, step: int, last: int) -> Path | None:
         """See ``Checkpoints``."""
@@ -130,8 +141,11 @@ class Trainer:
         return None if self.tuning is None else self.tuning.report()
 
     def finish(self) -> None:
-        """See ``Checkpoints``."""
-        self.checkpoints.finish()
+        """Until everything is written; raises what went wrong with it."""
+        self.checkpoints.wait()
+        if self.config.last_save_in_hf and self.config.save is not None:
+            folder = Path(self.config.save)
+            on_first(lambda: export([*complete(folder).values()][-1], folder / "hf"))
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
@@ -195,6 +209,6 @@ class Trainer:
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
         """Of the step that so many samples come before."""
         mesh, z = self.mesh, self.mesh.grid.z
-        chunks = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
+        held = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, before, mesh.replica)
-        return batches.each(lambda whole: chosen(whole.chunk(z.size)[z.rank], chunks, 1))
+        return batches.each(lambda whole: chosen(whole.chunk(z.size)[z.rank], held, 1))

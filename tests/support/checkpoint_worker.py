@@ -80,7 +80,7 @@ def train(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
 def go_on(config: TrainConfig, options: dict[str, Any]) -> dict[str, Any]:
     """Load, save the very same (if asked to), then train."""
     training = Training(config)
-    first = training.checkpoints.load(training.trainer)
+    first = training.trainer.resume()
     facts = training.facts()
     if config.save:
         training.checkpoints.save(training.trainer, first)

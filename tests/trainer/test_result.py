@@ -39,6 +39,8 @@ def training(**changes: Any) -> dict[str, Any]:
         "losses": [5.0, 4.0, 3.0, 2.0],
         "grad_norms": [1.0, 1.0, 1.0, 1.0],
         "skipped_steps": 0,
+        "validation_losses": {},
+        "stopped": False,
         "communication": {"bytes": {"gradients": {"node": 64}}, "calls": {}},
         "kernels": None,
         "device": {"type": "cpu"},
@@ -59,6 +61,15 @@ def test_a_steps_line_has_the_rates_that_the_result_would_have_of_that_step_alon
     assert step == {key: whole[key] for key in step}
     assert {"tokens_per_second", "tflops_per_gpu", "samples_per_second"} <= step.keys()
     assert "peak_memory_bytes" not in step
+
+
+def test_losses_on_held_out_data_are_told_by_their_steps() -> None:
+    validated = training(validation_losses={2: 4.5, 4: 2.5})
+    assert completed(CONFIG, 8, validated, memory(*[1] * 8))["validation_loss"] == {
+        "2": 4.5,
+        "4": 2.5,
+    }
+    assert "validation_loss" not in completed(CONFIG, 8, training(), memory(*[1] * 8))
 
 
 def test_figures_come_from_the_median_of_the_measured_steps_alone() -> None:

@@ -36,8 +36,6 @@ from trainer.checkpoint.record import Record, check_same, identity, read_record
 from trainer.checkpoint.together import on_each, on_first
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.batches import Consumed
-from trainer.huggingface.load import Weights
-from trainer.huggingface.save import export
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
@@ -88,14 +86,7 @@ class Checkpoints:
             CheckpointError: if it cannot be read.
         """
         path = on_first(self._find)
-        if path is not None:
-            finished = restore(trainer, path)
-        else:
-            finished = 0
-            if self.config.initial_load_path is not None:
-                weights = Weights(Path(self.config.initial_load_path), self.config.model)
-                weights.fill(_chunks(trainer))
-                trainer.optimizer.weights.publish()
+        finished = 0 if path is None else restore(trainer, path)
         on_first(lambda: self._claim(finished))
         return finished
 
@@ -176,13 +167,6 @@ class Checkpoints:
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.result()
-
-    def finish(self) -> None:
-        """At the end of a run: ``wait``, then write the weights for others if asked to."""
-        self.wait()
-        if self.config.last_save_in_hf and self.folder is not None:
-            folder = self.folder
-            on_first(lambda: export(list(complete(folder).values())[-1], folder / "hf"))
 
     def _complete(self, written: Future[Any], draft: Path, final: Path, record: Record) -> None:
         """Of a checkpoint that torch writes, in a thread."""
