@@ -21,7 +21,7 @@ _FIXED = {
     *("model", "data", "seed", "optimizer", "lr_scheduler", "goldfish", "validation", "metrics"),
     *("device", "device_memory_bytes", "collective_timeout_s", "time_communication"),
     *("warmup_steps", "measured_steps", "save", "save_interval", "async_save", "load"),
-    *("initial_load_path", "last_save_in_hf", "documents", "loss_mask"),
+    *("initial_load_path", "last_save_in_hf", "documents", "loss_mask", "ddp_bucket_size"),
     *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster
 }
 SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)

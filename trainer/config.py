@@ -87,6 +87,13 @@ class TrainConfig(Record):
     reduce_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of gradients on their way, where they are not quantized"
     )
+    ddp_bucket_size: int = Field(
+        default=16 * 2**20,
+        ge=1,
+        le=2**40,
+        description="parameters whose gradients are reduced at once, with ZeRO 0 and 1; a larger "
+        "one is a bucket of its own",
+    )
     ranks_per_node: Ranks | None = Field(
         default=None, description="default what the launcher says (LOCAL_WORLD_SIZE)"
     )

@@ -36,9 +36,10 @@ class MetricsWriter:
         self.path = folder / METRICS_NAME
         try:
             kept = _lines_until(self.path, first)
-            self.file = self.path.open("w")
-            self.file.writelines(kept)
-            self.file.flush()
+            draft = self.path.with_name(f".{METRICS_NAME}")
+            draft.write_text("".join(kept))
+            draft.replace(self.path)
+            self.file = self.path.open("a")
         except OSError as error:
             raise ConfigError(f"metrics: {self.path}: {error.strerror}") from error
         self.others: list[Callable[[int, Mapping[str, float]], None]] = []

@@ -61,6 +61,11 @@ class BuiltinTrainer(Record):
     device_memory_bytes: int | None = Field(
         default=None, ge=1, description="memory limit per rank; default the device's own"
     )
+    ddp_bucket_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="parameters whose gradients are reduced at once, with ZeRO 0 and 1",
+    )
     collective_timeout_s: float | None = Field(default=None, gt=0)
     time_communication: bool | None = Field(
         default=None, description="wait for every collective and report its time; slows training"

@@ -38,7 +38,6 @@ from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
 from trainer.runtime.device import Device
 from trainer.train import Trainer
-from trainer.zero import buckets as zero
 
 
 class RandomTokens:
@@ -159,7 +158,6 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     options = job.get("options", {})
     if job["ranks"] == 0:
         return reference(config, options["global_batch"])
-    zero.BUCKET_ELEMENTS = options.get("bucket_elements", 16 * 2**20)
     scaler = functools.partial(LossScaler, initial=options.get("initial_scale", 2.0**16))
     trainer.train.LossScaler = scaler
     if config.compile:

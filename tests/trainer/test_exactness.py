@@ -138,8 +138,8 @@ SPECIAL = [
     *COMPILED,
     # Fewer micro-batches than stages; several buckets; the two precisions of 16 bits.
     job("gas below pp", "gpt", 4, pp=4, mbs=8, gas=2),
-    job("buckets", "gpt", 4, {"bucket_elements": 5000}, zero_stage=1, mbs=2, gas=2),
-    job("buckets pp", "llama", 4, {"bucket_elements": 5000}, pp=2, vpp=2, mbs=4, gas=2),
+    job("buckets", "gpt", 4, ddp_bucket_size=5000, zero_stage=1, mbs=2, gas=2),
+    job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(
         job(
             f"{precision} zero {zero}", "gpt", 2, precision=precision, mbs=4, gas=2, zero_stage=zero

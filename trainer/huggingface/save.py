@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def _tensors(
     saved = reader.read_metadata().state_dict_metadata
     for name in names:
         whole = torch.empty(saved[f"model.{name}"].size)
-        dcp.load({f"model.{name}": whole}, storage_reader=reader, no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load({f"model.{name}": whole}, storage_reader=reader, no_dist=True)
         parts = _parts(architecture, model, name, tuple(whole.shape))
         turned = whole.dim() > 1 and architecture.is_transposed(name)
         begin = 0

@@ -23,7 +23,7 @@ from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
-from trainer.zero.layout import BUCKET_ELEMENTS, ROW, fill, padded
+from trainer.zero.layout import ROW, fill, padded
 
 
 class Bucket:
@@ -189,7 +189,7 @@ class WholeWeights:
         self.counts = mesh.states.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
         every = [slot for stage in stages for slot in slots(stage)]
-        buckets = fill(reversed(every), BUCKET_ELEMENTS)
+        buckets = fill(reversed(every), config.ddp_bucket_size)
         self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
         for stage in stages:
             initialize(stage, "", stage.model, config.seed)

@@ -20,7 +20,6 @@ from trainer.model.shapes import Shape, Traits
 from trainer.parallel import ring
 from trainer.placement import Level, Placement
 
-BUCKET_ELEMENTS = 16 * 2**20
 ROW = 1024
 """Buckets are padded to whole rows: a norm is then exact, a row at a time."""
 
@@ -219,7 +218,7 @@ class _Sized(Protocol):
 _Member = TypeVar("_Member", bound=_Sized)
 
 
-def fill(members: Iterable[_Member], limit: int = BUCKET_ELEMENTS) -> list[list[_Member]]:
+def fill(members: Iterable[_Member], limit: int) -> list[list[_Member]]:
     """Group whole parameters into buckets of equal traits, at most ``limit`` elements unless alone.
 
     Given in the order in which gradients arrive, so that full buckets leave early.

@@ -174,7 +174,7 @@ def _whole(
     shares = placement.optimizer.degree
     copies = seat.copies // shares
     wire, stored = placement.reduce_format, placement.weights.format
-    for bucket in fill(reversed(parameters)):
+    for bucket in fill(reversed(parameters), config.ddp_bucket_size):
         total = padded(bucket, shares)
         share = total // shares
         if shares > 1:

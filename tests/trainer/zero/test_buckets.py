@@ -22,10 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Set timeout is now only supporte
 
 
 class Tokens:
-    def batch(
-        self, step: int, micro_batch: int, replica: int, *, mbs: int, seq_length: int, **_: Any
+    def samples(
+        self, first: int, count: int, *, seq_length: int, **_: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = torch.ones(mbs, seq_length, dtype=torch.int64)
+        tokens = torch.ones(count, seq_length, dtype=torch.int64)
         return tokens, tokens
 
 

@@ -91,6 +91,7 @@ def count() -> Iterator[Count]:
 CASES: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
     ("zero0", GPT, 16, 3, {"placement": "zero0"}),
     ("zero1", ODD, 16, 3, {"placement": "zero1", "precision": "bf16"}),
+    ("zero1 buckets", ODD, 16, 3, {"placement": "zero1", "ddp_bucket_size": 500}),
     ("zero1 in the node", GPT, 16, 9, {"placement": "zero1", "optimizer_shard": 8}),
     ("zero1 tp sp", ODD, 16, 5, {"placement": "zero1", "tp": 2, "sequence_parallel": True}),
     ("zero2", GPT, 16, 3, {"placement": "zero2"}),
