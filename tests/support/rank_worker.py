@@ -264,7 +264,11 @@ def run_in_forks(count: int, run: Callable[[int], None]) -> bool:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
             status = 1
             try:
-                run(rank)
+                try:
+                    run(rank)
+                except BaseException:
+                    traceback.print_exc()
+                    raise
                 status = 0
             finally:
                 sys.stdout.flush()

@@ -139,10 +139,11 @@ class Attention(nn.Module):
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         kv_heads = heads.size(2) // (self.group + 2)  # of this tensor-parallel rank
         both, value = heads.split((heads.size(2) - kv_heads, kv_heads), dim=2)
-        if places.table is not None:
-            both = _rotate(both, places.table)
+        table, seen = places  # a plain tuple, where DeepSpeed's hooks have passed it on
+        if table is not None:
+            both = _rotate(both, table)
         query, key = both.split((both.size(2) - kv_heads, kv_heads), dim=2)
-        inputs = [query, key, value, *([] if places.seen is None else [places.seen])]
+        inputs = [query, key, value, *([] if seen is None else [seen])]
         if self.recompute:
             context = checkpoint(
                 self.attend, *inputs, use_reentrant=False, preserve_rng_state=False
