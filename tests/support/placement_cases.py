@@ -21,6 +21,10 @@ GLOBAL_BATCH = 16
 GRAD_CLIP = 0.5
 
 
+EPS = 1e-6
+"""Of AdamW. With 1e-8 a gradient that is zero but for rounding moves its weight by a whole step."""
+
+
 PLAIN = {"quantize_weights": False, "quantize_gradients": False}
 
 
@@ -133,7 +137,7 @@ def config_of(model: dict[str, Any], steps: int, **values: Any) -> dict[str, Any
         "measured_steps": steps,
         "device": "cpu",
         "ranks_per_node": 4,
-        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP},
+        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP, "eps": EPS},
         **values,
     }
 

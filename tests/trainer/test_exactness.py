@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.placement_cases import EPS
 from trainer.config import TrainConfig
 from trainer.zero.traffic import expected_traffic
 
@@ -51,7 +52,7 @@ def job(name: str, model: str, ranks: int, options: dict[str, Any] | None = None
         "warmup_steps": 0,
         "measured_steps": STEPS,
         "device": "cpu",
-        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP},
+        "optimizer": {"lr": 1e-3, "grad_clip": GRAD_CLIP, "eps": EPS},
         **values,
     }
     return {
@@ -162,7 +163,7 @@ WITHOUT_SOME = [
 ]
 GOLDFISH_REFERENCE = job("goldfish reference", "gpt", 0, **GOLDFISH)
 SCHEDULED: dict[str, Any] = {
-    "optimizer": {"lr": 1e-2, "grad_clip": GRAD_CLIP},
+    "optimizer": {"lr": 1e-2, "grad_clip": GRAD_CLIP, "eps": EPS},
     "lr_scheduler": {"warmup_steps": 2, "total_steps": 4, "decay_type": "cosine"},
 }
 SCHEDULES = [
