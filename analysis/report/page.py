@@ -26,6 +26,7 @@ def write_report(
     run_dir: Path | str,
     sections: Sequence[Section] = SECTIONS,
     validate: Callable[[Run], CrossValidation | None] = cross_validated,
+    home: Path | None = None,
 ) -> Path:
     """Write ``report/`` in a run folder: ``index.html``, its figures as PNG, ``best.yaml``.
 
@@ -35,6 +36,7 @@ def write_report(
         run_dir: ``runs/NAME``.
         sections: of the page, in order.
         validate: compares the cost model with the run's trials; None: the page has no word of it.
+        home: what the page calls the run's folder, where ``run_dir`` is a copy of it.
 
     Returns:
         Path of ``index.html``.
@@ -47,7 +49,10 @@ def write_report(
     folder.mkdir(exist_ok=True)
     frame = load(run_dir)
     frame["objective"] = units.scaled(run.objective_key, frame["objective"])
-    content = Content(run, frame, folder, validate(run), write_best(run, folder / "best.yaml"))
+    problem = write_best(run, folder / "best.yaml")
+    if home:
+        problem = problem.replace(str(run.folder.path), str(home))
+    content = Content(run, frame, folder, home or run.directory, validate(run), problem)
     done = ranked_trials(run)
     content.data.update(trials=figures.trials(run), effects={})
     drawn = [found for section in sections if (found := _drawn(section, content))]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -50,6 +51,7 @@ _TEMPLATES.filters |= {
     "value": units.value_text,
     "percent": units.percent,
     "counted": units.counted,
+    "quoted": lambda path: quote(str(path)),
 }
 
 
@@ -61,6 +63,7 @@ class Content:
         run: the run.
         frame: its ended trials, the objective in the unit in which it is shown.
         folder: of the report.
+        home: the run's folder, as the page calls it.
         validation: the cost model beside its trials; None where it cannot price them.
         best_problem: why there is no ``best.yaml``; empty if there is.
         written: names of the pictures that were drawn.
@@ -70,6 +73,7 @@ class Content:
     run: Run
     frame: pd.DataFrame
     folder: Path
+    home: Path
     validation: CrossValidation | None = None
     best_problem: str = ""
     written: set[str] = field(default_factory=set)
@@ -146,6 +150,7 @@ class Content:
         varied, fixed = tables.parameters(self.run)
         return {
             "run": self.run,
+            "home": self.home,
             "simulated": self.run.launcher == "simulate",
             "objective": self.objective,
             "more": [units.label(key) for key, _ in self.run.goals[1:]],

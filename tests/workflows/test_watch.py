@@ -10,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ budget: {trials: 9}
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[RunBook]:
-    book = RunBook(tmp_path / "run")
+    book = RunBook(tmp_path / "a & run")
     (tmp_path / "own.yaml").write_text(SPACE)
     RunFolder(book.directory).create(load_space(tmp_path / "own.yaml"))
     book.run_one(1, {"tp": 1}, "ok", 2.5)
@@ -74,6 +75,8 @@ def test_the_page_follows_the_journal_and_nothing_of_the_run_is_touched(
     before = sorted(p for p in book.directory.rglob("*"))
     wait_for(lambda: "Best configuration" in get(address), "the first page")
     page, version = get(address), get(address + "version")
+    assert "meshtune-watch-" not in page  # the copy that it was made of
+    assert f"from {escape(str(book.directory))}/journal.jsonl" in page
     assert f'!== "{version}"' in page and "connect-src 'self'" in page
     root = address.split("/report/")[0]
     assert get(root + "/trials/0001/stdout.log") == "step 1\n"

@@ -106,8 +106,8 @@ def _as_json(run: Run) -> dict[str, Any]:
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
 
 
-def written(run_dir: Path, tell: Callable[[str], object]) -> Path:
-    """Write a report, telling which of its parts is being made."""
+def written(run_dir: Path, tell: Callable[[str], object], home: Path | None = None) -> Path:
+    """Write a report, telling which of its parts is being made; see ``write_report``."""
     from analysis import SECTIONS, CrossValidation, cross_validated, write_report
 
     def validated(run: Run) -> CrossValidation | None:
@@ -121,4 +121,4 @@ def written(run_dir: Path, tell: Callable[[str], object]) -> Path:
 
         return replace(section, draw=draw)
 
-    return write_report(run_dir, [told(section) for section in SECTIONS], validated)
+    return write_report(run_dir, [told(section) for section in SECTIONS], validated, home)

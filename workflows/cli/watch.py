@@ -29,7 +29,8 @@ def watch(arguments: Namespace) -> int:
     port = arguments.port or 0
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
-    pages = Pages(arguments.run, lambda copy: written(copy, lambda _: None))
+    home = arguments.run
+    pages = Pages(home, lambda copy: written(copy, lambda _: None, home))
     with serving(pages, port) as address:
         print(f"{address}\n(only on this machine; Ctrl-C ends it)", flush=True)
         while True:
