@@ -5,6 +5,7 @@ from __future__ import annotations
 from analysis.report import figures, front, stacks, tables
 from analysis.report.drivers import doubt, failure_drivers, mattered_most, objective_drivers
 from analysis.report.next_trials import next_trials
+from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
 from analysis.report.trajectory import ranked_trials
 from analysis.verdict import early_stop_lines, verdict_lines
@@ -34,13 +35,14 @@ def _next(content: Content) -> str:
     told = [t.expected["left"] for _, t in sorted(run.trials.items()) if "left" in t.expected]
     pending = [t for _, t in sorted(run.trials.items()) if not t.ended and not t.running]
     found = next_trials(outlook) if outlook else []
+    budget = content.pricing.space.budget.trials if content.pricing else None
     return content.html(
         "next.html",
         found=found,
         trained=len(outlook.told) if outlook else 0,
         pending=[tables.trial_row(run, trial) for trial in pending[:TOP]],
         left=told[-1] if told else None,
-        budget=len(run.trials) + len(found) + NEXT,
+        goes_on=resumption(run, content.home, budget, len(run.trials) + len(found) + NEXT),
         doubtful=doubt(content.validation),
     )
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.report.next_trials import SHOWN, next_trials
 from analysis.report.outlook import Outlook
+from analysis.report.resumption import resumption
+from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space
 from search_spaces.space import SearchSpace
@@ -65,3 +69,31 @@ def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpa
         trial.kind, trial.objective = "crash", None
     found = next_trials(Outlook(run, Pricing(space)))
     assert found and found[0].gain == 0.0 and found[0].changes == [] and found[0].why == ""
+
+
+@pytest.mark.parametrize(
+    ("closed", "code", "launcher", "words", "command"),
+    [
+        (None, None, "srun", "is not done", "meshtune search '/a run/space.yaml'"),
+        ("the allocation ends", 3, "mpiexec", "is not done", "space.yaml' --launcher mpiexec"),
+        ("budget: 12 trials", 0, "local", "trials of its budget", "space.yaml' --trials 40"),
+        ("budget: 3600 s of wall time", 0, "local", "raise budget.wall_time", "--run-dir '/a run'"),
+        ("budget: 1 node-hour, 0.1 left are too few", 0, "", "budget.node_hours", "COPY.yaml"),
+        (
+            *("another batch is expected to gain 0.5 %", 0, "simulate"),
+            *("lower budget.expected_gain", "--run-dir '/a run' --launcher simulate"),
+        ),
+        ("every valid configuration has been tried", 0, "local", None, None),
+        (None, None, "ask-tell", None, None),
+    ],
+)
+def test_how_a_search_goes_on_depends_on_what_ended_it(
+    closed: str | None, code: int | None, launcher: str, words: str | None, command: str | None
+) -> None:
+    run = Run(Path("/a run"), launcher=launcher, closed=closed, closed_code=code)
+    found = resumption(run, run.directory, 40, 22)
+    if words is None or command is None:
+        assert found is None
+        return
+    assert found is not None and words in found[0] and command in found[1]
+    assert ("--trials" in found[1]) == ("--trials" in command)
