@@ -13,7 +13,7 @@ from pathlib import Path
 from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
-from slurm.srun.shell import NoAnswerError
+from slurm.srun.shell import NoAnswerError, SlurmError
 from slurm.srun.site import Site
 
 SCRIPT_NAME = "search.sbatch"
@@ -155,7 +155,14 @@ def submit(script: str, run_dir: Path) -> str:
         return shell.run(["sbatch", "--parsable", str(path)]).partition(";")[0]
     except NoAnswerError as error:
         # It may have been taken all the same, so it is looked for, and never submitted again.
-        if job := job_of(run_dir):
+        try:
+            job = job_of(run_dir)
+        except SlurmError as unlisted:  # no refusal: the job may wait
+            raise NoAnswerError(
+                f"{error}; nor can Slurm's jobs be listed ({unlisted}): look for one of {run_dir} "
+                "with squeue, then submit again"
+            ) from error
+        if job:
             return job.id
         raise NoAnswerError(
             f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "

@@ -19,7 +19,7 @@ from analysis.run.journal import Journal
 from slurm.minicluster.cluster import Minicluster
 from slurm.srun import batch, shell
 from slurm.srun.batch import BatchError, batch_script, time_limit_s
-from slurm.srun.shell import SlurmError
+from slurm.srun.shell import NoAnswerError, SlurmError
 from slurm.srun.site import load_site
 from support.waiting import wait_for
 
@@ -226,6 +226,20 @@ def test_a_job_whose_submission_nobody_confirmed_is_looked_for_and_never_submitt
         with pytest.raises(SlurmError, match=r"Socket timed out.*look once more with squeue"):
             batch.submit("#!/bin/bash\n", run)
     assert calls.read_text().split() == ["sbatch"]
+
+
+def test_a_queue_that_cannot_be_listed_does_not_make_a_submission_a_refused_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, said in {
+        "sbatch": "Batch job submission failed: Socket timed out on send/recv operation",
+        "squeue": "Invalid user",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho 'error: {said}' >&2; exit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(NoAnswerError, match=r"Socket timed out.*Invalid user.*with squeue"):
+        batch.submit("#!/bin/bash\n", tmp_path)
 
 
 def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:
