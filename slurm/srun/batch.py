@@ -27,6 +27,9 @@ _NEEDED = {  # or what would undo it
     "array", "exclusive", "mem", "no-kill", "no-requeue", "open-mode", "output", "oversubscribe",
     "overcommit", "requeue", "signal", "wait", "wrap",
 }  # fmt: skip
+# What would give no job, one in another queue, or another answer.
+_UNTOLD = {"clusters", "help", "parsable", "test-only", "usage", "version"}
+_JOB_ID = re.compile(r"^(\d+)(?:;.*)?$", re.MULTILINE)  # as --parsable has it: "id" or "id;cluster"
 _WARNING_S = 300  # before the allocation's end, for the last trials, the journal and the report
 _TIME = re.compile(
     r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>[0-5]?\d))?(?::(?P<third>[0-5]?\d))?"
@@ -151,8 +154,7 @@ def submit(script: str, run_dir: Path) -> str:
     path = _script_of(run_dir)
     path.write_text(script)
     try:
-        # --parsable: "id" or "id;cluster"
-        return shell.run(["sbatch", "--parsable", str(path)]).partition(";")[0]
+        answer = shell.run(["sbatch", "--parsable", str(path)])
     except NoAnswerError as error:
         # It may have been taken all the same, so it is looked for, and never submitted again.
         try:
@@ -168,6 +170,11 @@ def submit(script: str, run_dir: Path) -> str:
             f"{error}; Slurm lists no job of {run_dir} now: look once more with squeue, then "
             "submit again"
         ) from error
+    if found := _JOB_ID.search(answer):
+        return found[1]
+    raise NoAnswerError(
+        f"sbatch gave no job's id, but {answer!r}: look with squeue for a job of it"
+    )
 
 
 def _script_of(run_dir: Path) -> Path:
@@ -203,13 +210,16 @@ def _further(option: str) -> str:
     text = f"--{option.removeprefix('--')}"
     if not _OPTION.fullmatch(text):
         raise BatchError(f"--sbatch {option}: accepted NAME or NAME=VALUE, such as constraint=gpu")
-    if _name(text) in _OWN:
-        raise BatchError(f"--sbatch {option}: `meshtune submit` has --{_name(text)} itself")
-    if _name(text) in _NEEDED:
-        raise BatchError(
-            f"--sbatch {option}: the script sets --{_name(text)}, as a search needs it"
-        )
-    return text
+    # sbatch takes an option's first letters, too.
+    refused = [name for name in _OWN | _NEEDED | _UNTOLD if name.startswith(_name(text))]
+    if not refused:
+        return text
+    meant = min(refused, key=lambda name: (len(name), name))
+    if meant in _OWN:
+        raise BatchError(f"--sbatch {option}: `meshtune submit` has --{meant} itself")
+    if meant in _NEEDED:
+        raise BatchError(f"--sbatch {option}: the script sets --{meant}, as a search needs it")
+    raise BatchError(f"--sbatch {option}: with --{meant} there is no job to follow")
 
 
 def _name(option: str) -> str:

@@ -66,6 +66,11 @@ def test_what_sbatch_is_told_besides_overrides_the_site_but_not_the_search(tmp_p
     for option, complaint in {
         "requeue": "the script sets --requeue",
         "--account=a": "`meshtune submit` has --account itself",
+        "accou=a": "`meshtune submit` has --account itself",
+        "no-req": "the script sets --no-requeue",
+        "test-only": "with --test-only there is no job",
+        "cluster=other": "with --clusters there is no job",
+        "parsable": "with --parsable there is no job",
         "-C gpu": "accepted NAME or NAME=VALUE",
         "comment=a'b": "a quote, backslash or line break",
     }.items():
@@ -240,6 +245,22 @@ def test_a_queue_that_cannot_be_listed_does_not_make_a_submission_a_refused_one(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(NoAnswerError, match=r"Socket timed out.*Invalid user.*with squeue"):
         batch.submit("#!/bin/bash\n", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "job"), [("12", "12"), ("12;other", "12"), ("Welcome!\n12", "12"), ("", None)]
+)
+def test_a_job_without_an_id_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, job: str | None
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\nprintf '%s\\n' '{answer}'\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    if job:
+        assert batch.submit("#!/bin/bash\n", tmp_path) == job
+    else:
+        with pytest.raises(NoAnswerError, match="no job's id"):
+            batch.submit("#!/bin/bash\n", tmp_path)
 
 
 def test_a_cancelled_job_does_not_requeue_itself(tmp_path: Path) -> None:
