@@ -27,7 +27,7 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
 
     Raises:
         PolicyError: if Optuna is not installed.
-        ValueError: if there can be no such storage, or its study has other objectives.
+        ValueError: if there can be no such storage, or its study is of another run.
     """
     optuna = imported()
     from sqlalchemy.exc import SQLAlchemyError  # Optuna's
@@ -45,16 +45,35 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
         raise ValueError(str(error).splitlines()[0]) from None
     if [d.name == "MAXIMIZE" for d in study.directions] != [up for _, up in goals]:
         raise ValueError(f"the study {name!r} there has other objectives; choose another --name")
+    _refuse_another(study, run, name)
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         study.set_metric_names([key for key, _ in goals])
     study.set_user_attr("space", run.space)
     study.set_user_attr("launcher", run.launcher)
+    for key, value in _identity(run).items():
+        study.set_user_attr(key, value)
     known = {trial.user_attrs.get("trial") for trial in study.trials}
     ended = [t for _, t in sorted(run.trials.items()) if t.ended]
     new = [trial for trial in ended if trial.number not in known]
     for trial in new:
         study.add_trial(_frozen(optuna, run, trial, dict(space.parameters)))
     return len(new), len(ended) - len(new)
+
+
+def _identity(run: Run) -> dict[str, Any]:
+    """What a study keeps of the run that it is of: trials of others have the same numbers."""
+    return {
+        "fingerprint": run.fingerprint,
+        "objectives": [key for key, _ in run.goals],
+        "began": run.opened_t[0] if run.opened_t else None,
+    }
+
+
+def _refuse_another(study: optuna.Study, run: Run, name: str) -> None:
+    """Raise if the study is of another run; what it does not say is taken for granted."""
+    for key, value in _identity(run).items():
+        if study.user_attrs.get(key, value) != value:
+            raise ValueError(f"the study {name!r} there is of another run; choose another --name")
 
 
 def _frozen(

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.run.folder import RunFolder
 from search_spaces import load_space
-from support.run_book import RunBook
+from support.run_book import T0, RunBook
 from workflows.cli.main import main
 
 SPACE = """
@@ -48,3 +48,22 @@ def test_a_run_becomes_a_study_and_what_is_new_is_added_later(
         assert main(["to-optuna", "run", wrong]) == 2
         error = capsys.readouterr().err
         assert wrong in error and len(error.splitlines()) <= 3
+
+
+@pytest.mark.parametrize(("key", "later_s"), [("speed", 0.0), ("speed", 60.0), ("tokens", 0.0)])
+def test_a_study_is_of_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    key: str, later_s: float,
+) -> None:  # fmt: skip
+    pytest.importorskip("optuna")
+    (tmp_path / "own.yaml").write_text(SPACE)
+    command = ["to-optuna", f"sqlite:///{tmp_path}/x.db", "--name", "study"]
+    for name, objective, began in (("one", "speed", T0), ("other", key, T0 + later_s)):
+        monkeypatch.setattr("support.run_book.T0", began)
+        book = RunBook(tmp_path / name, {"maximize": objective})
+        RunFolder(book.directory).create(load_space(tmp_path / "own.yaml"))
+        book.run_one(1, {"tp": 1, "note": "a"}, "ok", 2.5)
+        book.close()
+        refused = name == "other" and (key != "speed" or later_s > 0)
+        assert main([command[0], str(book.directory), *command[1:]]) == (2 if refused else 0)
+        assert ("is of another run; choose another --name" in capsys.readouterr().err) == refused
