@@ -58,7 +58,8 @@ class Pages:
         self._write = write
         self._state: tuple[int, int] | None = None  # of the journal, when the page was made
         self._not_before = 0.0
-        self.page, self.version = _NOT_YET, "0"
+        # The page and its version: together, as another thread reads them.
+        self.latest: tuple[str, str] = (_NOT_YET, "0")
 
     def refresh(self) -> bool:
         """Make the page anew if the journal has grown and the last page is not too recent."""
@@ -72,7 +73,7 @@ class Pages:
         finally:
             computed_s = time.process_time() - computed_s
             self._not_before = time.monotonic() + REST * computed_s
-        self.page, self.version, self._state = text, str(int(self.version) + 1), state
+        self.latest, self._state = (text, str(int(self.latest[1]) + 1)), state
         return True
 
     def _made(self) -> str:
@@ -87,16 +88,17 @@ class Pages:
 
     def served(self) -> str:
         """The page, with what reloads it when there is a newer one."""
-        text = self.page.replace(_POLICY, f"{_POLICY} connect-src 'self';", 1)
+        page, version = self.latest
+        text = page.replace(_POLICY, f"{_POLICY} connect-src 'self';", 1)
         head, end, tail = text.rpartition("</body>")
-        return f"{head}{_RELOAD % self.version}{end}{tail}"
+        return f"{head}{_RELOAD % version}{end}{tail}"
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
         """Type and content of what a path below the token leads to; None: nothing."""
         if path == "report/":
             return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
         if path == "report/version":
-            return "text/plain; charset=utf-8", self.version.encode()
+            return "text/plain; charset=utf-8", self.latest[1].encode()
         if _LOG.fullmatch(path):
             with suppress(FileError):
                 return "text/plain; charset=utf-8", read_end(self._folder.path / path, LOG_BYTES)

@@ -19,6 +19,7 @@ from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from support.run_book import RunBook
 from support.waiting import wait_for
+from workflows.watch import Pages
 
 SPACE = """
 version: 1
@@ -95,6 +96,18 @@ def test_the_page_follows_the_journal_and_nothing_of_the_run_is_touched(
         assert status(wrong) == 404, wrong
     assert status(address, Host="evil.example:80") == 404
     assert status(address, "POST") == 501 and status(address, "PUT") == 501
+
+
+def test_a_page_is_served_with_its_own_version(tmp_path: Path) -> None:
+    made = iter([("<body>one</body>", "1"), ("<body>two</body>", "2")])
+
+    class Changing(Pages):
+        """A newer page comes whenever one is read."""
+
+        latest = property(lambda _: next(made), lambda *_: None)
+
+    page = Changing(tmp_path, lambda copy: copy).served()
+    assert "one" in page and '!== "1"' in page
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
