@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -63,7 +62,8 @@ def _model(run: Run, trial: Trial) -> Iterator[str]:
     except (SpaceError, MissingFactError, ValueError):
         return
     yield ""
-    yield f"by the cost model, calibrated with {counted(len(run.trials), 'trial')} of this run:"
+    told = len(pricing.teaching(run.trials.values()))
+    yield f"by the cost model, calibrated with {counted(told, 'trial')} of this run:"
     yield from explain(ranking, TOKENS).splitlines()[1:]
 
 
@@ -80,9 +80,11 @@ def _expected(run: Run, trial: Trial) -> str:
     told = trial.expected
     words = []
     if "objective" in told:
-        low, high = (_figure(run, told.get(edge, math.nan)) for edge in ("low", "high"))
         unit = units.unit(run.objective_key) or run.objective_key
-        words.append(f"{_figure(run, told['objective'])} {unit}, 95 % between {low} and {high}")
+        words.append(f"{_figure(run, told['objective'])} {unit}")
+        if "low" in told and "high" in told:
+            low, high = (_figure(run, told[edge]) for edge in ("low", "high"))
+            words[0] += f", 95 % between {low} and {high}"
     if "fits" in told:
         words.append(f"fits with {100 * told['fits']:.0f} %")
     if "gain" in told:
@@ -100,9 +102,10 @@ def _came(run: Run, trial: Trial) -> str:
         told = trial.expected
         if told.get("objective"):
             off = trial.objective / told["objective"] - 1
-            low, high = told.get("low", -math.inf), told.get("high", math.inf)
-            inside = "within" if low <= trial.objective <= high else "outside"
-            words += f": {abs(off):.1%} {'above' if off > 0 else 'below'} it, {inside} its interval"
+            words += f": {abs(off):.1%} {'above' if off > 0 else 'below'} it"
+            if "low" in told and "high" in told:
+                inside = told["low"] <= trial.objective <= told["high"]
+                words += f", {'within' if inside else 'outside'} its interval"
         return words
     if trial.ended:
         return f"{trial.kind}: {trial.message}".rstrip(": ")

@@ -38,6 +38,9 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
         "attempt 1 on n000,n001: ok after 30.0 s, 2",
         "trial 1 (2 speed): tp 2 -> 1",
     ]
+    run.trials[3].expected = {"objective": 2.5}
+    said = "\n".join(explain_trial(run, run.trials[3]))
+    assert "interval" not in said and "between" not in said and "20.0% below it" in said
     failed = "\n".join(explain_trial(run, run.trials[4]))
     assert "expected    nothing: there was no prediction" in failed
     assert "ended       oom: out of memory on rank 3" in failed
@@ -50,6 +53,7 @@ def test_where_memory_and_time_of_a_trial_go_is_told_by_the_cost_model(tmp_path:
     RunFolder(book.directory).create(space)
     (config,) = Candidates(space).draw(1, np.random.default_rng(0), [], 8)
     book.run_one(1, config, "ok", 90.0)
+    book.run_one(2, config, "crash", None)  # teaches nothing
     book.close()
     run = book.read()
     said = "\n".join(explain_trial(run, run.trials[1]))
