@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from analysis import RunFolder
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 LOOKED_S = 1.0  # between two looks at the journal
+ANSWERED_S = 10.0  # within which a browser sends its question and takes the answer
 REST = 4.0  # seconds for each of computing a page, before the next: at most a fifth of a core
 LOG_BYTES = 1 << 20  # of a log's end
 _LOG = re.compile(r"trials/(\d{4,})/(stdout\.log|stderr\.log)")
@@ -45,6 +46,10 @@ _NOT_YET = (
 )
 
 
+class PageError(Exception):
+    """A page could not be made; the message says why, in words of the run itself."""
+
+
 class Pages:
     """The latest page of a run.
 
@@ -62,7 +67,15 @@ class Pages:
         self.latest: tuple[str, str] = (_NOT_YET, "0")
 
     def refresh(self) -> bool:
-        """Make the page anew if the journal has grown and the last page is not too recent."""
+        """Make the page anew if the journal has grown and the last page is not too recent.
+
+        Returns:
+            Whether it was made.
+
+        Raises:
+            PageError: if it could not be made; it is tried again.
+            OSError: if the journal cannot be found.
+        """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)
         if state == self._state or time.monotonic() < self._not_before:
@@ -77,14 +90,26 @@ class Pages:
         return True
 
     def _made(self) -> str:
-        with TemporaryDirectory(prefix="meshtune-watch-") as place:
-            copy = RunFolder(Path(place) / self._folder.path.name)
-            copy.path.mkdir()
-            for name in ("journal_file", "space_file"):
-                with suppress(FileNotFoundError):
-                    shutil.copyfile(getattr(self._folder, name), getattr(copy, name))
-            (copy.path / "trials").symlink_to(self._folder.path / "trials")
-            return self._write(copy.path).read_text(errors="replace")
+        try:
+            place = TemporaryDirectory(prefix="meshtune-watch-")
+        except OSError as error:
+            raise PageError(f"{gettempdir()}: {error.strerror}") from error
+        with place:
+            copy = RunFolder(Path(place.name) / self._folder.path.name)
+            try:
+                return self._made_of(copy)
+            except Exception as error:  # the journal may be in the middle of anything
+                words = str(error) or type(error).__name__
+                words = words.replace(str(copy.path), str(self._folder.path))
+                raise PageError(words) from error
+
+    def _made_of(self, copy: RunFolder) -> str:
+        copy.path.mkdir()
+        for name in ("journal_file", "space_file"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(getattr(self._folder, name), getattr(copy, name))
+        (copy.path / "trials").symlink_to(self._folder.path / "trials")
+        return self._write(copy.path).read_text(errors="replace")
 
     def served(self) -> str:
         """The page, with what reloads it when there is a newer one."""
@@ -128,6 +153,7 @@ def serving(pages: Pages, port: int = 0) -> Iterator[str]:
 def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         server_version, sys_version = "meshtune", ""
+        timeout = ANSWERED_S
 
         def do_GET(self) -> None:
             # Another name for this machine is a page of somebody else's that means us.

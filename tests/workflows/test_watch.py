@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from argparse import Namespace
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -19,7 +21,8 @@ from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from support.run_book import RunBook
 from support.waiting import wait_for
-from workflows.watch import Pages
+from workflows.cli.watch import watch
+from workflows.watch import PageError, Pages, serving
 
 SPACE = """
 version: 1
@@ -108,6 +111,40 @@ def test_a_page_is_served_with_its_own_version(tmp_path: Path) -> None:
 
     page = Changing(tmp_path, lambda copy: copy).served()
     assert "one" in page and '!== "1"' in page
+
+
+def test_a_problem_that_lasts_is_told_once(
+    book: RunBook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = iter([PageError("a"), False, PageError("a"), True, PageError("a"), PageError("b")])
+
+    def refresh(_: Pages) -> bool:
+        found = next(seen, KeyboardInterrupt())
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(Pages, "refresh", refresh)
+    monkeypatch.setattr("workflows.watch.LOOKED_S", 0)
+    with pytest.raises(KeyboardInterrupt):
+        watch(Namespace(run=book.directory, port=None))
+    assert capsys.readouterr().err == "meshtune: a\nmeshtune: a\nmeshtune: b\n"
+
+
+def test_whatever_keeps_a_page_from_being_made_is_told_of_the_run_itself(book: RunBook) -> None:
+    def write(copy: Path) -> Path:
+        raise ZeroDivisionError(f"{copy}/journal.jsonl")
+
+    with pytest.raises(PageError, match=f"^{book.directory}/journal.jsonl$"):
+        Pages(book.directory, write).refresh()
+
+
+def test_who_asks_nothing_is_not_waited_for(book: RunBook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.watch.ANSWERED_S", 0.2)
+    with serving(Pages(book.directory, lambda copy: copy)) as address:
+        host, port = address.split("/")[2].split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            assert connection.recv(1) == b""
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

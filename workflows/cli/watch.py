@@ -19,11 +19,11 @@ def add_commands(commands: Commands) -> None:
 
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
-    from analysis import RunError, read_run
-    from slurm import FileError
+    from analysis import read_run
+    from slurm import printable
     from workflows.cli.errors import UsageError
     from workflows.cli.report import written
-    from workflows.watch import LOOKED_S, Pages, serving
+    from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     read_run(arguments.run)  # an error now
     port = arguments.port or 0
@@ -33,9 +33,12 @@ def watch(arguments: Namespace) -> int:
     pages = Pages(home, lambda copy: written(copy, lambda _: None, home))
     with serving(pages, port) as address:
         print(f"{address}\n(only on this machine; Ctrl-C ends it)", flush=True)
+        said = ""  # of what lasts; once
         while True:
             try:
-                pages.refresh()
-            except (RunError, FileError, OSError) as error:  # being written, moved, repaired
-                print(f"meshtune: {error}", file=sys.stderr)
+                said = "" if pages.refresh() else said
+            except (PageError, OSError) as error:  # being written, moved, repaired
+                if str(error) != said:
+                    said = str(error)
+                    print(f"meshtune: {printable(said)}", file=sys.stderr)
             time.sleep(LOOKED_S)
