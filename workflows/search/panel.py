@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from analysis import (
     Run,
-    Trial,
     clock_text,
     config_text,
     duration,
@@ -126,9 +125,9 @@ class Panel:
             )  # fmt: skip
         table.add_row(*(Text(h, style="dim") for h in ("trial", "time", "of", "nodes", "")))
         shown = sorted(driver.running.values(), key=lambda r: r.trial)
-        for running in shown[:room]:
+        expectations = self._expectations(driver, run, shown[:room])
+        for running, expected_s in zip(shown, expectations, strict=False):
             trial = run.trials[running.trial]
-            expected_s = self._expectation(driver, running, trial)
             table.add_row(
                 Text(str(running.trial), style=RUNS),
                 Text(clock_text(now - trial.attempts[-1].started_t)),
@@ -140,15 +139,18 @@ class Panel:
             return table
         return Group(table, Text(f"and {len(shown) - room} more", style="dim"))
 
-    def _expectation(self, driver: Driver, running: Running, trial: Trial) -> float | None:
-        """Seconds that an attempt takes, as was expected when it began; None if nobody knows."""
-        key = (running.trial, running.attempt)
-        if key not in self._expected_s:
+    def _expectations(
+        self, driver: Driver, run: Run, shown: Sequence[Running]
+    ) -> list[float | None]:
+        """Seconds that attempts take, as was expected when they began; None if nobody knows."""
+        keys = [(running.trial, running.attempt) for running in shown]
+        if new := [key for key in keys if key not in self._expected_s]:
             self._hours = self._hours or NodeHours(driver.space, None)
-            (expected_s,) = self._hours.expected_s(driver.state, [trial.config])
-            self._expected_s[key] = expected_s
-        expected_s = self._expected_s[key]
-        return None if expected_s >= driver.space.trial.timeout_s else expected_s
+            found = self._hours.expected_s(run, [run.trials[trial].config for trial, _ in new])
+            self._expected_s.update(zip(new, found, strict=True))
+        timeout_s = driver.space.trial.timeout_s
+        expected_s = [self._expected_s[key] for key in keys]
+        return [None if each >= timeout_s else each for each in expected_s]
 
     def _note_parameters(self, run: Run) -> None:
         """Which parameters differ between trials; each trial is looked at once."""

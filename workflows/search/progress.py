@@ -108,10 +108,19 @@ class Progress:
             self.say(event.text)
         if self._live:
             if time.monotonic() >= self._due_s or isinstance(event, Opened | Closed):
-                self._live.update(self._panel.draw(driver))
+                self._draw(self._live, driver)
                 self._due_s = time.monotonic() + 1 / REFRESHED_PER_S
         elif isinstance(event, Opened):
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
+
+    def _draw(self, live: Live, driver: Driver) -> None:
+        """Draw the panel; where that fails, the search goes on with plain lines."""
+        try:
+            live.update(self._panel.draw(driver))
+        except Exception as error:  # of the cost model, say
+            live.stop()
+            self._live = None
+            self.say(f"the live view ends: {str(error) or type(error).__name__}")
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line above the panel. Trainers may print anything, so may what is told."""

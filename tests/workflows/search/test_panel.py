@@ -12,7 +12,7 @@ from analysis import RunFolder
 from analysis.run.events import Ended, Started
 from search_spaces import load_space
 from support.run_book import RunBook
-from workflows.search.budget import Budget
+from workflows.search.budget import Budget, NodeHours
 from workflows.search.driver import Driver
 from workflows.search.panel import Panel, colour, node_ranges, remaining_s
 from workflows.search.progress import Progress
@@ -95,6 +95,53 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     said = file.getvalue()
     assert "\x1b" not in said and "trial    1 started" in said
     assert " on n[01-04]\n" in said or " on n[1-4]\n" in said
+
+
+def test_expected_times_of_all_that_runs_are_asked_for_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "paper.yaml").write_text(SPACE)
+    space = load_space(tmp_path / "paper.yaml")
+    asked: list[int] = []
+
+    def expected_s(_: NodeHours, __: object, configs: list[object]) -> list[float]:
+        asked.append(len(configs))
+        return [60.0] * len(configs)
+
+    monkeypatch.setattr(NodeHours, "expected_s", expected_s)
+
+    def listen(event: object, driver: Driver) -> None:
+        if len(driver.running) == 2 and not asked:
+            panel = Panel(Console(file=io.StringIO(), width=80, height=24))
+            panel.draw(driver)
+            panel.draw(driver)
+
+    launcher = simulated_launcher(space, "nodes=16,seed=1")
+    budget, folder = Budget(trials=2), RunFolder(tmp_path / "run")
+    with open_driver(space, folder, launcher, 0, budget, listen) as driver:
+        driver.run()
+    assert asked == [2]
+
+
+def test_a_view_that_fails_does_not_end_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "paper.yaml").write_text(SPACE)
+    space = load_space(tmp_path / "paper.yaml")
+    file = io.StringIO()
+    progress = Progress(Console(file=file, force_terminal=True, width=80))
+
+    def draw(*_: object) -> None:
+        raise ArithmeticError("no such price")
+
+    monkeypatch.setattr(Panel, "draw", draw)
+    launcher = simulated_launcher(space, "nodes=16,seed=1")
+    budget, folder = Budget(trials=2), RunFolder(tmp_path / "run")
+    with open_driver(space, folder, launcher, 0, budget, progress) as driver, progress:
+        driver.run()
+    said = file.getvalue()
+    assert said.count("the live view ends: no such price") == 1
+    assert "trial    1 started" in said and "trial    2 ok" in said
 
 
 def test_the_first_limit_at_the_pace_so_far_is_the_end(tmp_path: Path) -> None:
