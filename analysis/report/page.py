@@ -28,7 +28,7 @@ def write_report(
     validate: Callable[[Run], CrossValidation | None] = cross_validated,
     home: Path | None = None,
 ) -> Path:
-    """Write ``report/`` in a run folder: ``index.html``, its figures as PNG, ``best.yaml``.
+    """Write ``report/`` in a run folder: ``index.html`` and ``best.yaml``.
 
     It can be written at any time, also while the search runs; files are replaced whole.
 
