@@ -56,7 +56,7 @@ class Totals(NamedTuple):
     loss: Tensor
     """Sum of the losses of tokens, as a mean over all of them."""
     share: Tensor
-    """Of tokens that are in the loss."""
+    """Of tokens that are in the loss; 0 where none is."""
     asked: Tensor
     """Ranks that were asked to stop."""
 
@@ -121,7 +121,9 @@ class Optimizer:
         self.weights.finish_gradients()
         totals = self.totals(loss, counted, stop)
         phase.name = "optimizer"
-        scale = self.scaler.scale * totals.share  # of loss and gradients, until the update
+        # Of a batch without any token in it, loss and gradients are 0 as they are.
+        share = torch.where(totals.share > 0, totals.share, 1.0)
+        scale = self.scaler.scale * share  # of loss and gradients, until the update
         norm = totals.squares.sqrt() / scale
         if self.adamw is not None:
             factor = torch.ones_like(norm)
@@ -132,7 +134,7 @@ class Optimizer:
                 self.adamw.found_inf = (~norm.isfinite()).float()
             self.adamw.step()
         self.weights.publish()
-        told = torch.stack((norm, totals.loss / totals.share, totals.asked)).tolist()
+        told = torch.stack((norm, totals.loss / share, totals.asked)).tolist()
         grad_norm, reported, asked = told
         done = self.scaler.update(norm_is_finite(grad_norm))
         return StepReport(reported, grad_norm, done, asked > 0)
@@ -163,9 +165,7 @@ class Optimizer:
             numbers = totals[sent]
             self.world.all_reduce(numbers, "totals")
             totals[sent] = numbers
-        # Of a batch without any token in it, loss and gradients are 0.
-        share = totals[2].clamp(min=torch.finfo(totals.dtype).tiny)
-        return Totals(totals[0], totals[1], share, totals[3])
+        return Totals(totals[0], totals[1], totals[2], totals[3])
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,10 @@ class Trainer:
         return loss, torch.stack(shares).mean() / self.mesh.grid.z.size if shares else zero
 
     def validate(self, dataset: Dataset) -> float:
-        """Mean loss on the first global batches of held-out data; the same on every rank."""
+        """Mean loss on the first global batches of held-out data; the same on every rank.
+
+        Not a number where none of their tokens is in the loss.
+        """
         assert self.config.validation is not None
         steps = self.config.validation.steps
         device = self.device.torch
@@ -189,7 +193,7 @@ class Trainer:
                 totals += torch.stack((found.loss, found.share))
             self.weights.end_evaluation()
         loss, share = totals.tolist()
-        return float(loss / share)
+        return float(loss / share) if share else math.nan
 
     def _read(self, step: int, dataset: Dataset) -> Batches:
         """This rank's part of its replica's micro-batches; none where only hidden states pass."""
