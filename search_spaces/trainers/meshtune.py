@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from search_spaces.parameters import SEARCHABLE
@@ -36,6 +37,14 @@ class MeshtuneTrainer(Trainer):
             raise ValueError("the built-in trainer needs tokens")
         searched = {name: value for name, value in trial.config.items() if name in SEARCHABLE}
         own = self.spec.builtin.model_dump(exclude_none=True)
+        # Ranks start in the trial's folder.
+        for part, key in (
+            (own, "loss_mask"),
+            (own, "initial_load_path"),
+            (own.get("validation", {}), "data"),
+        ):
+            if key in part:
+                part[key] = str(Path(part[key]).absolute())
         if own.get("device", "auto") == "auto" and trial.device is not None:
             own["device"] = trial.device
         return {

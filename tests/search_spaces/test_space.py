@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,22 @@ def test_the_trainers_configuration_is_one_that_it_accepts(load: Load, good: str
     train = TrainConfig.parse(space.train_config(config, "some/prefix"))
     assert (train.tp, train.vpp, train.sequence_parallel, train.precision) == (2, 2, True, "fp32")
     assert (train.data, train.steps, train.model) == ("some/prefix", 4, space.model)
+
+
+def test_files_of_the_trainers_are_named_from_where_the_search_starts(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks start in the trial's folder."""
+    monkeypatch.chdir(tmp_path)
+    own = "loss_mask: m, validation: {data: v}, initial_load_path: /w"
+    text = (
+        "version: 1\nmodel: tiny\ncluster: tiny_cpu\n"
+        f"trainer: {{builtin: {{data: x, {own}}}}}\n"
+        "parameters: {tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    train = TrainConfig.parse(load(text).train_config({"tp": 1}, "x"))
+    assert train.validation is not None and train.validation.data == str(tmp_path / "v")
+    assert (train.loss_mask, train.initial_load_path) == (str(tmp_path / "m"), "/w")
 
 
 @pytest.mark.parametrize(

@@ -163,11 +163,19 @@ def data_prefix(space: SearchSpace, folder: Path) -> str | None:
         An absolute path without its suffix; None for a trainer of the user's.
 
     Raises:
-        ConfigError: if the space names a token file that is not there.
+        ConfigError: if the space names a file for the trainer that is not there.
     """
     builtin = space.trainer.builtin
     if builtin is None:
         return None
+    validation = builtin.validation
+    for key, path, suffix in (
+        ("loss_mask", builtin.loss_mask, ".idx"),
+        ("validation.data", validation and validation.data, ".idx"),
+        ("initial_load_path", builtin.initial_load_path, "/config.json"),
+    ):
+        if path is not None and not (file := Path(f"{path}{suffix}").absolute()).exists():
+            raise ConfigError(f"{space.file}: trainer.builtin.{key}: there is no {file}")
     if builtin.data != PYTHON_SOURCE:
         prefix = Path(builtin.data).absolute()
         if not Path(f"{prefix}.idx").exists():

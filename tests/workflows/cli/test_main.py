@@ -116,6 +116,34 @@ def test_a_token_file_that_is_not_there_is_named_before_anything_is_made(
     assert [p.name for p in tmp_path.iterdir()] == ["space.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [
+        ("loss_mask: tokens/mask", "loss_mask: there is no {here}/tokens/mask.idx"),
+        ("validation: {data: tokens/x}", "validation.data: there is no {here}/tokens/x.idx"),
+        ("initial_load_path: model", "initial_load_path: there is no {here}/model/config.json"),
+    ],
+)
+def test_every_file_of_the_trainers_is_looked_for_before_anything_is_made(
+    setting: str,
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "version: 1\nmodel: tiny\ncluster: tiny_cpu\n"
+        f"trainer: {{builtin: {{data: python-source, {setting}}}}}\n"
+        "parameters: {num_nodes: [1, 2], tp: [1, 2]}\nobjective: {maximize: tokens_per_second}\n"
+    )
+    assert main(["search", str(space)]) == 2
+    assert missing.format(here=tmp_path) in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["space.yaml"]
+
+
 def test_a_batch_script_can_be_read_before_it_is_submitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
