@@ -203,6 +203,8 @@ class TrainConfig(Record):
             raise ValueError("async_save needs a folder: set save")
         if self.last_save_in_hf and self.save is None:
             raise ValueError("last_save_in_hf needs a folder: set save")
+        if self.last_save_in_hf:
+            self.model.model_type()  # or it is refused, before the first step
         if self.engine == "deepspeed" and (self.save or self.load or self.initial_load_path):
             raise ValueError(
                 "engine deepspeed has no checkpoints here: remove save, load and initial_load_path"

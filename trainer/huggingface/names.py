@@ -88,22 +88,8 @@ GPT2 = Architecture(
 
 
 def architecture_of(model: ModelConfig) -> Architecture:
-    """What ``transformers`` calls a model of this shape.
-
-    Raises:
-        ConfigError: if it is neither of the two.
-    """
-    parts = (model.norm, model.positions, model.activation, model.linear_bias)
-    if parts == ("rmsnorm", "rotary", "swiglu", False):
-        return LLAMA
-    whole = model.tied_embeddings and model.kv_heads == model.num_heads
-    if parts == ("layernorm", "learned", "gelu", True) and whole:
-        return GPT2
-    raise ConfigError(
-        f"norm {model.norm}, positions {model.positions}, activation {model.activation}, "
-        f"linear_bias {model.linear_bias}: Hugging Face weights are those of Llama (rmsnorm, "
-        "rotary, swiglu, no bias) or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
-    )
+    """See ``ModelConfig.model_type``."""
+    return {"llama": LLAMA, "gpt2": GPT2}[model.model_type()]
 
 
 def config_of(model: ModelConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from trainer.settings.record import Layers, Record, Tokens, Width
+from trainer.settings.record import ConfigError, Layers, Record, Tokens, Width
 from trainer.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
 
 
@@ -79,6 +79,24 @@ class ModelConfig(Record):
     def gated(self) -> bool:
         """SwiGLU: two projections up instead of one."""
         return self.activation == "swiglu"
+
+    def model_type(self) -> Literal["llama", "gpt2"]:
+        """What ``transformers`` calls a model of this shape.
+
+        Raises:
+            ConfigError: if it is neither of the two.
+        """
+        parts = (self.norm, self.positions, self.activation, self.linear_bias)
+        if parts == ("rmsnorm", "rotary", "swiglu", False):
+            return "llama"
+        whole = self.tied_embeddings and self.kv_heads == self.num_heads
+        if parts == ("layernorm", "learned", "gelu", True) and whole:
+            return "gpt2"
+        raise ConfigError(
+            f"norm {self.norm}, positions {self.positions}, activation {self.activation}, "
+            f"linear_bias {self.linear_bias}: Hugging Face weights are those of Llama (rmsnorm, "
+            "rotary, swiglu, no bias) or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
+        )
 
     @property
     def num_parameters(self) -> int:

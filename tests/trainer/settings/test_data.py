@@ -20,6 +20,10 @@ MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "se
         ({"validation": {"data": "x"}, "engine": "deepspeed"}, "remove validation"),
         ({"async_save": True}, "async_save needs a folder: set save"),
         ({"last_save_in_hf": True}, "last_save_in_hf needs a folder: set save"),
+        (
+            {"last_save_in_hf": True, "save": "x", "model": {**MODEL, "activation": "swiglu"}},
+            "activation swiglu, .* Hugging Face weights are those of Llama",
+        ),
         ({"initial_load_path": "x", "engine": "deepspeed"}, "remove save, load and initial_load"),
     ],
 )
