@@ -55,7 +55,8 @@ class Longer:
 
     Attributes:
         steps: measured ones, instead of the search's few.
-        save: folder for checkpoints, and to go on from where it has any.
+        save: folder for checkpoints, and to go on from where it has any; before that, from
+            ``load``.
         save_interval: steps between them; default only at the end.
     """
 
@@ -100,7 +101,10 @@ def _changed(best: Best, longer: Longer) -> Best:
             f"{best.path}: --save is for the built-in trainer; change the command in best.yaml"
         )
     folder = str(longer.save.absolute())
-    train = {**best.train, "save": folder, "load": folder}
+    begins, own = best.train.get("load"), best.train.get("save")
+    begun = any(longer.save.glob("step-*[0-9]"))
+    load = folder if begun or begins in (None, own) else begins
+    train = {**best.train, "save": folder, "load": load}
     if longer.save_interval is not None:
         train["save_interval"] = longer.save_interval
     TrainConfig.parse(train)

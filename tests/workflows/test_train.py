@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis import load_best
 from analysis.report.page import write_report
 from search_spaces.shipped import SHIPPED
 from slurm import written_document
 from workflows.cli.main import main
+from workflows.train import Longer, _changed
 
 SPACE = """
 version: 1
@@ -111,6 +113,31 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     trained(1)
     steps = last - 3  # those that are not measured, and one that is
     assert (tmp_path / f"checkpoints/step-{last + steps:08}").exists()  # it went on
+
+
+def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
+    tmp_path: Path,
+) -> None:
+    model = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "seq_length": 8}
+    path, saved = tmp_path / "best.yaml", tmp_path / "saved"
+
+    def loaded(**train: str) -> str:
+        content = {"model": model, "data": "x", **train}
+        path.write_text(
+            yaml.safe_dump(
+                {"meshtune_best": 1, "num_nodes": 1, "ranks_per_node": 1, "train": content}
+            )
+        )
+        changed = _changed(load_best(path), Longer(save=saved)).train
+        assert changed is not None and changed["save"] == str(saved)
+        return str(changed["load"])
+
+    assert loaded(load="/base") == "/base"
+    (saved / "step-00000001.0123abcd.partial").mkdir(parents=True)
+    assert loaded(load="/base") == "/base"
+    assert loaded() == loaded(load="mine", save="mine") == str(saved)
+    (saved / "step-00000001").mkdir()
+    assert loaded(load="/base") == str(saved)
 
 
 def test_an_own_trainer_keeps_its_own_checkpoints(
