@@ -14,6 +14,8 @@ from trainer.files import FileError, read_json
 from trainer.huggingface.names import Architecture, architecture_of, check_config
 from trainer.huggingface.safetensors import read_folder
 
+_WORDS = ("embedding.weight", "head.weight")
+
 
 class Weights:
     """The weights in a folder, as slices of our parameters.
@@ -58,26 +60,30 @@ class Weights:
         columns = slice(column[0], column[0] + width[0]) if column else None
         before = 0  # rows of the tensors that come first
         done = 0
-        for theirs in self.architecture.sources(name):
-            tensor = self._tensor(theirs)
-            whole = tensor.t() if self.architecture.is_transposed(name) and columns else tensor
+        sources = self.architecture.sources(name)
+        tensors = [self._tensor(theirs) for theirs in sources]
+        turned = self.architecture.is_transposed(name) and columns
+        wholes = [tensor.t() if turned else tensor for tensor in tensors]
+        rows_differ = name in (*_WORDS, "positions.weight")
+        if any(whole.shape[1:] != chunk.whole[1:] for whole in wholes) or (
+            sum(whole.size(0) for whole in wholes) != chunk.whole[0] and not rows_differ
+        ):
+            raise self._misfit(sources, tensors, chunk)
+        for whole in wholes:
             low, high = max(first, before), min(first + rows, before + whole.size(0))
             if low < high:
                 part = whole[low - before : high - before]
                 target = chunk.data[low - first : high - first]
-                part = part if columns is None else part[:, columns]
-                if part.shape != target.shape:
-                    raise self._misfit(theirs, tensor, chunk)
-                target.copy_(part)
+                target.copy_(part if columns is None else part[:, columns])
                 done += high - low
             before += whole.size(0)
-        if done < rows and name in ("embedding.weight", "head.weight"):
-            (theirs,) = self.architecture.sources(name)
+        if done < rows and name in _WORDS:
+            (theirs,) = sources
             if theirs not in self.means:
                 self.means[theirs] = self._tensor(theirs).float().mean(0)
             chunk.data[done:] = self.means[theirs][columns]
         elif done < rows:
-            raise self._misfit(theirs, tensor, chunk)
+            raise self._misfit(sources, tensors, chunk)
 
     def _tensor(self, name: str) -> Tensor:
         for known in (name, name.removeprefix("transformer.")):
@@ -85,8 +91,12 @@ class Weights:
                 return self.tensors[known]
         raise ConfigError(f"initial_load_path: {self.folder} has no tensor {name}")
 
-    def _misfit(self, name: str, tensor: Tensor, chunk: Chunk) -> ConfigError:
+    def _misfit(self, names: list[str], tensors: list[Tensor], chunk: Chunk) -> ConfigError:
+        shapes = ", ".join(
+            f"{name} with shape {list(tensor.shape)}"
+            for name, tensor in zip(names, tensors, strict=True)
+        )
         return ConfigError(
-            f"initial_load_path: {self.folder}: {name} has shape {list(tensor.shape)}, of which "
-            f"{chunk.name} with shape {list(chunk.whole)} cannot be made"
+            f"initial_load_path: {self.folder} has {shapes}, of which {chunk.name} with shape "
+            f"{list(chunk.whole)} cannot be made"
         )

@@ -148,7 +148,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
 """What ``transformers`` takes where a file does not say."""
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
 _AT_MOST = ("vocab_size",)  # ours may be rounded up
-_NO_MATTER = ("architectures", "torch_dtype", "head_dim", "n_inner", "num_key_value_heads")
+_NO_MATTER = ("architectures", "torch_dtype", "head_dim")  # the last, where it is not said
 
 
 def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
@@ -161,6 +161,13 @@ def check_config(model: ModelConfig, given: Mapping[str, Any]) -> None:
     known = {**_OTHERWISE.get(str(given.get("model_type")), {}), **given}
     rope = known.get("rope_parameters") or known.get("rope_scaling") or {}
     known["rope_theta"] = rope.get("rope_theta", known.get("rope_theta"))
+    # Sizes that follow from others where a file does not say, or says null.
+    for key, other, factor in (
+        ("n_inner", "n_embd", 4),
+        ("num_key_value_heads", "num_attention_heads", 1),
+    ):
+        if known.get(key) is None and isinstance(known.get(other), int):
+            known[key] = factor * known[other]
     wrong = []
     for key, ours in wanted.items():
         there = known.get(key)

@@ -154,6 +154,41 @@ def test_weights_of_another_model_are_refused(case: str, tmp_path: Path) -> None
     assert says in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("model", "key", "says"),
+    [
+        ("gpt", "n_inner", "n_inner is 144 there and 20 here"),
+        ("llama", "num_key_value_heads", "num_key_value_heads is 4 there and 2 here"),
+    ],
+)
+@pytest.mark.parametrize("null", [True, False])
+def test_sizes_that_a_file_leaves_out_are_those_that_transformers_takes(
+    model: str, key: str, says: str, null: bool, tmp_path: Path
+) -> None:
+    config = written(model, tmp_path / "hf")
+    del config[key]
+    (tmp_path / "hf/config.json").write_text(json.dumps(config | ({key: None} if null else {})))
+    shape = {"ffn_hidden_size": 20} if model == "gpt" else {}
+    with pytest.raises(ConfigError) as refused:
+        made(model, initial_load_path=str(tmp_path / "hf"), shape=shape)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_proj.weight"]
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_and_columns_that_would_be_left_over_are_refused(
+    name: str, dim: int, tmp_path: Path
+) -> None:
+    config = config_of(TrainConfig.parse(settings("gpt")).model)
+    tensors = theirs.drawn(config)
+    tensors[name] = torch.cat((tensors[name], tensors[name]), dim)
+    theirs.write(tmp_path / "hf", config, tensors)
+    with pytest.raises(ConfigError, match=rf"{name} with shape .* cannot be made"):
+        made("gpt", initial_load_path=str(tmp_path / "hf"))
+
+
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     written("llama", tmp_path / "hf")
     file = tmp_path / "hf/model.safetensors"
