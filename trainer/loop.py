@@ -55,8 +55,12 @@ class Engine(Protocol):
         """The checkpoint after so many steps of a run that ends with ``last``, if one is due."""
         ...
 
-    def finish(self) -> None:
-        """Until everything is written; raises what went wrong with it."""
+    def finish(self, stopped: bool = False) -> None:
+        """Until everything is written; raises what went wrong with it.
+
+        Args:
+            stopped: before the last step: what belongs to the end is left out.
+        """
         ...
 
 
@@ -134,13 +138,14 @@ def train(
                 progress(f"{'saving' if config.async_save else 'saved'} {saved}")
             if report.stop:
                 break
-        engine.finish()
+        stopped = reports[-1].stop and len(reports) < config.steps
+        engine.finish(stopped)
     sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
     return {
         "step_times_s": times_s,
         **_figures(reports),
         "validation_losses": validations,
-        "stopped": reports[-1].stop and len(reports) < config.steps,
+        "stopped": stopped,
         "device": device.facts(),
         "memory": device.memory(),
         "communication": sent,

@@ -141,10 +141,10 @@ class Trainer:
         """See ``Engine``."""
         return None if self.tuning is None else self.tuning.report()
 
-    def finish(self) -> None:
-        """Until everything is written; raises what went wrong with it."""
+    def finish(self, stopped: bool = False) -> None:
+        """See ``Engine``; who stopped it may kill it before all weights are written once more."""
         self.checkpoints.wait()
-        if self.config.last_save_in_hf and self.config.save is not None:
+        if self.config.last_save_in_hf and self.config.save is not None and not stopped:
             folder = Path(self.config.save)
             on_first(lambda: export([*complete(folder).values()][-1], folder / "hf"))
 

@@ -198,7 +198,7 @@ class DeepSpeedTrainer:
     def save_if_due(self, step: int, last: int) -> None:
         """Nothing is saved, see ``TrainConfig``."""
 
-    def finish(self) -> None:
+    def finish(self, stopped: bool = False) -> None:
         """Nothing is being written."""
 
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:

@@ -77,6 +77,8 @@ def test_a_run_begins_from_weights_of_transformers(model: str, tmp_path: Path) -
 def test_a_run_ends_with_weights_for_transformers(model: str, tmp_path: Path) -> None:
     trainer = made(model, save=str(tmp_path), last_save_in_hf=True)
     trainer.checkpoints.save(trainer, 1)
+    trainer.finish(stopped=True)
+    assert not (tmp_path / "hf").exists()
     trainer.finish()
     tokens = some_tokens(model)
     expected = ours(trainer, tokens)
