@@ -58,6 +58,7 @@ class TrialSpec:
     result: ResultSource = field(default_factory=ResultSource)
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
+    max_steps: int | None = 10_000  # that its stop rule is told of while it runs; None: all
 
     @property
     def started_in(self) -> Path:

@@ -166,7 +166,7 @@ class _Steps:
     """Prints each step that a training reports, as it is asked whether it may go on."""
 
     def __init__(self, out: Path) -> None:
-        self._log = StepLog(out / STDOUT_NAME)
+        self._log = StepLog(out / STDOUT_NAME, most=None)
         self._told = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
@@ -213,6 +213,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
         grace_s=SAVE_S if best.train is not None and best.train.get("save") else GRACE_S,
         result=ResultSource(best.log),
         workdir=best.workdir,
+        max_steps=None,
     )
 
 

@@ -20,7 +20,6 @@ StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and f
 _WORD = "MESHTUNE_STEP"
 _READ_BYTES = 4 << 20  # at a time, of a log that grows faster than it is read
 _LONGEST_LINE_BYTES = 1 << 16  # what is longer is no step
-_MAX_STEPS = 10_000  # that are judged
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,11 @@ class StepLog:
 
     Args:
         path: need not exist yet.
+        most: steps that are kept; None: all.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int | None) -> None:
+        self._most = most
         self.steps: list[StepReport] = []
         self._path = path
         self._offset = 0
@@ -74,7 +75,8 @@ class StepLog:
     def _note(self, said: str) -> None:
         step = _parsed(said)
         # Every rank may have printed it, or an earlier part of the log be there once more.
-        if step and step["step"] > self._last and len(self.steps) < _MAX_STEPS:
+        full = self._most is not None and len(self.steps) >= self._most
+        if step and step["step"] > self._last and not full:
             self._last = step["step"]
             self.steps.append(step)
 

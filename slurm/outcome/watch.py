@@ -57,7 +57,7 @@ def watch(
         stop: ends the watch at once when set.
         stop_rule: asked whenever the log tells of further steps.
     """
-    steps = StepLog(spec.directory / STDOUT_NAME)
+    steps = StepLog(spec.directory / STDOUT_NAME, spec.max_steps)
     started = progress = time.monotonic()
     size = -1
     while True:

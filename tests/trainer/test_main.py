@@ -309,7 +309,7 @@ def test_one_process_needs_no_environment(config: Config, tmp_path: Path) -> Non
     assert done.stdout.splitlines()[0].startswith("1 x cpu: tp 1")
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok"
-    log = StepLog(tmp_path / "said.log")
+    log = StepLog(tmp_path / "said.log", None)
     (tmp_path / "said.log").write_text(done.stdout)
     assert log.grew()  # a search may read each step, the warm-up's first
     times_s = [step["step_time_s"] for step in log.steps]

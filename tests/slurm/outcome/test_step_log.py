@@ -16,7 +16,7 @@ def line(step: int, **figures: float) -> str:
 
 def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
-    log = StepLog(path)
+    log = StepLog(path, None)
     assert not log.grew()  # there is no file yet
     path.write_text("starting\n" + line(1, speed=2.0))
     assert log.grew()
@@ -33,7 +33,7 @@ def test_steps_are_read_as_they_come(tmp_path: Path) -> None:
 def test_a_step_counts_once_though_every_rank_prints_it(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_text("".join(line(i, speed=r) for i in (1, 2) for r in range(4)))
-    log = StepLog(path)
+    log = StepLog(path, None)
     assert log.grew()
     assert log.steps == [{"step": 1, "speed": 0}, {"step": 2, "speed": 0}]
 
@@ -50,7 +50,7 @@ def test_what_is_no_step_is_left_out(tmp_path: Path) -> None:
         "{" * 5000,
     ]
     path.write_text("".join(f"MESHTUNE_STEP {text}\n" for text in wrong))
-    assert not StepLog(path).grew()
+    assert not StepLog(path, None).grew()
 
 
 def test_output_without_line_ends_is_not_kept(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_output_without_line_ends_is_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     with path.open("wb") as file:
         file.truncate(40 << 20)
-    log = StepLog(path)
+    log = StepLog(path, None)
     tracemalloc.start()
     try:
         for _ in range(12):
@@ -76,12 +76,13 @@ def test_a_log_that_cannot_be_read_has_no_steps(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert not any(StepLog(path).grew() for path in tmp_path.iterdir())
+    assert not any(StepLog(path, None).grew() for path in tmp_path.iterdir())
 
 
-def test_steps_are_judged_up_to_a_number(tmp_path: Path) -> None:
+def test_steps_are_kept_up_to_a_number(tmp_path: Path) -> None:
     path = tmp_path / "stdout.log"
     path.write_text("".join(line(i) for i in range(1, 10_100)))
-    log = StepLog(path)
-    assert log.grew()
-    assert len(log.steps) == 10_000
+    for most, kept in ((10_000, 10_000), (None, 10_099)):
+        log = StepLog(path, most)
+        assert log.grew()
+        assert len(log.steps) == kept

@@ -68,3 +68,20 @@ def test_without_a_no_progress_timeout_silence_is_fine(tmp_path: Path) -> None:
         watch(spec(tmp_path, timeout_s=0.3), lambda: False, threading.Event()).termination
         is Termination.TIMEOUT
     )
+
+
+@pytest.mark.parametrize(("most", "told"), [(3, 3), (None, 5)])
+def test_a_stop_rule_is_told_of_as_many_steps_as_are_asked_for(
+    tmp_path: Path, most: int | None, told: int
+) -> None:
+    lines = (f'MESHTUNE_STEP {{"step": {step}}}\n' for step in range(1, 6))
+    (tmp_path / "stdout.log").write_text("".join(lines))
+    heard: list[int] = []
+    polls = iter([False, True])
+    watch(
+        spec(tmp_path, max_steps=most),
+        lambda: next(polls),
+        threading.Event(),
+        lambda steps: heard.append(len(steps)),
+    )
+    assert heard == [told]
