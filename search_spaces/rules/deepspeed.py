@@ -18,7 +18,8 @@ def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]
         for name, same in groupby(asked, key=lambda requirement: requirement.name)
     }
     # Settings of all trials, not names of the space.
-    for name in ("goldfish", "documents", "loss_mask", "validation"):
+    refused = ("goldfish", "documents", "loss_mask", "validation")
+    for name in (*refused, "save", "load", "initial_load_path"):
         if getattr(trainer, name) is not None:
             texts[f"deepspeed_{name}"] = ["false"]
     if trainer.time_communication:

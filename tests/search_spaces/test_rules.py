@@ -181,6 +181,22 @@ def test_rules_without_their_facts_are_left_out(load: Callable[[str], SearchSpac
     assert not names & {"heads_by_tp", "layers_by_stages", "weights_by_dp", "sequence_by_tp"}
 
 
+@pytest.mark.parametrize(
+    "setting", ["save", "load", "initial_load_path", "loss_mask", "goldfish", "validation"]
+)
+def test_settings_of_all_trials_that_deepspeed_has_not_leave_it_out(
+    load: Callable[[str], SearchSpace], setting: str
+) -> None:
+    value = {"goldfish": "{}", "validation": "{data: v}"}.get(setting, "there")
+    builtin = f"trainer: {{builtin: {{data: x, {setting}: {value}}}}}"
+    text = OWN.replace("trainer: {command: [train]}", f"model: tiny\n{builtin}")
+    text = text.replace("PARAMETERS", "engine: [meshtune, deepspeed]")
+    text = text.replace("maximize: speed", "maximize: tokens_per_second")
+    assert violation(load, text, engine="meshtune") is None
+    refused = violation(load, text, engine="deepspeed")
+    assert refused is not None and refused.startswith(f"deepspeed_{setting}:")
+
+
 def test_only_the_builtin_trainer_needs_the_vocabulary_by_tp(
     load: Callable[[str], SearchSpace],
 ) -> None:
