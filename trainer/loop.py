@@ -122,7 +122,7 @@ def train(
             begin_s = time.perf_counter()
             with attention_backends(device.type):
                 report = engine.step(number, dataset, stop() if config.save else None)
-            times_s.append(device.clock() - begin_s)
+            times_s.append(device.clock() - begin_s - report.aside_s)
             reports.append(report)
             done = number + 1
             end = done if report.stop else last

@@ -38,7 +38,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Of one optimizer step; the same on every rank."""
+    """Of one optimizer step; the same on every rank, but for ``aside_s``."""
 
     loss: float
     grad_norm: float
@@ -46,6 +46,8 @@ class StepReport:
     done: bool
     stop: bool = False
     """Whether a rank was asked to stop."""
+    aside_s: float = 0.0
+    """Time that this rank spent on what is no part of training."""
 
 
 class Totals(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,7 @@ class Trainer:
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
         report = self._step(number, dataset, stop)
-        if self.tuning is not None:
-            self.tuning.after_step()
-        return report
+        return report if self.tuning is None else replace(report, aside_s=self.tuning.after_step())
 
     def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
         batches = self._read(number, dataset)

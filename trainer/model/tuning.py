@@ -109,10 +109,14 @@ class Tuning:
         self.timed: set[Product] = set()
         self.tuning_s = 0.0
 
-    def after_step(self) -> None:
-        """To be called by every rank after each step: the first one settles the forms."""
+    def after_step(self) -> float:
+        """To be called by every rank after each step: the first one settles the forms.
+
+        Returns:
+            The seconds that it took.
+        """
         if not self.kernels.counts:
-            return
+            return 0.0
         self.kernels.counts = False
         begin_s = self.device.clock()
         cache = self._cache()
@@ -127,6 +131,7 @@ class Tuning:
         self.choices = {product: cache.products[str(product)] for product in asked}
         self.kernels.forms = {product: choice.form for product, choice in self.choices.items()}
         self.tuning_s = self.device.clock() - begin_s
+        return self.tuning_s
 
     def report(self) -> dict[str, Any]:
         """For ``result.json``: this rank's products, and what their forms save in a step."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from trainer.config import ConfigError, TrainConfig
+from trainer.loop import train
 from trainer.model.kernels import FORMS, Product, TunedKernels, in_form
-from trainer.model.tuning import Cache, Choice, alternately, choose
+from trainer.model.tuning import Cache, Choice, Tuning, alternately, choose
 
 MODEL = {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 16}
 STEPS, EXACT = 3, 1e-5
@@ -220,6 +223,32 @@ def test_a_broken_cache_is_no_cache(
     again = Cache(device="a", dtype="b", library="c")
     again.read()
     assert again == cache
+
+
+def test_tuning_is_not_in_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after_step(_: Tuning) -> float:
+        time.sleep(2)
+        return 2.0
+
+    class Zeros:
+        def samples(
+            self, first: int, count: int, *, seq_length: int, seed: int
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            tokens = torch.zeros(count, seq_length, dtype=torch.int64)
+            return tokens, tokens
+
+        def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
+            raise NotImplementedError
+
+    monkeypatch.setattr(Tuning, "after_step", after_step)
+    monkeypatch.setattr(Tuning, "report", lambda _: {})
+    config = {**job("one", 1)["config"], "tune_kernels": True, "measured_steps": 2}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        result = train(TrainConfig.parse(config), Zeros(), lambda _: None)
+    finally:
+        dist.destroy_process_group()
+    assert result["step_times_s"][-1] < 1
 
 
 def test_a_compiler_chooses_kernels_itself() -> None:
