@@ -43,7 +43,10 @@ def simulated_run(folder: Path, trials: int) -> Path:
     import meshtune
 
     run_dir = folder / str(trials)
-    meshtune.search(SPACE, launcher="simulate", policy="random", trials=trials, run_dir=run_dir)
+    meshtune.search(
+        SPACE, launcher="simulate", simulate="nodes=9408", policy="random", trials=trials,
+        run_dir=run_dir,
+    )  # fmt: skip
     return run_dir
 
 
