@@ -85,7 +85,7 @@ class BuiltinTrainer(Record):
         "from the latest; the same as save: a trial that is repeated goes on from its own",
     )
     initial_load_path: str | None = Field(
-        default=None, description="folder of Hugging Face weights to begin from; an absolute path"
+        default=None, description="folder of Hugging Face weights to begin from"
     )
     last_save_in_hf: bool | None = Field(
         default=None, description="at the end also write the weights so, as hf in the folder save"
