@@ -40,7 +40,10 @@ def run(launcher: LocalLauncher, spec: TrialSpec) -> Outcome:
 
 def log(spec: TrialSpec, name: str = "stdout.log") -> str:
     path = spec.directory / name
-    return path.read_text() if path.exists() else ""
+    try:
+        return path.read_text()
+    except FileNotFoundError:  # or taken away at this moment: a launcher begins with a new one
+        return ""
 
 
 def fork_servers() -> set[int]:
