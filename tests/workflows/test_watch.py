@@ -20,18 +20,10 @@ import pytest
 from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from support.run_book import RunBook
+from support.toy_space import SPACE
 from support.waiting import wait_for
 from workflows.cli.watch import watch
 from workflows.watch import PageError, Pages, serving
-
-SPACE = """
-version: 1
-cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
-trainer: {command: [train, "{tp}"]}
-parameters: {tp: [1, 2, 4]}
-objective: {maximize: speed}
-budget: {trials: 9}
-"""
 
 
 @pytest.fixture

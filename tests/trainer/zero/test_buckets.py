@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from support.constant_tokens import ConstantTokens
 from trainer.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
@@ -19,14 +19,6 @@ from trainer.train import Trainer
 MODEL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 8}
 # Fake groups never wait.
 pytestmark = pytest.mark.filterwarnings("ignore:Set timeout is now only supported")
-
-
-class Tokens:
-    def samples(
-        self, first: int, count: int, *, seq_length: int, **_: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = torch.ones(count, seq_length, dtype=torch.int64)
-        return tokens, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +43,7 @@ def test_a_dropped_trainer_keeps_no_process_group(values: dict[str, Any]) -> Non
         {"model": MODEL, "data": "unused", "precision": "fp32", "ranks_per_node": 4, **values}
     )
     training = Trainer(config, Device("cpu"))
-    training.step(0, Tokens())
+    training.step(0, ConstantTokens())
     mesh = training.mesh
     held = [weakref.ref(one) for one in (mesh, mesh.states.group) if one is not None]
     del training, mesh

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from support.constant_tokens import ConstantTokens
 from trainer.config import TrainConfig
 from trainer.model.shapes import in_order, stage_parameters
 from trainer.parallel.collectives import Traffic
@@ -61,14 +61,6 @@ def config(model: dict[str, Any], **values: Any) -> TrainConfig:
     )
 
 
-class Tokens:
-    def samples(
-        self, first: int, count: int, *, seq_length: int, **_: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = torch.ones(count, seq_length, dtype=torch.int64)
-        return tokens, tokens
-
-
 Count = Callable[[TrainConfig, int, int], Report]
 
 
@@ -81,7 +73,7 @@ def count() -> Iterator[Count]:
         training = Trainer(config, Device("cpu"))
         for step in range(2):
             training.traffic.clear()
-            training.step(step, Tokens())
+            training.step(step, ConstantTokens())
         return training.traffic.report(1)
 
     yield count

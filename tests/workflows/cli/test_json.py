@@ -11,17 +11,10 @@ import pytest
 from analysis.run.folder import RunFolder
 from search_spaces import load_space
 from support.run_book import RunBook
+from support.toy_space import SPACE
 from workflows.cli.main import main
 
 TABLE_4 = "gpt_175b_frontier_table4"
-SPACE = """
-version: 1
-cluster: {name: toy, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}
-trainer: {command: [train, "{tp}"]}
-parameters: {tp: [1, 2, 4]}
-objective: {maximize: speed}
-budget: {trials: 9}
-"""
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
