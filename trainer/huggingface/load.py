@@ -89,7 +89,9 @@ class Weights:
         for known in (name, name.removeprefix("transformer.")):
             if known in self.tensors:
                 return self.tensors[known]
-        raise ConfigError(f"initial_load_path: {self.folder} has no tensor {name}")
+        raise ConfigError(
+            f"initial_load_path: {self.folder} has no tensor {name}: fetch all its files"
+        )
 
     def _misfit(self, names: list[str], tensors: list[Tensor], chunk: Chunk) -> ConfigError:
         shapes = ", ".join(

@@ -59,18 +59,24 @@ def read_file(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         (table_bytes,) = struct.unpack("<Q", file.read(8).ljust(8, b"\xff"))
         if table_bytes > min(size - 8, _MAX_TABLE_BYTES):
-            raise ConfigError(f"{path}: not in the safetensors format, or cut short")
+            raise ConfigError(
+                f"{path}: not in the safetensors format, or cut short: fetch it again"
+            )
         try:
             table = json.loads(file.read(table_bytes))
             entries = {name: _entry(entry) for name, entry in table.items() if name[:2] != "__"}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(f"{path}: its table cannot be read: {error}") from None
+            raise ConfigError(
+                f"{path}: its table cannot be read: {error}; fetch it again"
+            ) from None
     begin = 8 + table_bytes
     data = np.memmap(path, np.uint8, "c", begin) if size > begin else np.empty(0, np.uint8)
     found = {}
     for name, (dtype, shape, first, last) in entries.items():
         if last - first != torch.Size(shape).numel() * dtype.itemsize or last > len(data):
-            raise ConfigError(f"{path}: {name} is not in the file as its table says: cut short?")
+            raise ConfigError(
+                f"{path}: {name} is not in the file as its table says: cut short? Fetch it again"
+            )
         found[name] = torch.from_numpy(data[first:last]).view(dtype).view(shape)
     return found
 
