@@ -17,6 +17,7 @@ from analysis.units import GIB
 from search_spaces import SpaceError, load_space
 
 FOLDS = 5
+FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
 TAUGHT = 150  # trials by which a model is calibrated: a dozen constants are settled by fewer
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
@@ -117,8 +118,9 @@ def cross_validated(run: Run) -> CrossValidation | None:
     """Predictions for a run's trials that ran or ran out of memory.
 
     A model that has seen a trial predicts it too well. What is compared with a trial's metrics is
-    therefore predicted by a model calibrated without it: the trials are cut into five parts, and
-    each is predicted after the other four. Of many trials TAUGHT calibrate, spread over the search.
+    therefore predicted by a model calibrated without it: the trials are cut into five parts (of
+    many trials three), and each is predicted after the others. Of these, TAUGHT calibrate, spread
+    over the search.
 
     Returns:
         None where the space cannot be read or priced, or no trial says anything.
@@ -154,7 +156,8 @@ def cross_validated(run: Run) -> CrossValidation | None:
 def _held_out(pricing: Pricing, trials: list[Trial]) -> tuple[Array, Array, Array]:
     """Step times, peak bytes and probabilities to fit, each by a model without the trial."""
     held_out_s, held_out_bytes, held_out_fits = (np.empty(len(trials)) for _ in range(3))
-    parts = np.arange(len(trials)) % FOLDS
+    plenty = len(trials) * (FEWER_FOLDS - 1) >= TAUGHT * FEWER_FOLDS
+    parts = np.arange(len(trials)) % (FEWER_FOLDS if plenty else FOLDS)
     for part in np.unique(parts):
         own = np.flatnonzero(parts == part)
         others = [t for t, p in zip(trials, parts, strict=True) if p != part]

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from analysis.report.encoding import Encoded
 
-NUM_TREES = 60
+NUM_TREES = 40
 MAX_LEAVES = 128  # of a tree; more of them explain noise
-EXPLAINED = 300  # rows whose SHAP values are computed
+EXPLAINED = 200  # rows whose SHAP values are computed
 NUM_REFITS = 12
-REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 10, 64, 100  # only their spread counts
+REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 8, 48, 80  # only their spread counts
 
 Refit = tuple[NDArray[np.int_], NDArray[Any]]
 """Rows that a smaller forest is fitted to, and the target of each."""
@@ -79,20 +79,24 @@ class Sensitivity:
 
 
 def fitted(
-    forest: Any, encoded: Encoded, target: NDArray[Any], seed: int, refits: Iterable[Refit]
+    encoded: Encoded, target: NDArray[Any], seed: int, refits: Iterable[Refit]
 ) -> Sensitivity:
-    """The account of a forest of this kind; its ``trial`` has rows in place of numbers.
+    """The account of a random forest; its ``trial`` has rows in place of numbers.
 
     Args:
-        forest: a regressor or a classifier that keeps its out-of-bag score.
         encoded: what it learns from, a row per configuration.
-        target: what it learns; bool for a classifier.
+        target: what it learns: of bool by a classifier, of numbers by a regressor.
         seed: of the forest and the sample.
         refits: whose spread is the interval.
     """
+    from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor  # slow to import
+
     x = encoded.values.to_numpy()
-    forest.set_params(random_state=seed % 2**32).fit(x, target)
     classes = target.dtype == bool
+    kind = RandomForestClassifier if classes else RandomForestRegressor
+    forest = kind(
+        NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True, random_state=seed % 2**32
+    ).fit(x, target)
     predicted = forest.predict_proba(x)[:, 1] if classes else forest.predict(x)
     rows = _spread_rows(predicted, EXPLAINED, seed)
     shap, base = _explain(forest, x[rows])

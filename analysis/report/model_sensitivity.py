@@ -18,9 +18,7 @@ from analysis.prediction.pricing import Pricing, unpriced_parameters
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
 from analysis.report.forests import (
-    MAX_LEAVES,
     NUM_REFITS,
-    NUM_TREES,
     NotEnough,
     Refit,
     Sensitivity,
@@ -85,15 +83,13 @@ def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
     encoded = encode(outlook.frame(indices))
     if encoded.values.empty or np.ptp(target) == 0:
         raise NotEnough("The cost model expects the same of all configurations that likely fit.")
-    from sklearn.ensemble import RandomForestRegressor  # slow to import
 
     def draws() -> Iterable[Refit]:
         rows = np.arange(len(target))
         for _ in range(NUM_REFITS):
             yield rows, expectation.of(drawn(model, outlook.rng))
 
-    forest = RandomForestRegressor(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
     space = outlook.pricing.space
-    found = folded(fitted(forest, encoded, target, seed, draws()), parents(space))
+    found = folded(fitted(encoded, target, seed, draws()), parents(space))
     unseen = tuple(n for n in unpriced_parameters(space) if n in encoded.values)
     return ModelSensitivity(found, len(outlook.told), float(likely.mean()), unseen)

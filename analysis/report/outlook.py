@@ -66,14 +66,19 @@ class Outlook:
 
     def frame(self, indices: Indices) -> pd.DataFrame:
         """Some of the configurations as ``load`` gives those of trials."""
-        space = self.pricing.space
-        configs = [space.canonical(raw) for raw in self.candidates.configs(indices)]
-        frame = pd.DataFrame([{f"p:{k}": v for k, v in config.items()} for config in configs])
-        for parameter in space.parameters.values():
+        space, columns = self.pricing.space, self.candidates.columns(indices)
+        active, shown = space.columns(columns).active, {}
+        for name, parameter in space.parameters.items():
+            values = columns[name].astype(object)
+            if name in active:
+                if not np.any(active[name]):
+                    continue
+                values = np.where(active[name], values, None)
             if parameter.ordered:
-                column, words = f"p:{parameter.name}", [str(value) for value in parameter.values]
-                frame[column] = pd.Categorical(frame[column], words, ordered=True)
-        return frame
+                words = [str(value) for value in parameter.values]
+                values = pd.Categorical(values, words, ordered=True)
+            shown[f"p:{name}"] = values
+        return pd.DataFrame(shown)
 
 
 class Expectation:

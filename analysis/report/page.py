@@ -19,7 +19,7 @@ from analysis.report.trajectory import idle_spans, ranked_trials, search_time_s
 from analysis.run.atomic import write_atomically
 from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
-from analysis.run.frame import load
+from analysis.run.frame import frame_of
 
 
 def write_report(
@@ -47,7 +47,7 @@ def write_report(
     run = read_run(run_dir)
     folder = run.folder.report
     folder.mkdir(exist_ok=True)
-    frame = load(run_dir)
+    frame = frame_of(run)
     frame["objective"] = units.scaled(run.objective_key, frame["objective"])
     problem = write_best(run, folder / "best.yaml")
     if home:

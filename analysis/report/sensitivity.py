@@ -13,14 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.report.encoding import Encoded, encode
-from analysis.report.forests import (
-    MAX_LEAVES,
-    NUM_TREES,
-    NotEnough,
-    Sensitivity,
-    fitted,
-    resampled,
-)
+from analysis.report.forests import NotEnough, Sensitivity, fitted, resampled
 from analysis.run.trial import TOLD
 from analysis.units import counted
 from slurm import Kind
@@ -47,10 +40,7 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
     encoded = _enough(frame, "successful trial")
     if np.ptp(target) == 0:
         raise NotEnough(f"All {len(frame)} successful trials reached the same objective.")
-    from sklearn.ensemble import RandomForestRegressor  # slow to import
-
-    forest = RandomForestRegressor(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
-    found = fitted(forest, encoded, target, seed, resampled(target, seed))
+    found = fitted(encoded, target, seed, resampled(target, seed))
     cautions = _few(len(frame), encoded, "successes")
     if found.oob_score < LOW_R2:
         cautions.append(
@@ -89,10 +79,7 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
             f"{failed.sum()} of {len(frame)} trials failed; "
             f"telling failures from successes needs at least {MIN_PER_CLASS} of each."
         )
-    from sklearn.ensemble import RandomForestClassifier  # slow to import
-
-    forest = RandomForestClassifier(NUM_TREES, max_leaf_nodes=MAX_LEAVES, oob_score=True)
-    found = fitted(forest, encoded, failed, seed, resampled(failed, seed))
+    found = fitted(encoded, failed, seed, resampled(failed, seed))
     base_rate = 1 - rarer / len(frame)
     cautions = _few(len(frame), encoded, "trials")
     if found.oob_score <= base_rate:

@@ -34,14 +34,7 @@ def load(directory: Path | str) -> pd.DataFrame:
     median), ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
     Words that the space lists as ``{ordered: [...]}`` are an ordered categorical.
     """
-    run = read_run(directory)
-    frame = frame_of(run)
-    for name, words in _ordered(run).items():
-        if (column := f"p:{name}") in frame:
-            import pandas as pd
-
-            frame[column] = pd.Categorical(frame[column], words, ordered=True)
-    return frame
+    return frame_of(read_run(directory))
 
 
 def _ordered(run: Run) -> dict[str, list[str]]:
@@ -54,7 +47,7 @@ def _ordered(run: Run) -> dict[str, list[str]]:
 
 
 def frame_of(run: Run) -> pd.DataFrame:
-    """The same of a run that is read already, words as they are."""
+    """The same of a run that is read already."""
     import pandas as pd
 
     origin = run.opened_t[0] if run.opened_t else 0.0
@@ -85,4 +78,8 @@ def frame_of(run: Run) -> pd.DataFrame:
                 **{f"m:{key}": value for key, value in metrics(trial.result).items()},
             }
         )
-    return pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
+    frame = pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
+    for name, words in _ordered(run).items():
+        if (column := f"p:{name}") in frame:
+            frame[column] = pd.Categorical(frame[column], words, ordered=True)
+    return frame

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity, sensitivity
+from analysis.report import forests, model_sensitivity
 from analysis.report.page import write_report
 from analysis.run.folder import RunFolder
 from search_spaces import Candidates, load_space
@@ -58,8 +58,7 @@ def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("browser")
     write_run(folder / "run")
     with pytest.MonkeyPatch.context() as patch:  # how sure the ranking is matters elsewhere
-        for module in (forests, model_sensitivity, sensitivity):
-            patch.setattr(module, "NUM_TREES", 20)
+        patch.setattr(forests, "NUM_TREES", 20)
         for module in (forests, model_sensitivity):
             patch.setattr(module, "NUM_REFITS", 2)
         page = write_report(folder / "run")

@@ -8,6 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.prediction.pricing import Pricing
+from analysis.report import forests
 from analysis.report import model_sensitivity as module
 from analysis.report.forests import NotEnough
 from analysis.report.model_sensitivity import model_sensitivity
@@ -21,7 +22,7 @@ SPACE = "tiny_cpu"
 
 @pytest.fixture(autouse=True)
 def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NUM_TREES", 30)
+    monkeypatch.setattr(forests, "NUM_TREES", 30)
     monkeypatch.setattr(module, "NUM_REFITS", 5)
 
 
