@@ -18,7 +18,7 @@ from search_spaces import SpaceError, load_space
 
 FOLDS = 5
 FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
-TAUGHT = 150  # trials by which a model is calibrated: a dozen constants are settled by fewer
+TAUGHT = 100  # trials by which a model is calibrated: a dozen constants are settled by fewer
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
 FEW = 5  # trials below which neither a rank correlation nor a share of failures says much

@@ -21,7 +21,7 @@ from analysis.report.encoding import Encoded
 NUM_TREES = 40
 MAX_LEAVES = 128  # of a tree; more of them explain noise
 EXPLAINED = 200  # rows whose SHAP values are computed
-NUM_REFITS = 12
+NUM_REFITS = 10
 REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 8, 48, 80  # only their spread counts
 
 Refit = tuple[NDArray[np.int_], NDArray[Any]]
