@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests
-from analysis.report import model_sensitivity as module
+from analysis.report import forests, model_sensitivity as module
 from analysis.report.forests import NotEnough
 from analysis.report.model_sensitivity import model_sensitivity
 from analysis.run.fold import Run
