@@ -8,6 +8,8 @@ from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
 from .explanation import differences, explain_trial
 from .finalists import next_repeat, noise_of
+from .imported.deephyper import is_deephyper
+from .imported.results import is_storage, read_results
 from .metrics import MissingMetricError, metric, possible, required_metric
 from .pareto import non_dominated
 from .prediction.drawn_model import drawn
@@ -39,7 +41,7 @@ from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
 from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import ModelSensitivity, model_sensitivity
-from .report.page import write_report
+from .report.page import write_imported, write_report
 from .report.plots import png, sensitivity_figure, trajectory_figure
 from .report.scaling import scaling_figure
 from .report.section import Content, Section
@@ -146,6 +148,8 @@ __all__ = [
     "frame_of",
     "front_lines",
     "in_time",
+    "is_deephyper",
+    "is_storage",
     "likely_to_fit",
     "load",
     "load_best",
@@ -172,6 +176,7 @@ __all__ = [
     "ranked_trials",
     "ranking_table",
     "read_csv",
+    "read_results",
     "read_run",
     "read_tables",
     "refused",
@@ -192,6 +197,7 @@ __all__ = [
     "unpriced_parameters",
     "verdict_lines",
     "write_atomically",
+    "write_imported",
     "write_report",
     "write_results",
 ]

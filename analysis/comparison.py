@@ -22,7 +22,7 @@ def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """
     bests = [run.best for run in runs]
     rows = [
-        ("run", [str(run.directory) for run in runs]),
+        ("run", [run.where for run in runs]),
         ("space", [run.space for run in runs]),
         ("launcher", [run.launcher for run in runs]),
         ("trials", [_trials(run) for run in runs]),
@@ -31,8 +31,8 @@ def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("best is trial", [str(best.number) if best else "–" for best in bests]),
         (f"within {NEAR:.0%} of it", [_soon(run) for run in runs]),
         ("left, expected", [_left(run) for run in runs]),
-        ("search time", [clock_text(_search_s(run)) for run in runs]),
-        ("node-hours", [f"{_node_hours(run):.3g}" for run in runs]),
+        ("search time", [clock_text(_search_s(run)) if run.opened_t else "–" for run in runs]),
+        ("node-hours", ["–" if run.origin else f"{_node_hours(run):.3g}" for run in runs]),
     ]
     names = dict.fromkeys(name for best in bests if best for name in best.config)
     own = {name: [value_text(b.config.get(name)) if b else "–" for b in bests] for name in names}

@@ -21,6 +21,12 @@ from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
 
+_FORMER_PICTURES = (
+    *("trajectory", "front", "forecast"),
+    *("model_shap", "objective_shap", "failure_shap"),
+)
+"""That earlier versions wrote beside the page, of trials that may be outdated."""
+
 
 def write_report(
     run_dir: Path | str,
@@ -47,15 +53,40 @@ def write_report(
     run = read_run(run_dir)
     folder = run.folder.report
     folder.mkdir(exist_ok=True)
-    frame = frame_of(run)
-    frame["objective"] = units.scaled(run.objective_key, frame["objective"])
+    for picture in _FORMER_PICTURES:
+        (folder / f"{picture}.png").unlink(missing_ok=True)
     problem = write_best(run, folder / "best.yaml")
     if home:
         problem = problem.replace(str(run.folder.path), str(home))
-    content = Content(run, frame, folder, home or run.directory, validate(run), problem)
-    done = ranked_trials(run)
+    frame = _shown(run, frame_of(run))
+    content = Content(run, frame, home or run.directory, validate(run), problem)
+    return _write(content, sections, folder)
+
+
+def write_imported(run: Run, folder: Path, sections: Sequence[Section] = SECTIONS) -> Path:
+    """Write the page of trials that another program ran, as far as it says what they were.
+
+    Args:
+        run: from :func:`analysis.read_results`.
+        folder: in which ``index.html`` is written; made if need be.
+        sections: of the page, in order; those that need more than is known are left out.
+
+    Returns:
+        Path of ``index.html``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(Content(run, _shown(run, frame_of(run)), run.directory), sections, folder)
+
+
+def _shown(run: Run, frame: pd.DataFrame) -> pd.DataFrame:
+    """The trials with the objective in the unit in which it is shown."""
+    return frame.assign(objective=units.scaled(run.objective_key, frame["objective"]))
+
+
+def _write(content: Content, sections: Sequence[Section], folder: Path) -> Path:
+    run, done = content.run, ranked_trials(content.run)
     content.data.update(trials=figures.trials(run), effects={})
-    drawn = [found for section in sections if (found := _drawn(section, content))]
+    drawn = [_drawn(section, content) for section in sections if section.condition(content)]
     page = content.html(
         "page.html",
         facts=_facts(run),
@@ -69,15 +100,10 @@ def write_report(
     return folder / "index.html"
 
 
-def _drawn(section: Section, content: Content) -> dict[str, str] | None:
-    """A section's parts; None where the page has none. Pictures of an earlier state go."""
-    drawn = None
-    if section.condition(content):
-        body = Markup(section.draw(content).rstrip())
-        drawn = {"title": section.heading(content), "anchor": section.anchor, "body": body}
-    for picture in set(section.pictures) - content.written:
-        (content.folder / picture).unlink(missing_ok=True)
-    return drawn
+def _drawn(section: Section, content: Content) -> dict[str, str]:
+    """A section's parts."""
+    body = Markup(section.draw(content).rstrip())
+    return {"title": section.heading(content), "anchor": section.anchor, "body": body}
 
 
 def _facts(run: Run) -> dict[str, Any]:
@@ -103,5 +129,6 @@ def _facts(run: Run) -> dict[str, Any]:
         if node_hours
         else 0.0,
         "over_median": ratio,
+        "timed": bool(run.opened_t),
         "as_of": f"{datetime.fromtimestamp(run.last_t, UTC):%Y-%m-%d %H:%M} UTC",
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 import pandas as pd
@@ -24,14 +23,10 @@ from analysis.report.forests import NotEnough, Sensitivity
 from analysis.report.model_sensitivity import ModelSensitivity, sensitivity_of
 from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import LOW_R2, objective_sensitivity
-from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from search_spaces import SpaceError, load_space
 from slurm import printable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Account = tuple[Sensitivity | None, str]
 """A sensitivity, or the reason why there is none."""
@@ -62,21 +57,17 @@ class Content:
     Attributes:
         run: the run.
         frame: its ended trials, the objective in the unit in which it is shown.
-        folder: of the report.
         home: the run's folder, as the page calls it.
         validation: the cost model beside its trials; None where it cannot price them.
         best_problem: why there is no ``best.yaml``; empty if there is.
-        written: names of the pictures that were drawn.
         data: from which the page's script draws its figures.
     """
 
     run: Run
     frame: pd.DataFrame
-    folder: Path
     home: Path
     validation: CrossValidation | None = None
     best_problem: str = ""
-    written: set[str] = field(default_factory=set)
     data: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -136,15 +127,6 @@ class Content:
         """
         return Markup(_TEMPLATES.get_template(template).render({**self._common, **values}))
 
-    def image(self, name: str, figure: Figure) -> str:
-        """Write matplotlib's figure beside the page; return it as a data URL."""
-        from analysis.report.plots import png  # matplotlib, which the page itself does without
-
-        data = png(figure)
-        write_atomically(self.folder / name, data)
-        self.written.add(name)
-        return "data:image/png;base64," + base64.b64encode(data).decode()
-
     @cached_property
     def _common(self) -> dict[str, Any]:
         varied, fixed = tables.parameters(self.run)
@@ -174,14 +156,12 @@ class Section:
         draw: its body, as HTML; see ``Content.html``.
         condition: whether the page of a run has it.
         anchor: what a link on the page leads to it by.
-        pictures: files that it may write beside the page; those that it no longer does are removed.
     """
 
     title: str | Callable[[Content], str]
     draw: Callable[[Content], str]
     condition: Callable[[Content], bool] = _always
     anchor: str = ""
-    pictures: tuple[str, ...] = ()
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)

@@ -66,8 +66,10 @@ def _front(content: Content) -> str:
 
 
 def _history(content: Content) -> str:
-    ended = any(trial.ended for trial in content.run.trials.values())
-    return content.html("history.html", ended=ended)
+    run = content.run
+    ended = any(trial.ended for trial in run.trials.values())
+    by = ["trials", *(["time"] if run.opened_t else []), *(["nodes"] if _on_nodes(content) else [])]
+    return content.html("history.html", ended=ended, by=by)
 
 
 def _foretold(content: Content) -> list[tuple[float, list[float]]]:
@@ -81,6 +83,11 @@ def _expected(content: Content) -> str:
     pairs = _foretold(content)
     inside = sum(low <= value <= high for value, (_, low, high) in pairs)
     return content.html("expected.html", told=len(pairs), inside=inside)
+
+
+def _on_nodes(content: Content) -> bool:
+    """Whether it is known where trials ran."""
+    return any(attempt.nodes for t in content.run.trials.values() for attempt in t.attempts)
 
 
 def _nodes(content: Content) -> str:
@@ -174,7 +181,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Nodes over time",
         _nodes,
-        condition=lambda content: any(t.attempts for t in content.run.trials.values()),
+        condition=_on_nodes,
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section(_trials_title, _trials),

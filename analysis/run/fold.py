@@ -46,11 +46,18 @@ class Run:
     closed_code: int | None = None  # of the process that ended so, where that is known
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
+    origin: str = ""  # of trials that another program ran: from where they were read
+    not_said: tuple[str, ...] = ()  # what that does not say of them
 
     @property
     def folder(self) -> RunFolder:
         """Where the run's files are."""
         return RunFolder(self.directory)
+
+    @property
+    def where(self) -> str:
+        """Its folder, or from where the trials of another program were read."""
+        return self.origin or str(self.directory)
 
     @property
     def past_sessions_s(self) -> float:

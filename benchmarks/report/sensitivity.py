@@ -34,7 +34,8 @@ from benchmarks.cost_model.report import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut
 from search_spaces import Candidates
-from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import landscapes
 from workflows.replay.play import play, policy_for
 
 TABLES = {

@@ -31,7 +31,8 @@ from benchmarks.search.games import (
 )
 from benchmarks.search.unrecorded import TOLD, at_scale, simulated
 from benchmarks.search.wrong_models import inverted, shuffled
-from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEARER
 
 PEERS: tuple[str, ...] = ("cost-model", "deephyper", "optuna", "random")

@@ -28,7 +28,8 @@ from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
 from benchmarks.search.varied import disturbed, with_unpriced
 from benchmarks.search.wrong_models import inverted, wrong
 from workflows.optimizer.policy import Policy, Proposal
-from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, NEARER, Played, play, policy_for
 from workflows.search.budget import Budget
 

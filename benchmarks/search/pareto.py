@@ -28,7 +28,8 @@ from benchmarks.published.read import FORMATS, read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
 from workflows.optimizer.scalarization import merits
-from workflows.replay.landscapes import Answer, Landscape, landscapes
+from workflows.replay.landscape import Answer, Landscape
+from workflows.replay.landscapes import landscapes
 from workflows.replay.play import policy_for
 
 POLICIES: tuple[str, ...] = ("meshtune", "deephyper", "random")

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from search_spaces.parameters import Parameter
-from workflows.replay.landscapes import Answer, Landscape
+from workflows.replay.landscape import Answer, Landscape
 
 KERNELS = {"eager": 0.7, "flash": 1.0, "fused": 0.9}  # share of the speed that each allows
 WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}

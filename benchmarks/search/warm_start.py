@@ -23,7 +23,8 @@ from benchmarks.cost_model.report import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import SearchSpace
-from workflows.replay.landscapes import Landscape, landscapes
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, Played, play, policy_for
 
 EARLIER = 16  # trials of the run that is learnt from

@@ -11,7 +11,7 @@ from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.step import StepParts
 from analysis.prediction.pricing import Pricing
-from workflows.replay.landscapes import Landscape
+from workflows.replay.landscape import Landscape
 
 Permutation = Callable[[Array, np.random.Generator], np.ndarray]
 

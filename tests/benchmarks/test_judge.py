@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.search.judge import bins, main
 from benchmarks.search.varied import KERNELS, WORKERS, disturbed, with_unpriced
-from workflows.replay.landscapes import Landscape, recorded
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import recorded
 
 
 @pytest.fixture

@@ -66,6 +66,12 @@ def check_site(arguments: Namespace) -> None:
         load_site(arguments.site)
 
 
+def add_study(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--study", default="", metavar="NAME", help="of Optuna's, where its storage has several"
+    )
+
+
 def add_policy(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
@@ -91,6 +97,11 @@ def folder(text: str) -> Path:
     if where.exists() and not where.is_dir():
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a folder")
     return where
+
+
+def source(text: str) -> str:
+    """Of a folder or a file, there or not, or the URL of a database."""
+    return text if "://" in text else str(path(text))
 
 
 def positive(text: str) -> int:

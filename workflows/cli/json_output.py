@@ -93,7 +93,7 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
         if trial.kind and not trial.ok:
             failed[trial.kind] = failed.get(trial.kind, 0) + 1
     return {
-        "run": str(run.directory),
+        "run": run.where,
         "space": run.space,
         "launcher": run.launcher,
         "simulated": run.launcher == "simulate",

@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from workflows.cli import cluster, init, listing, predict, replay, report, run, search, watch
+from workflows.cli import (
+    cluster,
+    init,
+    listing,
+    loggers,
+    predict,
+    replay,
+    report,
+    run,
+    search,
+    watch,
+)
 from workflows.cli.completion import complete
 
 
@@ -93,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action=_Version, nargs=0, help="print it, and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
-    for group in (init, search, predict, run, report, watch, replay, cluster, listing):
+    for group in (init, search, predict, run, report, loggers, watch, replay, cluster, listing):
         group.add_commands(commands)
     return whole
 

@@ -9,18 +9,29 @@ from pathlib import Path
 from workflows.cli.arguments import (
     Commands,
     add_policy,
+    add_study,
     command,
     path,
     positive,
+    source,
 )
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
     parser = command(
-        commands, "replay", replay, "Replay a search against a recorded sweep, or a run's trials."
+        commands,
+        "replay",
+        replay,
+        "Replay a search against a recorded sweep, or the trials of a search.",
     )
-    parser.add_argument("table", type=path, metavar="TABLE.csv", help="a sweep, or RUN/results.csv")
+    parser.add_argument(
+        "table",
+        type=source,
+        metavar="TABLE.csv",
+        help="a sweep, RUN/results.csv, DeepHyper's, or a storage of Optuna's (sqlite:///x.db)",
+    )
+    add_study(parser)
     add_policy(parser)
     parser.add_argument(
         "--parallel", type=positive, default=1, metavar="N", help="concurrent trials; default: 1"
@@ -44,7 +55,7 @@ def replay(arguments: Namespace) -> int:
     out: Path | None = arguments.json
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
-    found = recorded(arguments.table, columns)
+    found = recorded(arguments.table, columns, arguments.study)
     figures = replaying.replay(
         found.landscapes,
         lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),

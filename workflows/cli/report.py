@@ -1,14 +1,15 @@
-"""``meshtune report``, ``explain`` and ``to-optuna``: what a run has found, and why."""
+"""``meshtune report`` and ``explain``: what a search has found, and why."""
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workflows.cli.arguments import Commands, command, folder, positive
+from workflows.cli.arguments import Commands, add_study, command, folder, positive, source
 from workflows.cli.json_output import add_json, of_run, print_json
 from workflows.cli.working import Working
 
@@ -20,38 +21,26 @@ def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
     text = "Write RUN/report/index.html; of several runs, print what each found, side by side."
     parser = command(commands, "report", report, text)
-    parser.add_argument("runs", type=folder, nargs="+", metavar="RUN")
+    parser.add_argument(
+        "runs",
+        type=source,
+        nargs="+",
+        metavar="RUN",
+        help="its folder; or DeepHyper's results.csv, or a storage of Optuna's (sqlite:///x.db)",
+    )
+    add_study(parser)
+    parser.add_argument(
+        "--out",
+        type=folder,
+        metavar="DIR",
+        help="of the page on DeepHyper's or Optuna's trials; default: NAME-report",
+    )
     add_json(parser)
 
     text = "Say why a trial was proposed, what was expected of it, and what came."
     parser = command(commands, "explain", explain, text)
     parser.add_argument("run", type=folder, metavar="RUN")
     parser.add_argument("trial", type=positive, metavar="N", help="its number")
-
-    text = "Copy a run's trials into a study of Optuna's, for its dashboard."
-    parser = command(commands, "to-optuna", to_optuna, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument("storage", metavar="STORAGE", help="of Optuna's: sqlite:///runs.db")
-    parser.add_argument("--name", default="", help="of the study; default: the run's folder's")
-
-
-def to_optuna(arguments: Namespace) -> int:
-    """Copy a run into a storage of Optuna's; what is there already stays."""
-    from analysis import counted, read_run
-    from workflows.cli.errors import UsageError
-    from workflows.to_optuna import to_optuna as copied
-
-    run = read_run(arguments.run)
-    name = arguments.name or arguments.run.absolute().name
-    try:
-        with Working("copying the trials"):
-            added, known = copied(run, arguments.storage, name)
-    except ValueError as error:
-        raise UsageError(f"{arguments.storage}: {error}") from None
-    said = f"{counted(added, 'trial')} added to the study {name}"
-    print(said + (f", {known} were there already" if known else ""))
-    print(f"optuna-dashboard {arguments.storage} shows it")
-    return 0
 
 
 def explain(arguments: Namespace) -> int:
@@ -76,18 +65,24 @@ def explain(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path, or compare several runs."""
-    from analysis import comparison_text, read_run
+    from analysis import comparison_text
     from slurm import printable
+    from workflows.cli.errors import UsageError
 
-    runs = [read_run(each) for each in arguments.runs]  # an error before slow imports
+    # An error before slow imports.
+    runs = [_read(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
+        if arguments.out:
+            raise UsageError("--out: several runs are compared, and no page is written")
         if arguments.json:
             return print_json({"runs": [_as_json(run) for run in runs]})
         for line in comparison_text(runs):
             print(printable(line))
         return 0
+    if arguments.out and not runs[0].origin:
+        raise UsageError("--out: the page of a run is in its own folder; leave it out")
     with Working("reading the run", lines=True) as tell:
-        page = written(runs[0].directory, tell)
+        page = _page(runs[0], arguments.out, tell)
     if not arguments.json:
         print(page)
         return 0
@@ -96,11 +91,32 @@ def report(arguments: Namespace) -> int:
     return print_json({**files, **_as_json(runs[0])})
 
 
+def _read(where: str, study: str) -> Run:
+    """A run of meshtune's, or what another program's search has left."""
+    from analysis import RunFolder, is_storage, read_results, read_run
+
+    file = Path(where)
+    if is_storage(where) or (file.is_file() and not RunFolder(file.parent).started):
+        return read_results(where, study)
+    return read_run(file.parent if file.is_file() else file)
+
+
+def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
+    from analysis import SECTIONS, write_imported
+
+    if not run.origin:
+        return written(run.directory, tell)
+    name = re.sub(r"[^\w.-]+", "_", run.space)
+    return write_imported(run, out or Path(f"{name}-report"), _told(SECTIONS, tell))
+
+
 def _as_json(run: Run) -> dict[str, Any]:
     from analysis import RunFolder, driver_of
     from workflows.cli.run import state_of
     from workflows.search.budget import Budget
 
+    if run.origin:
+        return of_run(run, Budget(), run.last_t, "ended", running=False)
     driver = driver_of(run.directory)
     budget = Budget.of(RunFolder(run.directory).frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
@@ -114,6 +130,12 @@ def written(run_dir: Path, tell: Callable[[str], object], home: Path | None = No
         tell("comparing the cost model with the trials")
         return cross_validated(run)
 
+    return write_report(run_dir, _told(SECTIONS, tell), validated, home)
+
+
+def _told(sections: Iterable[Section], tell: Callable[[str], object]) -> list[Section]:
+    """The sections, each of which tells when it is drawn."""
+
     def told(section: Section) -> Section:
         def draw(content: Content) -> str:
             tell(f"report: {section.heading(content)}")
@@ -121,4 +143,4 @@ def written(run_dir: Path, tell: Callable[[str], object], home: Path | None = No
 
         return replace(section, draw=draw)
 
-    return write_report(run_dir, [told(section) for section in SECTIONS], validated, home)
+    return [told(section) for section in sections]

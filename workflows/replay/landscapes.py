@@ -1,4 +1,4 @@
-"""Landscapes: recorded trials of one model on one machine, as spaces that can be searched again."""
+"""What a file has for a replay: landscapes of a sweep, of a run, of another program's search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,91 +19,25 @@ from analysis import (
     TABLE_FORMATS,
     Table,
     TableError,
+    is_deephyper,
+    is_storage,
     missing_columns,
     number_column,
     read_csv,
+    read_results,
     read_tables,
     resized,
 )
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import as_written, listed, plain_scalar
 from trainer import beside_dp
+from workflows.replay.landscape import Answer, Key, Landscape
+from workflows.replay.results import of_results
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
 _MODEL = ("num_layers", "hidden_size", "num_heads", "kv_heads", "ffn_size", "vocab_size")
 _SAME = (*_MODEL, "gated", "tied_embeddings", "seq_length")  # in every row of a landscape
 _WORDS = {code: word for word, code in RECOMPUTE.items()}
-
-Key = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one recorded trial came to.
-
-    Attributes:
-        objective: nan if it failed.
-        kind: as in the journal.
-        result: what the proposer is told beside the objective.
-    """
-
-    objective: float
-    kind: str = "ok"
-    result: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return bool(np.isfinite(self.objective))
-
-
-@dataclass(frozen=True)
-class Landscape:
-    """Recorded configurations of one model on one machine.
-
-    Attributes:
-        key: what distinguishes it from the others of its file.
-        space: as a person would write it for this model and machine.
-        answers: by canonical configuration's key, every recorded repeat.
-        configs: canonical, in the file's order.
-        model: identity of the model, for whoever leaves it out of a fit.
-    """
-
-    key: str
-    space: SearchSpace
-    configs: list[dict[str, Any]]
-    answers: Mapping[Key, list[Answer]]
-    model: str = ""
-
-    @cached_property
-    def medians(self) -> dict[Key, float]:
-        """What each configuration that ran is worth: the median of its repeats."""
-        return {
-            key: float(np.median(values))
-            for key, answers in self.answers.items()
-            if (values := [a.objective for a in answers if a.ok])
-        }
-
-    @property
-    def best(self) -> float:
-        """What the best configuration is worth."""
-        medians = self.medians.values()
-        return max(medians) if self.space.objective.maximize else min(medians)
-
-    def share(self, config: Mapping[str, Any]) -> float:
-        """What a configuration is worth over the best, so that 1 is as good and less is worse.
-
-        It does not depend on which of its repeats a trial was told: a search that has tried the
-        best configuration has found it. 0 for one that never ran. Where the best is not positive:
-        1 less the distance from it, over its size.
-        """
-        objective = self.medians.get(tuple(config.items()))
-        if objective is None:
-            return 0.0
-        best, maximize = self.best, self.space.objective.maximize
-        if best > 0 and objective > 0:
-            return objective / best if maximize else best / objective
-        behind = best - objective if maximize else objective - best
-        return 1 - behind / abs(best) if best else float(behind <= 0)
 
 
 @dataclass(frozen=True)
@@ -120,26 +53,30 @@ class Recorded:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
-    """The landscapes of a sweep's table, or of a run's ``results.csv``.
+def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") -> Recorded:
+    """The landscapes of a sweep's table, or of what a search has left.
 
     Args:
-        path: of the file, or of the run's folder.
+        where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of a
+            storage of Optuna's.
         columns: of the table, rows with equal values in which are one landscape; default what the
             table's form says.
+        study: of Optuna's, where its storage has several.
 
     Raises:
         TableError: if there is nothing to replay; the message says why.
     """
+    if is_storage(str(where)):
+        return _of_search(columns, str(where), of_results(read_results(str(where), study)))
+    path = Path(where)
     with suppress(OSError):  # what cannot be looked at has its error when it is read
         if path.is_dir():
             path /= "results.csv"
     frame = read_csv(path)
-    names = [*map(str, frame)]
-    if {"objective", "objective_0"} & {*names} and any(n.startswith("p:") for n in names):
-        if columns:
-            raise TableError(f"{path}: a run is one landscape; leave --landscape out")
-        return Recorded([_of_run(path, frame)])
+    if is_deephyper(frame):
+        own = (path.parent / "space.yaml").is_file()
+        landscape = _of_run(path, frame) if own else of_results(read_results(str(path)))
+        return _of_search(columns, str(path), landscape)
     if unknown := [name for name in columns if name not in frame]:
         raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
     tables = read_tables(path, columns)
@@ -160,6 +97,12 @@ def recorded(path: Path, columns: Sequence[str] = ()) -> Recorded:
             f"{path}: nothing to replay: no landscape has two configurations of which one ran"
         )
     return Recorded(found, left_out)
+
+
+def _of_search(columns: Sequence[str], where: str, landscape: Landscape) -> Recorded:
+    if columns:
+        raise TableError(f"{where}: a search is one landscape; leave --landscape out")
+    return Recorded([landscape])
 
 
 def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
@@ -186,8 +129,6 @@ def landscapes(table: Table) -> Iterator[Landscape]:
 def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
     """A run's own trials, in its own space."""
     file = path.parent / "space.yaml"
-    if not file.is_file():
-        raise TableError(f"{path}: a run's results.csv is replayed beside its space.yaml")
     space = load_space(str(file))
     if space.more_objectives:  # a landscape has one: the first
         space = replace(space, more_objectives=())
@@ -220,9 +161,7 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
         key = tuple(config.items())
         configs[key] = dict(config)
         answers.setdefault(key, []).append(Answer(float(objectives[row]), kind, figures))
-    if len(configs) < 2 or not any(a.ok for every in answers.values() for a in every):
-        raise TableError(f"{path}: nothing to replay: needs two configurations of which one ran")
-    return Landscape(space.name, space, [*configs.values()], answers)
+    return Landscape(space.name, space, [*configs.values()], answers).checked(str(path))
 
 
 def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:

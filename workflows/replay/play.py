@@ -19,7 +19,7 @@ from analysis import CostModel, Pricing, Run, Trial, counted, price
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import make_policy
-from workflows.replay.landscapes import Landscape
+from workflows.replay.landscape import Landscape
 
 NEAR, NEARER = 0.05, 0.01  # of the best
 

@@ -19,7 +19,8 @@ from workflows.cli.main import main
 from workflows.optimizer.builtin import RandomPolicy
 from workflows.optimizer.policy import Problem, Proposal
 from workflows.optimizer.registry import policy_names
-from workflows.replay.landscapes import Landscape, recorded
+from workflows.replay.landscape import Landscape
+from workflows.replay.landscapes import recorded
 from workflows.replay.play import Played, play, policy_for, summary
 
 TRUTH = Path(__file__).parents[3] / "../shared/truth/h100_nanotron_sweep.csv"
@@ -188,7 +189,7 @@ def test_landscapes_can_be_named_by_columns(sweep: Path) -> None:
         (("inf",), [], "tok_s is 'inf', accepted nothing, or a number up to 1e+15"),
         (("0",), [], "tok_s is '0', accepted a number above 0 in a row that ran"),
         (("1", "mbs"), [], "mbs is '-1', accepted a whole number from 1 to 1,000,000,000"),
-        ("p:tp,objective\n1,2.0\n", [], "space.yaml"),
+        ("p:tp,objective\n1,2.0\n", [], "needs two configurations"),
         ("SWEEP", ["--landscape", "modell"], "no column modell; it has model, layers"),
         ("SWEEP", ["--landscape", "zero_stage"], "differ in num_layers"),
         ("FAILED", [], "nothing to replay"),

@@ -1,0 +1,1 @@
+"""Results of searches that meshtune did not make, read as a run."""

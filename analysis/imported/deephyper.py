@@ -1,0 +1,106 @@
+"""DeepHyper's ``results.csv`` as a run: a row a trial, ``p:`` parameters, ``m:`` what it added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.imported.times import NOT_SAID, with_times
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from analysis.sweeps.record import TableError, number_column, read_csv
+from slurm import Kind, plain_scalar, shown
+
+LAUNCHER = "DeepHyper"
+_BEGUN = ("timestamp_start", "timestamp_submit")  # the first that is there; s since the start
+_ENDED = ("timestamp_end", "timestamp_gather")
+_FAILED = "F"  # DeepHyper's objective of a failure, and what its reason begins with
+
+
+def is_deephyper(frame: pd.DataFrame) -> bool:
+    """Whether these are the columns of a ``results.csv``."""
+    names = [*map(str, frame)]
+    return bool({"objective", "objective_0"} & {*names}) and any(n.startswith("p:") for n in names)
+
+
+def from_deephyper(path: Path) -> Run:
+    """The trials of a ``results.csv``, in its order. Every objective is maximized, as there.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        TableError: if it is none, or a value is no objective; the message names line and column.
+    """
+    frame = read_csv(path)
+    if not is_deephyper(frame):
+        raise TableError(
+            f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
+            "objective_0, objective_1 ..."
+        )
+    keys = ["objective"] if "objective" in frame else _several(frame)
+    failed = frame[keys[0]].str.startswith(_FAILED)
+    kept = frame.assign(**{key: frame[key].mask(failed, "") for key in keys})
+    values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
+    begun_s, ended_s = _times_s(frame, _BEGUN, path), _times_s(frame, _ENDED, path)
+    numbers = _numbers(frame)
+    run = Run(path, path.stem, launcher=LAUNCHER, objective={"maximize": keys[0]})
+    run.objectives = [{"maximize": key} for key in keys] if len(keys) > 1 else []
+    run.origin, run.not_said = f"DeepHyper's {path}", NOT_SAID
+    for row, number in enumerate(numbers):
+        cells = {str(name): str(text) for name, text in frame.iloc[row].items()}
+        kind, message = _end(cells[keys[0]], values[row], cells.get("job_status", ""))
+        trial = Trial(number, _named(cells, "p:"), float(begun_s[row]))
+        trial.kind, trial.message, trial.ended_t = kind, message, float(ended_s[row])
+        trial.result = _named(cells, "m:")
+        found = dict(zip(keys, map(float, values[row]), strict=True)) if trial.ok else {}
+        trial.objective = found.get(keys[0])
+        trial.objectives = found if len(keys) > 1 else {}
+        run.trials[number] = trial
+    return with_times(run, known=bool(np.isfinite(ended_s).all()))
+
+
+def _several(frame: pd.DataFrame) -> list[str]:
+    names = {*map(str, frame)}
+    found = [f"objective_{i}" for i in range(len(names))]
+    return [name for name in found if name in names]
+
+
+def _times_s(frame: pd.DataFrame, names: Sequence[str], path: Path) -> Any:
+    name = next((f"m:{n}" for n in names if f"m:{n}" in frame), None)
+    return np.full(len(frame), np.nan) if name is None else number_column(frame, name, path)
+
+
+def _numbers(frame: pd.DataFrame) -> list[int]:
+    """DeepHyper's numbers of the trials; their order where it has none, or one twice."""
+    found = [text for text in frame.get("job_id", ()) if str(text).isdecimal()]
+    several = len({*found}) == len(found) == len(frame)
+    return [*map(int, found)] if several else [*range(len(frame))]
+
+
+def _end(objective: str, values: Any, status: str) -> tuple[str, str]:
+    """The kind of end, and its message: a reason that is no kind of meshtune's is a crash."""
+    if np.isfinite(values).all():
+        return Kind.OK.value, ""
+    if status == "CANCELLED":
+        return Kind.CANCELLED.value, ""
+    reason = objective.removeprefix(_FAILED).removeprefix("_")
+    if reason in {kind.value for kind in Kind if kind is not Kind.OK}:
+        return reason, ""
+    return Kind.CRASH.value, reason or "no objective"
+
+
+def _named(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
+    """The values of columns with a prefix; of a blank None: the parameter was inactive."""
+    found = {n.removeprefix(prefix): v for n, v in cells.items() if n.startswith(prefix)}
+    values = {name: _value(text.strip()) for name, text in found.items()}
+    return values if prefix == "p:" else {n: v for n, v in values.items() if v is not None}
+
+
+def _value(text: str) -> Any:
+    word = {"True": "true", "False": "false", "": "null", "nan": "null"}.get(text, text)
+    return plain_scalar(word)

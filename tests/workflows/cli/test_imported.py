@@ -1,0 +1,80 @@
+"""DeepHyper's and Optuna's own results: reported, compared, replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.imported.results import read_results
+from support.imported_results import run_optuna, write_deephyper
+from support.run_book import RunBook
+from workflows.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_page_of_deephypers_trials_says_what_is_not_known(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_deephyper(folder)
+    assert main(["report", "results.csv"]) == 0
+    page = Path(capsys.readouterr().out.strip())
+    assert page == Path("results-report/index.html")
+    assert [file.name for file in page.parent.iterdir()] == ["index.html"]
+    text = page.read_text()
+    assert "does not say: the model and the cluster; nodes and node-hours; logs" in text
+    for figure in ("history", "effects", "parallel", "heat"):
+        assert f'data-draw="{figure}"' in text
+    assert 'data-draw="nodes"' not in text and "1970" not in text and "meshtune train" not in text
+    assert "<option selected>trials</option><option>time</option></select>" in text
+
+
+def test_a_run_is_compared_with_a_study_of_optunas(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+    book = RunBook(folder / "run", {"minimize": "objective"})
+    book.run_one(1, {"tp": 4, "micro-batch": 1}, "ok", 2.6)
+    book.close()
+    url = run_optuna(folder)
+    assert main(["report", "run", url, "--study", "mine"]) == 0
+    said = capsys.readouterr().out
+    assert f"Optuna's study mine in {url}" in said and "different objectives" not in said
+    assert main(["report", url, "--json", "--out", "here"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["page"] == "here/index.html" and told["trials"]["failed"] == {"crash": 3}
+
+
+def test_the_results_of_a_run_are_its_own_report(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = RunBook(folder / "run")
+    book.run_one(1, {"tp": 1}, "ok", 2.5)
+    book.close()
+    (folder / "run" / "results.csv").write_text("p:tp,objective\n1,2.5\n")
+    assert main(["report", "run/results.csv"]) == 0
+    assert capsys.readouterr().out.strip().endswith("run/report/index.html")
+    assert main(["report", "run", "--out", "here"]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["random", "meshtune"])
+def test_a_search_of_deephypers_or_optunas_is_replayed(
+    folder: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    pytest.importorskip("optuna")
+    for where in (str(write_deephyper(folder)), run_optuna(folder)):
+        trials = [t for t in read_results(where).trials.values() if not t.stopped_early]
+        count = len({tuple(trial.config.items()) for trial in trials})
+        asked = ["--policy", policy, "--seeds", "1", "--json", "out.json"]
+        assert main(["replay", where, *asked]) == 0
+        (row,) = json.loads(Path("out.json").read_text())["landscapes"]
+        assert row["configs"] == count and 1 <= row["trials_to_1pct"] <= count
+    assert main(["replay", where, "--landscape", "tp"]) == 2
+    assert "one landscape" in capsys.readouterr().err
