@@ -167,8 +167,8 @@ class Builder:
         if not self.own_trainer and "uneven_layers" in allowed:
             raise self.document.error(
                 ("allow",),
-                "found uneven_layers, accepted with a command; the built-in trainer's stages have "
-                "as many layers each",
+                "found uneven_layers, accepted with a command; the built-in trainer is told by "
+                "first_stage_layers and last_stage_layers",
             )
         if self.own_trainer:
             allowed.add("uneven_layers")  # what its framework requires instead: rules.stages

@@ -5,6 +5,7 @@ Torch-free, so that the search and the cost model can read the same records.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ __all__ = [
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16"]
+PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble"]
 
 
 class TrainConfig(Record):
@@ -56,6 +58,20 @@ class TrainConfig(Record):
     )
     pp: Ranks = 1
     vpp: Layers = Field(default=1, description="model chunks per pipeline rank")
+    pipeline_schedule: PipelineSchedule = Field(
+        default="1F1B",
+        description="order of passes, as torch calls it; 1F1B with vpp > 1 is interleaved",
+    )
+    first_stage_layers: int = Field(
+        default=0,
+        ge=0,
+        le=100_000,
+        description="layers of the first pipeline rank, which has the embedding; the others share "
+        "the rest equally. 0: its share",
+    )
+    last_stage_layers: int = Field(
+        default=0, ge=0, le=100_000, description="the same of the last one, which has the logits"
+    )
     mbs: Sequences = Field(default=1, description="sequences per micro-batch and replica")
     gas: Sequences = Field(default=1, description="micro-batches per step and replica")
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -86,6 +102,11 @@ class TrainConfig(Record):
     )
     reduce_precision: Literal["fp32", "bf16"] = Field(
         default="fp32", description="of gradients on their way, where they are not quantized"
+    )
+    reduce_gradients: Literal["micro_batch", "step"] = Field(
+        default="micro_batch",
+        description="when split gradients (ZeRO 2 and 3) are reduced: behind each micro-batch, or "
+        "once, from a whole sum in memory",
     )
     ddp_bucket_size: int = Field(
         default=16 * 2**20,
@@ -231,6 +252,16 @@ class TrainConfig(Record):
         return self
 
     @property
+    def sums_whole_gradients(self) -> bool:
+        """Whether split gradients are whole until the last micro-batch."""
+        return self.reduce_gradients == "step" and self.gas > 1
+
+    @property
+    def defers_weight_gradients(self) -> bool:
+        """Whether gradients of weights are computed apart from those of inputs."""
+        return self.pp > 1 and self.pipeline_schedule == "InterleavedZeroBubble"
+
+    @property
     def splits_samples(self) -> bool:
         """Whether a token's place in its document matters, not only that in its sample."""
         return self.documents is not None and self.documents.splits_samples
@@ -243,8 +274,19 @@ class TrainConfig(Record):
 
     def layers_of(self, stage: int) -> range:
         """The numbers of a stage's layers, of ``pp * vpp`` stages."""
-        each = self.model.num_layers // (self.pp * self.vpp)
-        return range(stage * each, (stage + 1) * each)
+        held = self._layers_by_rank
+        before = sum(held[one % self.pp] for one in range(stage)) // self.vpp
+        return range(before, before + held[stage % self.pp] // self.vpp)
+
+    @cached_property
+    def _layers_by_rank(self) -> list[int]:
+        """Layers of each pipeline rank, in all of its chunks."""
+        first, last = self.first_stage_layers, self.last_stage_layers
+        sharing = self.pp - (first > 0) - (last > 0)
+        share = (self.model.num_layers - first - last) // max(sharing, 1)
+        held = [share] * self.pp
+        held[0], held[-1] = first or held[0], last or held[-1]
+        return held
 
     @property
     def keeps_products(self) -> bool:
@@ -325,7 +367,8 @@ class TrainConfig(Record):
         )
         resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
         own = {"tp", *GRID, "cp", "pp", "vpp", "mbs", "gas", "sequence_parallel"}
-        own |= {"compile", "tune_kernels"}
+        own |= {"pipeline_schedule", "recompute", "compile", "tune_kernels"}
+        own |= {"first_stage_layers", "last_stage_layers"}
         said = {**self.model_dump(include=own), "gradient_shard": gradient_shard}
         if broken := refusal(self._requirements(), {**sizes, **resolved, **said}):
             raise ConfigError(broken)

@@ -19,6 +19,7 @@ from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro
 from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
 from trainer.huggingface.save import export
+from trainer.model.deferred import DeferredKernels
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
@@ -46,13 +47,14 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
         stages = [
             Stage(
                 config.model,
-                mesh.pp.rank + chunk * config.pp,
+                index,
                 num_stages,
                 config.recompute,
                 config.recompute_every,
                 config.compile,
+                config.layers_of(index),
             )
-            for chunk in range(config.vpp)
+            for index in range(mesh.pp.rank, num_stages, config.pp)
         ]
         opaque = config.compile or config.recompute == "selective"
         for stage in stages:
@@ -63,7 +65,7 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
                 parallelize(stage, mesh, config.sequence_parallel, kernels, opaque)
             elif mesh.grid.size > 1:
                 grid.parallelize(stage, mesh, depth, kernels, config)
-            elif config.tune_kernels:
+            elif kernels.own_gradients:
                 use(kernels, stage)
             if mesh.cp.size > 1:
                 split_sequences(stage, mesh)
@@ -99,9 +101,12 @@ class Trainer:
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
         kernels = TunedKernels() if config.tune_kernels else Kernels()
-        self.stages = stages = build_stages(config, self.mesh, self.depth, kernels)
+        deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
+        self.stages = stages = build_stages(config, self.mesh, self.depth, deferred or kernels)
         self.weights = build_weights(config, self.mesh, stages, device.torch)
         self.depth.receive = self.weights.receive
+        if deferred is not None:
+            deferred.take_over(stages, self.weights.receive)
         self.optimizer = Optimizer(self.weights, config.optimizer, self.mesh, self.scaler)
         self.checkpoints = Checkpoints(config)
         self.tuning: Tuning | None = None
@@ -114,7 +119,9 @@ class Trainer:
         self.run: Pipeline | GradientAccumulation
         if config.pp > 1:
             dtype = COMPUTE_DTYPE[config.precision]
-            self.run = Pipeline(config, self.mesh, stages, self._loss, dtype, device.torch)
+            self.run = Pipeline(
+                config, self.mesh, stages, self._loss, dtype, device.torch, deferred
+            )
         else:
             self.run = GradientAccumulation(stages[0], self._loss)
 
@@ -144,6 +151,7 @@ class Trainer:
 
     def finish(self, stopped: bool = False) -> None:
         """See ``Engine``; who stopped it may kill it before all weights are written once more."""
+        self.weights.wait()
         self.checkpoints.wait()
         if self.config.last_save_in_hf and self.config.save is not None and not stopped:
             folder = Path(self.config.save)

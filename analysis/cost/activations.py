@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.experts import activation_bytes as expert_bytes, mixed_share
-from analysis.cost.jobs import FULL, NONE, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.jobs import BREADTH_FIRST, FULL, NONE, SELECTIVE, Array, Jobs, Mask
 from analysis.cost.stages import by_layers, layers_before, weighed
 from search_spaces import Framework
 
@@ -73,11 +73,13 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
 
     Interleaved, a rank runs ``2 (pp - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more;
     on the first stage that is ``1 + (pp - 1) / (pp vpp)`` of a whole model's share (Korthikanti et
-    al. 2022, section 4.2.3).
+    al. 2022, section 4.2.3). Breadth-first, all forward passes come first (Lamy-Poirier 2022,
+    section 3.2). ZB-H1 keeps what 1F1B does (Qi et al. 2023, table 2).
     """
     plain = jobs.pp - stage
     chunks = 2 * (plain - 1) + (jobs.vpp - 1) * jobs.pp + 1
     kept = np.where(jobs.vpp > 1, chunks / jobs.vpp, plain)
+    kept = np.where(jobs.schedule == BREADTH_FIRST, jobs.gas, kept)
     return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
 
 

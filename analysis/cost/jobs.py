@@ -31,6 +31,12 @@ PRICED_AXES = ("gy", "gz", *FURTHER_AXES)
 """Axes that the cost model knows besides those that every job has; the grid's gx counts as tp."""
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
+ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE = 0, 1, 2
+SCHEDULES = {
+    "1F1B": ONE_F_ONE_B,
+    "LoopedBFS": BREADTH_FIRST,
+    "InterleavedZeroBubble": ZERO_BUBBLE,
+}
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Jobs:
         gas: micro-batches per step and replica.
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
         recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
+        schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST or ZERO_BUBBLE.
 
     Stages of the pipeline (see ``search_spaces.StageSettings``):
 
@@ -84,6 +91,8 @@ class Jobs:
         gather_bits, reduce_bits, secondary_bits: of one element on its way, or in the copy, scales
             included; 0 stands for the framework's habit.
         zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
+        reduces_once: split gradients are summed whole and reduced once a step, not behind each
+            micro-batch.
         element_bytes: of weights and activations in the computation: 2 or 4.
         fp8: the layers' matrix products are computed in 8 bits.
         engine: number of the model, where a space has several; see ``CostModel.others``.
@@ -120,6 +129,7 @@ class Jobs:
     gas: Array
     sequence_parallel: Mask
     recompute: Array
+    schedule: Array
     first_stage_layers: Array
     last_stage_layers: Array
     account_for_embedding: Array
@@ -132,6 +142,7 @@ class Jobs:
     reduce_bits: Array
     secondary_bits: Array
     zero_stage: Array
+    reduces_once: Mask
     element_bytes: Array
     fp8: Mask
     engine: Array
@@ -190,6 +201,11 @@ class Jobs:
         return self.attention_size / self.num_heads
 
     @property
+    def reductions(self) -> Array:
+        """Times that split gradients are reduced in a step."""
+        return np.where(self.reduces_once, 1.0, self.gas)
+
+    @property
     def recompute_words(self) -> NDArray[np.str_]:
         """What is recomputed, as ``TrainConfig`` says it."""
         words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.recompute.astype(int)]
@@ -204,7 +220,7 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 
 
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
-_MASKS = {"gated", "tied_embeddings", "sequence_parallel", "fp8"}
+_MASKS = {"gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"}
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
     "gy": 1,
@@ -212,6 +228,7 @@ _DEFAULTS: dict[str, float] = {
     "ep": 1,
     "vpp": 1,
     "recompute": NONE,
+    "schedule": ONE_F_ONE_B,
     "sequence_parallel": 0,
     "first_stage_layers": 0,
     "last_stage_layers": 0,
@@ -222,6 +239,7 @@ _DEFAULTS: dict[str, float] = {
     "reduce_bits": 0,
     "secondary_bits": 0,
     "zero_stage": -1,
+    "reduces_once": 0,
     "element_bytes": 2,
     "fp8": 0,
     "engine": 0,

@@ -195,6 +195,10 @@ def _stage_memory(
         held = as_experts_are_held(jobs)
         theirs = rank_state_bytes(experts, held, framework)
         states = {name: states[name] + theirs[name] for name in states}
+    if jobs.reduces_once.any():
+        sums = jobs.reduces_once & (jobs.gradient_shard > 1) & (jobs.gas > 1)
+        whole = framework.gradient_bytes * parameters
+        states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
     if jobs.fp8.any():
         copies = framework.fp8_copy_bytes * (parameters + experts)
         states["weights"] = states["weights"] + np.where(jobs.fp8, copies, 0.0)

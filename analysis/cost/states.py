@@ -63,7 +63,7 @@ def exchanges(
     gathers = np.asarray(seconds("weights", True) + seconds("secondary", True))
     gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
 
-    # Split gradients are reduced in every micro-batch, then once a step over what is left.
+    # Split gradients are reduced in every micro-batch or once, then once over what is left.
     inner = np.asarray(seconds("gradients", True, each=False))
     once = np.asarray(seconds("gradient_scatter") + seconds("gradient_sum"))
     overlaps = np.where(
@@ -72,7 +72,7 @@ def exchanges(
         framework.overlaps_gradients,
     )
     hidden = c.overlap * window * overlaps
-    per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.gas
+    per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.reductions
     every = reduces_every_time(jobs, framework)
     once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
     return gathers, per_micro + once, np.asarray(seconds("publish"))

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
-from analysis.cost.jobs import Array, Jobs
+from analysis.cost.jobs import FULL, ZERO_BUBBLE, Array, Jobs
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.states import exchanges, update
@@ -80,9 +80,10 @@ def step(
 
     Pipeline: ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one
     micro-batch: 1F1B and its interleaved form (Narayanan et al. 2021, section 2.2; for equal
-    stages the bubble is their (p - 1) / (v m)). Where several ranks share a processor, a rank that
-    waits slows the others down no longer: the step takes the time of all their work, or of the
-    longest path at the speed of a rank alone, if that is longer.
+    stages the bubble is their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022, section 3.2).
+    Where weights' gradients are computed apart, they fill a part of it. Where several ranks share a
+    processor, a rank that waits slows the others down no longer: the step takes the time of all
+    their work, or of the longest path at the speed of a rank alone, if that is longer.
 
     Args:
         crowded: 1 for runs that meet a crowded network, 0 for calm ones; shape (n,).
@@ -103,7 +104,7 @@ def step(
     everything = jobs.num_layers * one.total + head
     sends = _sends(jobs, cluster, framework, c)
     alone = cluster.shared_by
-    path = m * slowest + np.maximum(everything - slowest, 0) / v
+    path = m * slowest + np.maximum(everything - slowest, 0) / v * _idle_share(jobs)
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     window = count * one.device * 2 / 3
@@ -125,6 +126,17 @@ def step(
         optimizer=update(jobs, compute, c),
         fixed=c.step_s + np.zeros(len(jobs)),
     )
+
+
+def _idle_share(jobs: Jobs) -> Array:
+    """Of the bubble, what zero-bubble schedules leave of it.
+
+    Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with a pass
+    each for outputs (F), gradients of inputs (B) and of weights (W), equally long; another F where
+    layers are recomputed.
+    """
+    passes = np.where(jobs.recompute == FULL, 4.0, 3.0)
+    return np.where(jobs.schedule == ZERO_BUBBLE, (passes - 2) / passes, 1.0)
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:

@@ -119,7 +119,7 @@ def state_exchanges(
             "reduce_scatter",
             along(axes, "dp", jobs.gradient_shard),
             weights * reduce_bytes,
-            jobs.gas,
+            jobs.reductions,
         ),
         gradient_scatter=Exchange(
             "reduce_scatter", along(axes, "dp", further, jobs.gradient_shard), rest, one

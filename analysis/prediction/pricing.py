@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
-from analysis.cost.jobs import PRICED_AXES, RECOMPUTE, Array, Jobs, jobs
+from analysis.cost.jobs import PRICED_AXES, RECOMPUTE, SCHEDULES, Array, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
@@ -50,7 +50,8 @@ _READ = (
     *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
     *EXPERTS,
     *("placement", "engine", "sequence_parallel", "recompute", "precision"),
-    *("quantize_weights", "quantize_gradients", "quantize_secondary"),
+    *("quantize_weights", "quantize_gradients", "quantize_secondary", "reduce_gradients"),
+    "pipeline_schedule",
 )
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
@@ -147,6 +148,9 @@ class Pricing:
             columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
         words = np.asarray(known.get("recompute", "none"))
         columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
+        columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
+        words = np.asarray(known.get("pipeline_schedule", "1F1B"))
+        columns["schedule"] = sum(np.where(words == w, code, 0) for w, code in SCHEDULES.items())
         columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
         for name, key, narrow in (
             ("gather_bits", "quantize_weights", Format.INT8),

@@ -19,6 +19,19 @@ from trainer.config import ConfigError, TrainConfig
 
 # Rules of policy: the trainer could run what they remove.
 POLICY = {"tp_within_node", "nodes_in_cluster", "sequence_parallel_needs_tp"}
+POLICY |= {"reduce_gradients_needs_split", "schedule_needs_pp"}
+FURTHER: list[dict[str, Any]] = [
+    {},
+    {"cp": [1, 2, 3]},
+    {"cp": [2], "weight_shard": [1, 2]},
+    {"first_stage_layers": [0, 2, 3], "last_stage_layers": [0, 1]},
+    {
+        "zero_stage": [0, 2],
+        "pipeline_schedule": ["1F1B", "LoopedBFS", "InterleavedZeroBubble"],
+        "recompute": ["none", "selective"],
+    },
+    {"zero_stage": [0, 2], "reduce_gradients": ["micro_batch", "step"]},
+]
 
 _sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3, unique=True)
 
@@ -52,7 +65,7 @@ def spaces(draw: st.DrawFn) -> dict[str, Any]:
             "vpp": draw(_sizes),
             "mbs": 1,
             "gas": draw(_sizes),
-            **draw(st.sampled_from([{}, {"cp": [1, 2, 3]}, {"cp": [2], "weight_shard": [1, 2]}])),
+            **draw(st.sampled_from(FURTHER)),
             "sequence_parallel": [False, True],
         },
         "conditions": draw(st.sampled_from([{}, {"vpp": "pp > 1"}])),
@@ -103,10 +116,11 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
     settings_ = set(BuiltinTrainer.model_fields) | {"model", "warmup_steps", "measured_steps"}
     settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
     assert set(SEARCHABLE) == {
+        *("first_stage_layers", "last_stage_layers", "pipeline_schedule"),
         *("tp", "cp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
         *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),
-        *("refresh_secondary", "reduce_precision"),
+        *("refresh_secondary", "reduce_precision", "reduce_gradients"),
         *("sequence_parallel", "recompute", "recompute_every", "compile", "precision"),
         "tune_kernels",
         *("gx", "gy", "gz", "overlap_all_reduce", "overlap_reduce_scatter", "overlap_all_gather"),

@@ -11,6 +11,7 @@ import pytest
 
 from search_spaces import SearchSpace, SpaceError, StageLayers, StageSettings, check
 from search_spaces.stages import Split
+from trainer import ConfigError, TrainConfig
 
 Load = Callable[[str], SearchSpace]
 
@@ -192,6 +193,22 @@ def test_settings_of_stages_are_checked_and_go_by_their_short_names(
         space(load, 64, **{name: value})
 
 
-def test_the_built_in_trainer_splits_evenly(load: Load, good: str) -> None:
+def test_the_built_in_trainer_has_a_first_and_a_last_stage_of_their_own(
+    load: Load, good: str
+) -> None:
     with pytest.raises(SpaceError, match="unknown parameter of the built-in trainer"):
-        load(good.replace("  num_nodes: 1", "  num_nodes: 1\n  first_stage_layers: 1"))
+        load(good.replace("  num_nodes: 1", "  num_nodes: 1\n  account_for_loss: true"))
+    shape = {"num_layers": 34, "hidden_size": 8, "num_heads": 2, "vocab_size": 8, "seq_length": 8}
+    config = {"model": shape, "data": "x", "pp": 4}
+    told = {"first_stage_layers": 7, "last_stage_layers": 9}
+    trained = TrainConfig.parse({**config, **told})
+    trained.check(4)
+    held = [len(trained.layers_of(stage)) for stage in range(4)]
+    counted = stages(34, 4, "even", **told)
+    assert held == [7, 9, 9, 9] == [counted.first, counted.second, counted.second, counted.last]
+    with pytest.raises(ConfigError, match="no equal share for each other stage of pp 4"):
+        TrainConfig.parse({**config, "first_stage_layers": 8}).check(4)
+    with pytest.raises(ConfigError, match="need a pipeline: pp is 1; set both to 0"):
+        TrainConfig.parse({**config, **told, "pp": 1}).check(4)
+    with pytest.raises(ConfigError, match="give first_stage_layers or last_stage_layers"):
+        TrainConfig.parse(config).check(4)

@@ -152,6 +152,7 @@ def held(training: Trainer) -> Iterator[tuple[str, list[Tensor]]]:
     """All states of this rank, under names that ranks share which must hold the same."""
     mesh, placement = training.mesh, training.mesh.placement
     weights = training.weights
+    weights.wait()
     if isinstance(weights, WholeWeights):
         for number, bucket in enumerate(weights.buckets):
             split = bucket.traits.split if mesh.grid.size > 1 else ("tp",)

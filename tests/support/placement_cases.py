@@ -81,6 +81,14 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "hpz": {"placement": "hpz"},
     "hpz each micro-batch": {"placement": "hpz", "refresh_secondary": "micro_batch"},
     "mics": {"placement": "mics"},
+    "zero2 once": {"placement": "zero2", "reduce_gradients": "step"},
+    "zero3 once": {"placement": "zero3", "reduce_gradients": "step"},
+    "topo once": {
+        "placement": "zero_topo",
+        "reduce_gradients": "step",
+        **PLAIN,
+        "quantize_secondary": False,
+    },
     "topo": {"placement": "zero_topo", **PLAIN, "quantize_secondary": False},
     "topo s8": {
         "placement": "zero_topo",
@@ -107,6 +115,7 @@ QUANTIZED: dict[str, dict[str, Any]] = {
     "zero_topo": {"placement": "zero_topo"},
     "zero_topo s8": {"placement": "zero_topo", "secondary_shard": 8},
     "zero3 int4": {"placement": "zero3", "quantize_gradients": True},
+    "zero++ once": {"placement": "zero++", "reduce_gradients": "step"},
     "mics int8": {"placement": "mics", "quantize_weights": True, "quantize_gradients": True},
     "w1 g4 o8 q": {
         "weight_shard": 1,

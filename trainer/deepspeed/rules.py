@@ -43,6 +43,18 @@ ANY_DEVICE = (
         "vpp == 1",
         "vpp {vpp}: its pipeline does not interleave; set vpp: 1",
     ),
+    Requirement(
+        "deepspeed_stages",
+        "pipeline_schedule == '1F1B'",
+        "pipeline_schedule {pipeline_schedule}: its pipeline runs 1F1B; set pipeline_schedule: "
+        "1F1B",
+    ),
+    Requirement(
+        "deepspeed_stages",
+        "first_stage_layers + last_stage_layers == 0",
+        "first_stage_layers {first_stage_layers}, last_stage_layers {last_stage_layers}: its "
+        "pipeline shares layers out equally here; set both to 0",
+    ),
     # All replicas or one, for each: ZeRO's stages.
     Requirement(
         "deepspeed_degrees",
@@ -87,6 +99,12 @@ ANY_DEVICE = (
         "deepspeed_recompute_every",
         "recompute_every == 1",
         "recompute_every {recompute_every}: it recomputes every layer; set recompute_every: 1",
+    ),
+    Requirement(
+        "deepspeed_reduce",
+        "reduce_gradients == 'micro_batch'",
+        "reduce_gradients step: it reduces split gradients behind each micro-batch; set "
+        "reduce_gradients: micro_batch",
     ),
     Requirement(
         "deepspeed_compile",
@@ -169,7 +187,8 @@ def unsupported(
     placement = config.place(world_size, local_world_size)
     copy = placement.secondary
     own = {"tp", *GRID, "cp", "pp", "vpp", "sequence_parallel", "recompute", "recompute_every"}
-    own |= {"compile", "tune_kernels", "precision", "time_communication"}
+    own |= {"compile", "tune_kernels", "precision", "time_communication", "reduce_gradients"}
+    own |= {"pipeline_schedule", "first_stage_layers", "last_stage_layers"}
     values = {
         **config.model_dump(include=own),
         **{name: getattr(placement, name) for name in ("dp", *DEGREES)},

@@ -29,6 +29,9 @@ class Kernels:
     x is (sequence, batch, inputs), W (outputs, inputs).
     """
 
+    own_gradients = False
+    """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
+
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """y, with the bias added."""
         return F.linear(x, weight, bias)
@@ -37,8 +40,8 @@ class Kernels:
         """That of x, by that of y."""
         return grad @ weight
 
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """That of W, by that of y."""
+    def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+        """That of W, by that of y; None where it comes later."""
         return grad.flatten(0, 1).t() @ x.flatten(0, 1)
 
 
@@ -68,6 +71,8 @@ class TunedKernels(Kernels):
         calls: how often each product was asked for, while ``counts``.
     """
 
+    own_gradients = True
+
     def __init__(self) -> None:
         self.forms: dict[Product, Form] = {}
         self.calls: Counter[Product] = Counter()
@@ -87,11 +92,11 @@ class TunedKernels(Kernels):
             return super().input_gradient(grad, weight)
         return _like(grad, in_form(form, product, grad.flatten(0, 1), weight))
 
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
+    def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         product = Product("TN", grad.size(2), grad.size(0) * grad.size(1), x.size(2))
         form = self._form(product)
         if form == product.form:
-            return super().weight_gradient(grad, x)
+            return super().weight_gradient(grad, x, weight)
         return in_form(form, product, grad.flatten(0, 1).t(), x.flatten(0, 1))
 
     def _form(self, product: Product) -> Form:
@@ -137,6 +142,7 @@ class _Whole(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels
     ) -> Tensor:
         ctx.kernels, ctx.has_bias = kernels, bias is not None
+        ctx.parameter = weight  # what is saved may be a copy's view, where layers are recomputed
         ctx.save_for_backward(x, weight)
         return kernels.outputs(x, weight, bias)
 
@@ -144,13 +150,13 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_x = ctx.kernels.input_gradient(grad, weight)
-        grad_weight = ctx.kernels.weight_gradient(grad, x)
+        grad_weight = ctx.kernels.weight_gradient(grad, x, ctx.parameter)
         return grad_x, grad_weight, grad.flatten(0, 1).sum(0) if ctx.has_bias else None, None
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> Tensor:
     """x W^T of what this rank has, with its gradients, by these kernels."""
-    if not isinstance(kernels, TunedKernels):
+    if not kernels.own_gradients:
         return kernels.outputs(x, weight, bias)  # autograd's own gradients, which cost it less
     result: Tensor = _Whole.apply(x, weight, bias, kernels)
     return result

@@ -74,15 +74,20 @@ way round. Hidden states lie as the first layer's inputs."""
 
 
 def stage_parameters(
-    model: ModelConfig, index: int = 0, num_stages: int = 1, ranks: Ranks = ONE
+    model: ModelConfig,
+    index: int = 0,
+    num_stages: int = 1,
+    ranks: Ranks = ONE,
+    layers: range | None = None,
 ) -> list[list[Parameter]]:
     """What ``model.transformer.Stage`` holds, in the order of its modules.
 
     Args:
         model: the whole model.
         index: of the stage.
-        num_stages: must divide the layers.
+        num_stages: of the whole model.
         ranks: that split it.
+        layers: of the stage; default an equal share.
 
     Returns:
         The units that FSDP2 gathers: one for each layer; in a pipeline one for the embedding and
@@ -107,14 +112,19 @@ def stage_parameters(
     if last and (pipelined or not model.tied_embeddings):
         head = [table("head.weight", tied)]
     norm = _norm(model, "norm", ranks) if last else []
-    per_stage = model.num_layers // num_stages
-    layers = range(index * per_stage, (index + 1) * per_stage)
-    blocks = [_block(model, f"blocks.{layer}", ranks) for layer in layers]
+    held = layers or equal_share(model, index, num_stages)
+    blocks = [_block(model, f"blocks.{layer}", ranks) for layer in held]
     if pipelined:
         units = [*blocks, embedding, head, positions + norm]
     else:
         units = [*blocks, embedding + positions + norm + head]
     return [unit for unit in units if unit]
+
+
+def equal_share(model: ModelConfig, index: int, num_stages: int) -> range:
+    """The numbers of a stage's layers where ``num_stages`` divides them."""
+    each = model.num_layers // num_stages
+    return range(index * each, (index + 1) * each)
 
 
 def in_order(units: list[list[Parameter]]) -> Iterator[Parameter]:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.config import ModelConfig, Recompute
 from trainer.model.recompute import recomputed
+from trainer.model.shapes import equal_share
 
 NORM_EPS = 1e-5
 Attend = Callable[..., Tensor]
@@ -280,10 +281,11 @@ class Stage(nn.Module):
     Args:
         model: shape of the whole model.
         index: of this stage, from 0.
-        num_stages: stages of the whole model; must divide its layers.
+        num_stages: stages of the whole model.
         recompute: what the backward pass computes again instead of keeping.
         recompute_every: in how many layers: every such.
         compiled: each layer by torch's compiler.
+        layers: of this stage; default an equal share.
     """
 
     def __init__(
@@ -294,6 +296,7 @@ class Stage(nn.Module):
         recompute: Recompute = "none",
         recompute_every: int = 1,
         compiled: bool = False,
+        layers: range | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -306,10 +309,8 @@ class Stage(nn.Module):
         self.embedding = Embedding(model) if self.is_first else None
         learned = self.is_first and model.positions == "learned"
         self.positions = Positions(model) if learned else None
-        per_stage = model.num_layers // num_stages
-        layers = range(index * per_stage, (index + 1) * per_stage)
         self.blocks = nn.ModuleDict()
-        for layer in layers:
+        for layer in layers or equal_share(model, index, num_stages):
             again = recompute if layer % recompute_every == 0 else "none"
             self.blocks[str(layer)] = Block(model, again, compiled)
         self.norm = norm_layer(model) if self.is_last else None

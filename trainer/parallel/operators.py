@@ -53,7 +53,7 @@ def _column_linear_backward(
     grad: Tensor, x: Tensor, weight: Tensor, has_bias: bool, group: str, sequence: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_x, grad_weight, grad_bias = column_backward(
-        grad, x, weight, has_bias, _groups[group], sequence, _kernels[group]
+        grad, x, weight, weight, has_bias, _groups[group], sequence, _kernels[group]
     )
     return grad_x, grad_weight, grad.new_empty(0) if grad_bias is None else grad_bias
 
@@ -118,7 +118,7 @@ def _row_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, weight = ctx.saved_tensors
     grad = _gathered(grad, ctx.group, ctx.ranks) if ctx.sequence else grad
     kernels = _kernels[ctx.group]
-    grad_weight = kernels.weight_gradient(grad, x)
+    grad_weight = kernels.weight_gradient(grad, x, weight)
     return kernels.input_gradient(grad, weight), grad_weight, None, None, None
 
 

@@ -1,6 +1,7 @@
 """Forward and backward passes of one step: through a pipeline of stages, or through one.
 
-Schedules are torch's: 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021).
+Schedules are torch's: 1F1B (Narayanan et al. 2019), interleaved 1F1B (Narayanan et al. 2021),
+looped breadth-first (Lamy-Poirier 2022), interleaved zero bubble (Qi et al. 2023).
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
 )
 
 from trainer.config import TrainConfig
+from trainer.model.deferred import DeferredKernels
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
@@ -125,6 +129,21 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     }
 
 
+def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> Any:
+    options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
+    if config.pipeline_schedule == "LoopedBFS":
+        return ScheduleLoopedBFS(parts, config.gas, **options)
+    if config.pipeline_schedule == "InterleavedZeroBubble":
+        return ScheduleInterleavedZeroBubble(parts, config.gas, **options)
+    if config.vpp > 1:
+        return ScheduleInterleaved1F1B(parts, config.gas, **options)
+    if config.gas >= config.pp:
+        return Schedule1F1B(parts[0], config.gas, **options)
+    # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are in flight
+    # at once in either schedule.
+    return ScheduleGPipe(parts[0], config.gas, **options)
+
+
 class Pipeline:
     """Runs all micro-batches of a step through this rank's stages.
 
@@ -135,6 +154,7 @@ class Pipeline:
         loss_fn: logits and targets of a micro-batch to what backward starts from.
         dtype: of activations.
         device: of this rank.
+        deferred: holds back the products of weights' gradients, where the schedule asks for it.
     """
 
     def __init__(
@@ -145,6 +165,7 @@ class Pipeline:
         loss_fn: LossFn,
         dtype: torch.dtype,
         device: torch.device,
+        deferred: DeferredKernels | None = None,
     ) -> None:
         self.mesh = mesh
         self.gas = config.gas
@@ -164,21 +185,14 @@ class Pipeline:
                 config.pp * config.vpp,
                 device,
                 group=mesh.pp.group.handle,
+                dw_builder=deferred and deferred.taken,
                 **io,
             )
             for number, (stage, io) in enumerate(zip(stages, self.io, strict=True))
         ]
         for part in parts:
             part.count = self._count
-        options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
-        if config.vpp > 1:
-            self.schedule: Any = ScheduleInterleaved1F1B(parts, config.gas, **options)
-        elif config.gas >= config.pp:
-            self.schedule = Schedule1F1B(parts[0], config.gas, **options)
-        else:
-            # torch's 1F1B refuses fewer micro-batches than stages; with so few, all of them are
-            # in flight at once in either schedule.
-            self.schedule = ScheduleGPipe(parts[0], config.gas, **options)
+        self.schedule = _schedule(config, parts, loss_fn)
 
     def _count(self, op: dist.P2POp) -> None:
         mesh = self.mesh

@@ -39,12 +39,13 @@ def column_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
+    parameter: Tensor,
     has_bias: bool,
     group: Group,
     sequence: bool,
     kernels: Kernels,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of x, of W and of the bias; x's is summed while W's is computed."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, of W (the parameter) and of the bias; x's is summed while W's is computed."""
     gathering: Any = None
     if sequence:
         x, gathering = gather_sequence(x, group, async_op=True)
@@ -54,7 +55,7 @@ def column_backward(
         grad_x, summing = scatter_sum(grad_x, group, async_op=True)
     else:
         summing = group.all_reduce(grad_x, "tensor", async_op=True)
-    grad_weight = kernels.weight_gradient(grad, x)
+    grad_weight = kernels.weight_gradient(grad, x, parameter)
     grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
     summing.wait()
     return grad_x, grad_weight, grad_bias

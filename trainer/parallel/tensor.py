@@ -47,6 +47,7 @@ class _ColumnLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence, ctx.has_bias = group, sequence, bias is not None
         ctx.kernels = kernels
+        ctx.parameter = weight  # see ``kernels``
         ctx.save_for_backward(x, weight)
         return column_forward(x, weight, bias, group, sequence, kernels)
 
@@ -54,7 +55,7 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad_x, grad_weight, grad_bias = column_backward(
-            grad, x, weight, ctx.has_bias, ctx.group, ctx.sequence, ctx.kernels
+            grad, x, weight, ctx.parameter, ctx.has_bias, ctx.group, ctx.sequence, ctx.kernels
         )
         return grad_x, grad_weight, grad_bias, None, None, None
 

@@ -23,6 +23,7 @@ TYPES: dict[str, ValueType] = {
             *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
             *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
             *("vocab_size", "seq_length", "hidden_size", "mbs", "recompute_every"),
+            *("first_stage_layers", "last_stage_layers"),
             *(*GRID, *DEGREES),
         ),
         "number",
@@ -31,7 +32,7 @@ TYPES: dict[str, ValueType] = {
         ("sequence_parallel", "time_communication", "compile", "tune_kernels", *QUANTIZED),
         "boolean",
     ),
-    **dict.fromkeys(("recompute", "precision"), "text"),
+    **dict.fromkeys(("recompute", "precision", "reduce_gradients", "pipeline_schedule"), "text"),
 }
 """Every name that requirements read."""
 
@@ -109,6 +110,37 @@ _CONTEXT = (
         axes=("cp",),
     ),
 )
+_ZERO_BUBBLE = tuple(
+    Requirement(
+        f"zero_bubble_{name}",
+        f"pp == 1 or pipeline_schedule != 'InterleavedZeroBubble' or {condition}",
+        f"pipeline_schedule InterleavedZeroBubble beside {words}; change it, or set "
+        "pipeline_schedule: 1F1B",
+        builtin_only=True,
+    )
+    for name, condition, words in (
+        ("gas", "gas % pp == 0", "gas {gas}, which pp {pp} does not divide"),
+        (
+            "gradients",
+            "gradient_shard == 1",
+            "gradient_shard {gradient_shard}: FSDP2 is not given gradients of weights later than "
+            "those of inputs",
+        ),
+        (
+            "layers",
+            "recompute != 'selective' and not compile",
+            "recompute {recompute} and compile {compile}: its products are not by themselves",
+        ),
+        (
+            "grid",
+            "gx * gy * gz == 1",
+            "the grid gx {gx}, gy {gy}, gz {gz}, whose order is its own",
+        ),
+    )
+)
+# Stages whose layers are not given, and what they share.
+_SHARING = "(pp - (1 if first_stage_layers > 0 else 0) - (1 if last_stage_layers > 0 else 0))"
+_LEFT = "(num_layers - first_stage_layers - last_stage_layers)"
 _OTHERS = (
     Requirement("tp_within_node", "gpus_per_node % tp == 0"),
     Requirement(
@@ -123,8 +155,32 @@ _OTHERS = (
     ),
     Requirement(
         "layers_by_stages",
-        "num_layers % (pp * vpp) == 0",
-        "not divisible: num_layers {num_layers} by pp {pp} * vpp {vpp}",
+        "first_stage_layers + last_stage_layers > 0 or num_layers % (pp * vpp) == 0",
+        "not divisible: num_layers {num_layers} by pp {pp} * vpp {vpp}; give first_stage_layers or "
+        "last_stage_layers what leaves the other stages equal shares",
+    ),
+    Requirement(
+        "stage_layers_need_pp",
+        "pp > 1 or first_stage_layers + last_stage_layers == 0",
+        "first_stage_layers {first_stage_layers}, last_stage_layers {last_stage_layers} need a "
+        "pipeline: pp is {pp}; set both to 0",
+        builtin_only=True,
+    ),
+    Requirement(
+        "stage_layers_by_vpp",
+        "first_stage_layers % vpp == 0 and last_stage_layers % vpp == 0",
+        "not divisible: first_stage_layers {first_stage_layers} or last_stage_layers "
+        "{last_stage_layers} by vpp {vpp}, a stage's chunks",
+        builtin_only=True,
+    ),
+    Requirement(
+        "layers_by_other_stages",
+        f"first_stage_layers + last_stage_layers == 0 or ({_LEFT} > 0 and {_LEFT} % ({_SHARING} * "
+        f"vpp) == 0 if {_SHARING} > 0 else {_LEFT} == 0)",
+        "first_stage_layers {first_stage_layers} and last_stage_layers {last_stage_layers} of "
+        "num_layers {num_layers}: what they leave is no equal share for each other stage of pp "
+        "{pp} * vpp {vpp}; change one of them",
+        builtin_only=True,
     ),
     Requirement(
         "vpp_needs_pp", "vpp == 1 or pp > 1", "vpp {vpp} needs a pipeline: pp is {pp}; set vpp: 1"
@@ -135,6 +191,8 @@ _OTHERS = (
         "vpp == 1 or gas % pp == 0",
         "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp})",
     ),
+    Requirement("schedule_needs_pp", "pipeline_schedule == '1F1B' or pp > 1", builtin_only=True),
+    *_ZERO_BUBBLE,
     # With tp 1 it changes nothing: the same configuration would be tried twice.
     Requirement("sequence_parallel_needs_tp", "not sequence_parallel or tp > 1"),
     Requirement(
@@ -199,9 +257,15 @@ def _placed(context: bool) -> tuple[Requirement, ...]:
         # The grid gathers weights along gz, whatever the placement.
         for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
     ]
-    return (*split, *_NESTED, *quantized)
+    return (*split, *_NESTED, *quantized, _REDUCED_ONCE)
 
 
+# Elsewhere it changes nothing, as sequence parallelism with tp 1.
+_REDUCED_ONCE = Requirement(
+    "reduce_gradients_needs_split",
+    "reduce_gradients == 'micro_batch' or (gradient_shard > 1 and gas > 1)",
+    builtin_only=True,
+)
 _NESTED = (
     # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
     # else a rank would hold states of parameters that it has no part in.

@@ -2,12 +2,14 @@
 
 Weights and gradients of a rank live in a few flat buckets. A bucket's gradients are reduced as
 soon as the last micro-batch's backward pass has filled it, while the pass goes on. Stage 0 gives
-every rank all gradients; stage 1 gives each rank its share, whose weights it alone updates. The
+every rank all gradients; stage 1 gives each rank its share, whose weights it alone updates. They
+travel back while the next forward pass goes on, which waits for those of each layer in turn. The
 ranks that share may also be fewer than all, say those of a node.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -193,9 +195,19 @@ class WholeWeights:
         self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
         for stage in stages:
             initialize(stage, "", stage.model, config.seed)
+            self._wait_before_use(stage)
         self.masters: dict[Traits, list[nn.Parameter]] = {}
         for bucket in self.buckets:
             self.masters.setdefault(bucket.traits, []).append(bucket.make_master())
+
+    def _wait_before_use(self, stage: Stage) -> None:
+        """Let each part of a stage wait for its own weights, should they be on their way."""
+        holder = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
+        blocks = stage.blocks.values()
+        others = (m for m in stage.children() if m is not stage.blocks)
+        for module in (*blocks, *others):
+            needed = {holder[parameter]: None for parameter in module.parameters()}
+            module.register_forward_pre_hook(functools.partial(_wait, [*needed]))
 
     def pieces(self) -> Iterator[Piece]:
         """This rank's master weights, each a part of one parameter."""
@@ -233,8 +245,22 @@ class WholeWeights:
                 depth.group.all_reduce(bucket.grad_share, "gradient_sync")
 
     def publish(self) -> None:
-        """Bring the updated weights to the model on every replica."""
-        for bucket in self.buckets:
+        """Bring the updated weights to the model on every replica, those of its first layers first.
+
+        The grid's products take weights as they like, some ahead: it begins when all are there.
+        """
+        for bucket in reversed(self.buckets):
             bucket.publish()
+        if self.mesh.grid.size > 1:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until all weights are there."""
         for bucket in self.buckets:
             bucket.wait()
+
+
+def _wait(buckets: list[Bucket], *_: object) -> None:
+    """A module's hook before its forward pass."""
+    for bucket in buckets:
+        bucket.wait()

@@ -3,7 +3,8 @@
 torch's FSDP2 does what all of them share: it gathers a layer's weights before a pass, frees them
 behind it, and hands over the gradients. Over how many ranks each state is split, and in which
 format it travels, is the placement's; ``hooks`` does that. Gradients are scattered after every
-micro-batch, so that no rank holds more than its piece of them and those on their way.
+micro-batch, so that no rank holds more than its piece of them and those on their way; or once a
+step, if there is memory for all of them.
 """
 
 from __future__ import annotations
@@ -187,6 +188,9 @@ class ShardedWeights:
             parts = joined.split([grad.numel() for grad in partial])
             torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
+    def wait(self) -> None:
+        """Nothing of updated weights is on its way when ``publish`` returns."""
+
     def publish(self) -> None:
         """Bring updated weights to where passes gather them from, and drop what was gathered."""
         self.context.gathering.finish()
@@ -202,6 +206,7 @@ def _hook_context(config: TrainConfig, device: torch.device) -> HookContext:
         device,
         COMPUTE_DTYPE[config.precision],
         config.gas,
+        config.sums_whole_gradients,
         refresh_every_forward=config.refresh_secondary == "micro_batch",
         gathering=ThreadStream("gather", 2) if on_host else DeviceStream(),
         reduction=ThreadStream("reduce", PENDING_UNITS) if on_host else DeviceStream(),

@@ -32,6 +32,7 @@ class HookContext:
         device: of the memory.
         dtype: of the computation.
         micro_batches: per step.
+        sums_whole: gradients are summed whole, and reduced behind the last micro-batch only.
         refresh_every_forward: renew secondary copies in each forward pass, not only once the
             weights changed.
         gathering: where weights are gathered.
@@ -43,6 +44,7 @@ class HookContext:
     device: torch.device
     dtype: torch.dtype
     micro_batches: int
+    sums_whole: bool
     refresh_every_forward: bool
     gathering: CommunicationStream
     reduction: CommunicationStream
@@ -114,6 +116,8 @@ class GatherWeights:
 class ReduceGradients:
     """Sums each micro-batch's gradients into this rank's piece of them, in float32.
 
+    Or, where so asked, into a whole sum of its own, which is reduced once.
+
     After the step's last micro-batch the pieces of all groups are summed as well, which leaves
     ``final``: the mean over all replicas of the gradients whose weights this rank updates.
 
@@ -143,6 +147,8 @@ class ReduceGradients:
         self.seen = 0
         self.piece = torch.zeros(unit.piece, device=context.device)
         self.final = self.piece if sync is None else torch.zeros(unit.slice, device=context.device)
+        numel = unit.ranks * unit.used if context.sums_whole else 0
+        self.whole = torch.empty(numel, device=context.device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         # FSDP2 asks for the rows of gradients, then for the row that a reduce-scatter would leave
@@ -167,10 +173,23 @@ class ReduceGradients:
         first = self.seen == 0
         self.seen += 1
         last = self.seen == self.context.micro_batches
-        self.context.reduction.run(lambda: self._reduce(input_tensor, first, last))
+        self.context.reduction.run(lambda: self._take(input_tensor, first, last))
         return None
 
-    def _reduce(self, gradients: Tensor, first: bool, last: bool) -> None:
+    def _take(self, gradients: Tensor, first: bool, last: bool) -> None:
+        if not self.context.sums_whole:
+            self._reduce(gradients, first)
+        elif first:
+            self.whole.copy_(gradients)
+        else:
+            self.whole.add_(gradients)
+        if last:
+            if self.context.sums_whole:
+                self._reduce(self.whole, first=True)
+            self._finish()
+
+    def _reduce(self, gradients: Tensor, first: bool) -> None:
+        """Sum gradients of all ranks into this one's piece."""
         rows = self._by_rank(gradients)
         if self.wire.quantized:
             quantized_reduce_scatter(
@@ -184,8 +203,6 @@ class ReduceGradients:
             group.reduce_scatter(out, rows.view(-1), "gradients")
             if not direct:
                 self.piece.copy_(out) if first else self.piece.add_(out)
-        if last:
-            self._finish()
 
     def _by_rank(self, gradients: Tensor) -> Tensor:
         """One row for each rank that accumulates, in the order of ranks: (degree, piece)."""

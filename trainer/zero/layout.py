@@ -260,7 +260,7 @@ def unit_traffic(
     unit: UnitLayout,
     gathers: int,
     secondary_gathers: int,
-    micro_batches: int,
+    reductions: int,
     level: Callable[[int, int], Level],
 ) -> list[Sent]:
     """All that one rank sends in a step for one unit, collective by collective.
@@ -269,7 +269,7 @@ def unit_traffic(
         unit: how it lies.
         gathers: of whole weights from the stored ones, per step.
         secondary_gathers: from the secondary copy, per step.
-        micro_batches: per step; each one's gradients are reduced.
+        reductions: of gradients, per step.
         level: of this rank's group of so many data-parallel ranks, so far apart.
     """
     sent: list[Sent] = []
@@ -287,7 +287,7 @@ def unit_traffic(
     hops = unit.hops if placement.reduce_format.quantized else (degree,)
     stride = 1
     for size, num_bytes in zip(hops, unit.reduce_bytes(), strict=True):
-        add("gradients", size, stride, num_bytes, micro_batches)
+        add("gradients", size, stride, num_bytes, reductions)
         stride *= size
     add("gradient_sync", unit.slices, degree, unit.sync_bytes())
     add("gradient_sync", unit.copies, placement.optimizer.degree, unit.copies_bytes())

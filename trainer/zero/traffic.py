@@ -105,7 +105,9 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
     num_stages = config.pp * config.vpp
     indices = [seat.pp + chunk * config.pp for chunk in range(config.vpp)]
     ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
-    stages = [stage_parameters(config.model, i, num_stages, ranks) for i in indices]
+    stages = [
+        stage_parameters(config.model, i, num_stages, ranks, config.layers_of(i)) for i in indices
+    ]
     if placement.fully_sharded:
         for units in stages:
             yield from _sharded(units, config, seat, placement)
@@ -139,7 +141,8 @@ def _sharded(
         example = next(u for u in units if tuple(p.shape for p in u) == shapes)
         outermost = config.pp == 1 and not example[0].name.startswith("blocks.")
         gathers, copies = _gathers(config, placement, outermost)
-        for sent in unit_traffic(unit, gathers, copies, config.gas, seat.of_replicas):
+        reductions = 1 if config.sums_whole_gradients else config.gas
+        for sent in unit_traffic(unit, gathers, copies, reductions, seat.of_replicas):
             yield _Calls(sent.purpose, sent.level, sent.num_bytes, same)
         whole = {number for number, p in enumerate(example) if not p.traits.split}
         held = (s.length for s in unit.updated(seat.copy) if s.parameter in whole)

@@ -13,7 +13,16 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from analysis.cost.activations import end_stages, layer_bytes, logits_bytes, refused
-from analysis.cost.jobs import FULL, NONE, SELECTIVE, Jobs, jobs
+from analysis.cost.jobs import (
+    BREADTH_FIRST,
+    FULL,
+    NONE,
+    ONE_F_ONE_B,
+    SELECTIVE,
+    ZERO_BUBBLE,
+    Jobs,
+    jobs,
+)
 from analysis.cost.memory_fit import (
     MemoryConstants,
     MemoryModel,
@@ -164,6 +173,24 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_ther
     assert last.in_flight.tolist() == [1, 1]
     interleaved = end_stages(gpt(pp=8, vpp=3, gas=64), MEGATRON)[0]
     assert interleaved.in_flight[0] / 8 == pytest.approx(1 + 7 / 24)
+
+
+def test_breadth_first_keeps_all_micro_batches() -> None:
+    job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
+    first, second, last = (stage.in_flight.tolist() for stage in end_stages(job, MEGATRON))
+    assert (first, second, last) == ([4, 16, 4], [3, 16, 3], [1, 16, 1])
+
+
+def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:
+    job = gpt(dp=8, gas=np.array([1, 4, 4]), zero_stage=np.array([2, 2, 1]), tp=1)
+    once = replace(job, reduces_once=np.ones(3, bool))
+    habits = framework_named("meshtune")
+    more = (
+        memory(once, habits, MemoryConstants()).gradients
+        - memory(job, habits, MemoryConstants()).gradients
+    )
+    parameters = memory(job, habits, MemoryConstants()).gradients[2] / 4  # whole, in float32
+    assert more == pytest.approx([0, 4 * parameters, 0])
 
 
 def test_of_layers_that_pp_does_not_divide_the_first_stages_have_more() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.cost.activations import end_stages
-from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.jobs import BREADTH_FIRST, FULL, NONE, ONE_F_ONE_B, ZERO_BUBBLE, Jobs, jobs
 from analysis.cost.memory_fit import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import stage_layers
@@ -89,6 +89,15 @@ def test_the_slowest_stage_decides_the_time() -> None:
     firsts = np.array([0, 16, 37])
     times = model.predict(gpt(72, 8, first_stage_layers=firsts)).time
     assert times.forward_backward / times.forward_backward[0] == pytest.approx(firsts.clip(9) / 9)
+
+
+def test_weights_gradients_fill_two_thirds_of_a_bubble_and_half_with_recomputation() -> None:
+    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    for recompute, left in ((NONE, 1 / 3), (FULL, 1 / 2)):
+        orders = np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE])
+        times = model.predict(gpt(72, 8, schedule=orders, recompute=recompute)).time
+        assert times.bubble / times.bubble[0] == pytest.approx([1, 1, left])
+        assert times.forward_backward == pytest.approx(times.forward_backward[0])
 
 
 def test_counting_embedding_and_loss_frees_memory_where_the_vocabulary_is_large() -> None:

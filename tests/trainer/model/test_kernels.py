@@ -135,7 +135,7 @@ def test_the_three_products_of_a_layer_are_the_same_in_every_form(form: str, bia
     computed = {
         lambda: kernels.outputs(x, weight, add): F.linear(x, weight, add),
         lambda: kernels.input_gradient(grad, weight): grad @ weight,
-        lambda: kernels.weight_gradient(grad, x): torch.einsum("sbo,sbi->oi", grad, x),
+        lambda: kernels.weight_gradient(grad, x, weight): torch.einsum("sbo,sbi->oi", grad, x),
     }
     for compute in computed:
         compute()

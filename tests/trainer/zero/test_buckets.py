@@ -1,4 +1,4 @@
-"""Buckets of whole weights go with the trainer that made them (torch's fake groups)."""
+"""Buckets of whole weights: how long they live, and when they travel (torch's fake groups)."""
 
 from __future__ import annotations
 
@@ -49,3 +49,27 @@ def test_a_dropped_trainer_keeps_no_process_group(values: dict[str, Any]) -> Non
     del training, mesh
     gc.collect()
     assert [ref() for ref in held if ref() is not None] == []
+
+
+def test_updated_weights_travel_while_the_first_layers_of_the_next_step_compute() -> None:
+    """Each part of the model waits for its own, and only for them."""
+    values = {"placement": "zero1", "ddp_bucket_size": 5000, "precision": "fp32"}
+    config = TrainConfig.parse({"model": MODEL, "data": "unused", **values})
+    training = Trainer(config, Device("cpu"))
+    (stage,), buckets = training.stages, training.weights.buckets
+    ahead: dict[str, list[bool]] = {"0": [], "1": []}
+    for name, block in stage.blocks.items():
+        own = {id(p) for p in block.parameters()}
+
+        def note(*_: object, name: str = name, own: set[int] = own) -> None:
+            mine = [b for b in buckets if own & {id(p) for p in b.parameters}]
+            assert not any(bucket.waiting for bucket in mine)
+            ahead[name].append(any(bucket.waiting for bucket in buckets))
+
+        block.register_forward_pre_hook(note)
+    for step in range(2):
+        training.step(step, ConstantTokens())
+        assert all(bucket.waiting for bucket in buckets)
+    assert ahead == {"0": [False, True], "1": [False, False]}  # the last of them
+    training.finish()
+    assert not any(bucket.waiting for bucket in buckets)

@@ -88,6 +88,7 @@ CASES: list[tuple[str, dict[str, Any], int, int, dict[str, Any]]] = [
     ("zero1 tp sp", ODD, 16, 5, {"placement": "zero1", "tp": 2, "sequence_parallel": True}),
     ("zero2", GPT, 16, 3, {"placement": "zero2"}),
     ("zero3", ODD, 16, 15, {"placement": "zero3", "reduce_precision": "bf16"}),
+    ("zero2 once", ODD, 16, 3, {"placement": "zero2", "reduce_gradients": "step", "gas": 3}),
     ("hpz", ODD, 16, 3, {"placement": "hpz", "precision": "bf16", "gas": 3}),
     ("hpz renewed", ODD, 16, 3, {"placement": "hpz", "refresh_secondary": "micro_batch"}),
     ("mics", GPT, 32, 3, {"placement": "mics"}),

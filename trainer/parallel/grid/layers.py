@@ -46,7 +46,8 @@ class _Product(torch.autograd.Function):
         summing: Any = None
         if ctx.outputs is not None:
             summing = ctx.outputs.all_reduce(grad_x, "tensor", async_op=ctx.overlap)
-        grad_weight = ctx.block.depth.scatter(kernels.weight_gradient(grad, x), ctx.block)
+        grad_weight = kernels.weight_gradient(grad, x, ctx.block.weight)
+        grad_weight = ctx.block.depth.scatter(grad_weight, ctx.block)
         grad_bias = grad.flatten(0, 1).sum(0) if ctx.has_bias else None
         if summing is not None:
             summing.wait()

@@ -1,0 +1,69 @@
+"""Weights' gradients computed later than their inputs' (Qi et al. 2023, "Zero Bubble").
+
+A stage of a pipeline waits for the gradient of the next stage's input, and for nothing else. So a
+backward pass first computes gradients of inputs alone; the products that give weights theirs fill
+what would be idle time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from trainer.model.kernels import Kernels
+from trainer.model.transformer import Head, Linear, Stage
+
+Receive = Callable[[nn.Parameter, Tensor], None]
+
+
+class DeferredKernels(Kernels):
+    """Products of layers, of which those for weights' gradients wait until they are asked for.
+
+    Args:
+        inner: that compute them.
+    """
+
+    own_gradients = True
+    receive: Receive
+
+    def __init__(self, inner: Kernels) -> None:
+        self.inner = inner
+        self.waiting: list[Callable[[], None]] = []
+
+    def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
+        """Let autograd leave the weights of all products to these kernels.
+
+        Args:
+            stages: with the parameters that are trained.
+            receive: is given each gradient.
+        """
+        self.receive = receive
+        for stage in stages:
+            for module in stage.modules():
+                if isinstance(module, (Linear, Head)) and module.weight is not None:
+                    module.weight.requires_grad_(False)
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return self.inner.outputs(x, weight, bias)
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        return self.inner.input_gradient(grad, weight)
+
+    def weight_gradient(self, grad: Tensor, x: Tensor, weight: nn.Parameter) -> None:
+        self.waiting.append(
+            lambda: self.receive(weight, self.inner.weight_gradient(grad, x, weight))
+        )
+
+    def taken(self) -> Callable[[], None]:
+        """All that wait, which are those of one backward pass; to be computed by calling."""
+        mine, self.waiting = self.waiting, []
+
+        def compute() -> None:
+            with torch.no_grad():
+                for product in mine:
+                    product()
+            mine.clear()  # they hold activations and gradients
+
+        return compute
