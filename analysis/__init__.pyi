@@ -10,7 +10,7 @@ from .explanation import differences, explain_trial
 from .finalists import next_repeat, noise_of
 from .imported.deephyper import is_deephyper
 from .imported.results import is_storage, read_results
-from .metrics import MissingMetricError, metric, possible, required_metric
+from .metrics import MissingMetricError, metric, numbers, possible, required_metric
 from .pareto import non_dominated
 from .prediction.drawn_model import drawn
 from .prediction.held_out import CrossValidation, cross_validated
@@ -162,6 +162,7 @@ __all__ = [
     "non_dominated",
     "number",
     "number_column",
+    "numbers",
     "objective_sensitivity",
     "objectives_text",
     "of_engines",

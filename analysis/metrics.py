@@ -60,12 +60,12 @@ def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> fl
         return math.inf
 
 
-def metrics(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Every number of a result by its dotted key, as :func:`metric` has it."""
     flat: dict[str, float] = {}
     for key, value in result.items():
         if isinstance(value, Mapping):
-            flat.update(metrics(value, f"{prefix}{key}."))
+            flat.update(numbers(value, f"{prefix}{key}."))
         elif is_number(value) and possible(value):
             flat[f"{prefix}{key}"] = value
     return flat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.metrics import metrics
+from analysis.metrics import numbers
 from analysis.run.fold import Run, read_run
 from search_spaces import SpaceError, load_space
 
@@ -25,14 +25,20 @@ _COLUMNS = (
 def load(directory: Path | str) -> pd.DataFrame:
     """One row per ended trial, in the order of their numbers.
 
-    Columns: ``trial``, ``p:NAME`` per parameter, ``objective`` (NaN unless ok),
-    ``expected`` (of it, before the trial ran), ``expected_low`` and ``expected_high`` (the ends of
-    the 95 % interval), ``expected_fits`` (probability to run; these are NaN where nothing was
-    predicted), ``kind``, ``attempts``, ``proposed_s``, ``started_s`` and ``ended_s`` (since the run
-    was opened; ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``,
-    ``nodes``, ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is the
-    median), ``early`` (stopped before its last step), and ``m:KEY`` for every number in the result.
-    Words that the space lists as ``{ordered: [...]}`` are an ordered categorical.
+    Columns, in this order; names of times and the like end in their unit:
+
+    - ``trial`` and every parameter, ``p:NAME``. Words that the space lists as ``{ordered: [...]}``
+      are an ordered categorical;
+    - ``objective``, in the unit of the result (NaN unless ok), and beside it what was ``expected``
+      before the trial ran, ``expected_low`` and ``expected_high`` (the ends of the 95 % interval)
+      and ``expected_fits`` (probability to run); NaN where nothing was predicted;
+    - ``kind``, ``attempts``; ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was
+      opened; ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``,
+      ``nodes``, ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is
+      the median), ``early`` (stopped before its last step);
+    - ``m:KEY`` for every number in the result.
+
+    ``attrs`` of the frame has the ``objective``'s key and whether it is to ``maximize``.
     """
     return frame_of(read_run(directory))
 
@@ -75,10 +81,13 @@ def frame_of(run: Run) -> pd.DataFrame:
                 "message": trial.message,
                 "measurements": len(trial.measurements),
                 "early": trial.stopped_early,
-                **{f"m:{key}": value for key, value in metrics(trial.result).items()},
+                **{f"m:{key}": value for key, value in numbers(trial.result).items()},
             }
         )
-    frame = pd.DataFrame(rows, columns=None if rows else list(_COLUMNS))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    names.sort(key=lambda name: (name.startswith("m:"), name in _COLUMNS[1:], name != "trial"))
+    frame = pd.DataFrame(rows, columns=names or list(_COLUMNS))
+    frame.attrs = {"objective": run.objective_key, "maximize": run.maximize}
     for name, words in _ordered(run).items():
         if (column := f"p:{name}") in frame:
             frame[column] = pd.Categorical(frame[column], words, ordered=True)

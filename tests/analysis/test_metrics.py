@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from analysis.metrics import MissingMetricError, is_number, metric, metrics, required_metric
+from analysis.metrics import MissingMetricError, is_number, metric, numbers, required_metric
 
 RESULT = {"speed": 2, "step_time_s": {"median": 0.5, "all": [0.5]}, "fused": True, "name": "x"}
 
@@ -38,7 +38,7 @@ def test_a_whole_number_beyond_any_float_is_infinite() -> None:
 
 
 def test_all_numbers_are_found_at_any_depth() -> None:
-    assert metrics(RESULT) == {"speed": 2, "step_time_s.median": 0.5}
+    assert numbers(RESULT) == {"speed": 2, "step_time_s.median": 0.5}
 
 
 def test_true_is_no_number() -> None:

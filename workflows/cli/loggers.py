@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from workflows.cli.arguments import Commands, command, folder
 from workflows.cli.working import Working
@@ -16,6 +17,20 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument("storage", metavar="STORAGE", help="of Optuna's: sqlite:///runs.db")
     parser.add_argument("--name", default="", help="of the study; default: the run's folder's")
 
+    text = "Copy a run's trials into an experiment of MLflow's."
+    parser = command(commands, "to-mlflow", to_mlflow, text)
+    parser.add_argument("run", type=folder, metavar="RUN")
+    parser.add_argument(
+        "uri", metavar="URI", help="of MLflow's store: http://host:5000, sqlite:///mlflow.db, DIR"
+    )
+    parser.add_argument("--name", default="", help="of the experiment; default: the run's folder's")
+
+    text = "Copy a run's trials into a project of Weights & Biases."
+    parser = command(commands, "to-wandb", to_wandb, text)
+    parser.add_argument("run", type=folder, metavar="RUN")
+    parser.add_argument("--project", default="meshtune", metavar="P", help="default: meshtune")
+    parser.add_argument("--name", default="", help="of the group; default: the run's folder's")
+
 
 def to_optuna(arguments: Namespace) -> int:
     """Copy a run into a storage of Optuna's; what is there already stays."""
@@ -24,7 +39,7 @@ def to_optuna(arguments: Namespace) -> int:
     from workflows.to_optuna import to_optuna as copied
 
     run = read_run(arguments.run)
-    name = arguments.name or arguments.run.absolute().name
+    name = _name(arguments)
     try:
         with Working("copying the trials"):
             added, known = copied(run, arguments.storage, name)
@@ -34,3 +49,41 @@ def to_optuna(arguments: Namespace) -> int:
     print(said + (f", {known} were there already" if known else ""))
     print(f"optuna-dashboard {arguments.storage} shows it")
     return 0
+
+
+def to_mlflow(arguments: Namespace) -> int:
+    """Copy a run into a store of MLflow's; what is there already stays."""
+    from analysis import counted, read_run
+    from workflows.cli.errors import UsageError
+    from workflows.to_mlflow import to_mlflow as copied
+
+    run, name = read_run(arguments.run), _name(arguments)
+    try:
+        with Working("copying the trials"):
+            added, known = copied(run, arguments.uri, name)
+    except ValueError as error:
+        raise UsageError(f"{arguments.uri}: {error}") from None
+    said = f"{counted(added, 'trial')} added to the experiment {name}"
+    print(said + (f", {known} were there already" if known else ""))
+    return 0
+
+
+def to_wandb(arguments: Namespace) -> int:
+    """Copy a run into a project of W&B's."""
+    from analysis import counted, read_run
+    from workflows.cli.errors import UsageError
+    from workflows.to_wandb import to_wandb as copied
+
+    run, name = read_run(arguments.run), _name(arguments)
+    try:
+        with Working("copying the trials"):
+            written = copied(run, arguments.project, name, Path())
+    except ValueError as error:
+        raise UsageError(f"--project {arguments.project}: {error}") from None
+    print(f"{counted(written, 'trial')} written to the project {arguments.project}, group {name}")
+    return 0
+
+
+def _name(arguments: Namespace) -> str:
+    """The one that was given, or that of the run's folder."""
+    return str(arguments.name or arguments.run.absolute().name)

@@ -1,0 +1,77 @@
+"""``meshtune to-mlflow``: a run as an experiment of MLflow's, a trial a run of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis import Run
+from workflows.logged import Logged, ended, identity, logged, tracker
+
+TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of a run of MLflow's, of its experiment
+PAGE = 1_000  # runs that are asked for at a time
+
+
+def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
+    """Add a run's trials to an experiment; those that it has already are left as they are.
+
+    Args:
+        run: to be told.
+        uri: of MLflow's store: a server, ``sqlite:///mlflow.db``, a folder.
+        name: of the experiment, which is made if need be.
+
+    Returns:
+        How many were added, and how many the experiment had.
+
+    Raises:
+        ValueError: if MLflow is not installed, there can be no such store, or its experiment is of
+            another run.
+    """
+    mlflow = tracker("mlflow")
+    try:
+        client = mlflow.MlflowClient(tracking_uri=uri)
+        experiment = _experiment(client, run, name)
+        known = _known(client, experiment)
+        trials = ended(run)
+        new = [trial for trial in trials if str(trial.number) not in known]
+        for trial in new:
+            _add(mlflow, client, experiment, logged(run, trial), trial.ok)
+    except (mlflow.MlflowException, OSError, ImportError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    return len(new), len(trials) - len(new)
+
+
+def _experiment(client: Any, run: Run, name: str) -> str:
+    """The experiment's id."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        made: str = client.create_experiment(name, tags={RUN: identity(run)})
+        return made
+    if found.tags.get(RUN) != identity(run):
+        raise ValueError(f"the experiment {name!r} there is of another run; choose another --name")
+    return str(found.experiment_id)
+
+
+def _known(client: Any, experiment: str) -> set[str]:
+    """Numbers of the trials that it has to their end."""
+    known: set[str] = set()
+    token = None
+    while True:
+        page = client.search_runs([experiment], max_results=PAGE, page_token=token)
+        known |= {r.data.tags.get(TRIAL, "") for r in page if r.info.status != "RUNNING"}
+        token = page.token
+        if not token:
+            return known
+
+
+def _add(mlflow: Any, client: Any, experiment: str, what: Logged, ok: bool) -> None:
+    entities, ended_ms = mlflow.entities, round(1000 * what.ended_t)
+    tags = {TRIAL: what.tags["trial"]} | {f"meshtune.{k}": v for k, v in what.tags.items() if v}
+    made = client.create_run(
+        experiment, start_time=round(1000 * what.started_t), tags=tags, run_name=what.name
+    )
+    client.log_batch(
+        made.info.run_id,
+        metrics=[entities.Metric(k, v, ended_ms, 0) for k, v in what.metrics.items()],
+        params=[entities.Param(name, str(value)) for name, value in what.parameters.items()],
+    )
+    client.set_terminated(made.info.run_id, "FINISHED" if ok else "FAILED", ended_ms)

@@ -1,0 +1,62 @@
+"""``meshtune to-wandb``: a run's trials as runs of Weights & Biases, in one group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from analysis import Run
+from workflows.logged import Logged, ended, identity, logged, tracker
+
+
+def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
+    """Add a run's trials to a project.
+
+    A trial's run has an id that follows from the trial: written a second time, it is the same one.
+    With ``WANDB_MODE=offline`` all is kept below ``folder``, for ``wandb sync``.
+
+    Args:
+        run: to be told.
+        project: of W&B's.
+        name: of the group.
+        folder: in which W&B keeps its files, in a folder ``wandb``.
+
+    Returns:
+        How many trials were written.
+
+    Raises:
+        ValueError: if W&B is not installed, or does not take them.
+    """
+    wandb = tracker("wandb")
+    trials = ended(run)
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True)
+    try:
+        for trial in trials:
+            _add(wandb, settings, logged(run, trial), trial.ok, project, name, folder, run)
+    except (wandb.errors.Error, OSError) as error:
+        raise ValueError(str(error).splitlines()[0]) from None
+    finally:
+        wandb.teardown()  # its service writes behind our back: until then not all is on disk
+    return len(trials)
+
+
+def _add(
+    wandb: Any, settings: Any, what: Logged, ok: bool, project: str, name: str, folder: Path,
+    run: Run,
+) -> None:  # fmt: skip
+    config = {**what.parameters, "meshtune": {k: v for k, v in what.tags.items() if v}}
+    made = wandb.init(
+        project=project,
+        group=name,
+        name=what.name,
+        id=f"{identity(run)}-{what.tags['trial']}",
+        resume="allow",
+        reinit="finish_previous",
+        config=config,
+        tags=[what.tags["kind"]],
+        dir=folder,
+        settings=settings,
+    )
+    made.log(what.metrics)
+    made.summary.update({"duration_s": what.ended_t - what.started_t})
+    made.finish(exit_code=0 if ok else 1)
