@@ -107,6 +107,24 @@ def test_plots_of_ones_own_come_from_the_frame(given: None) -> None:
     assert best["p:tp"].is_unique
 
 
+def test_the_best_of_a_minimized_objective_is_the_lowest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = RunBook(tmp_path / "run", {"minimize": "step_time_s"})
+    for number, (tp, seconds) in enumerate([(1, 4.0), (1, 3.0), (2, 5.0)]):
+        book.run_one(number, {"tp": tp}, "ok", seconds)
+    book.run_one(3, {"tp": 2}, "oom", None)
+    book.close()
+    monkeypatch.setenv("MESHTUNE_RUN", str(book.directory))
+    monkeypatch.setenv("MESHTUNE_RUNS", f"{book.directory}:{book.directory}")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    _, names = executed("own_plots")
+    assert list(names["best"]) == [4.0, 3.0, 3.0, 3.0]
+    assert list(names["best_rows"]["objective"]) == [3.0, 5.0]
+    said, names = executed("compare")
+    assert names["found"]["run 1"]["best"] == 3.0 and "run 0: " in said
+
+
 def test_the_cost_model_is_calibrated_by_half_of_the_trials(given: None) -> None:
     said, names = executed("cost_model")
     assert "after 17 trials" in said and "fits with probability" in said

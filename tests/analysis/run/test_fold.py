@@ -124,6 +124,19 @@ def test_what_was_expected_of_a_trial_stands_beside_what_was_measured(journal):
     assert list(told.iloc[0]) == [5.0, 4.0, 6.0, 0.9] and told.iloc[1].isna().all()
 
 
+def test_the_frame_has_parameters_first_and_predictions_beside_what_was_measured(journal):
+    book = journal()
+    book.propose(1, {"tp": 1}, expected={"objective": 2.0, "low": 1.0, "high": 3.0})
+    book.start(1)
+    book.end(1, "ok", 2.5, result={"tflops_per_gpu": 2.5})
+    book.run_one(2, {"tp": 1, "vpp": 2}, "oom", None)
+    frame = load(book.directory)
+    places = {name: place for place, name in enumerate(frame.columns)}
+    assert list(frame.columns[:5]) == ["trial", "p:tp", "p:vpp", "objective", "expected"]
+    assert min(places[name] for name in places if name.startswith("m:")) > places["early"]
+    assert frame.attrs == {"objective": "tflops_per_gpu", "maximize": True}
+
+
 def test_an_empty_run_loads_as_no_rows_with_the_usual_columns(journal):
     frame = load(journal().directory)
     assert len(frame) == 0
