@@ -41,6 +41,7 @@ from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
 from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import ModelSensitivity, model_sensitivity
+from .report.outlook import LIKELY, Outlook
 from .report.page import write_imported, write_report
 from .report.plots import png, sensitivity_figure, trajectory_figure
 from .report.scaling import scaling_figure
@@ -60,7 +61,7 @@ from .run.lines import RunError
 from .run.lock import RunBusyError, driver_of, lock
 from .run.repair import Repair, repair_run
 from .run.results import ResultsFile, write_results
-from .run.trial import TOLD, Attempt, Trial
+from .run.trial import EXPLORATION, TOLD, Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
@@ -76,6 +77,8 @@ from .verdict import (
 __all__ = [
     "DISTURBED_SHARE",
     "EDGE",
+    "EXPLORATION",
+    "LIKELY",
     "MEAN_SLOWDOWN",
     "NOISE_LOG_SD",
     "PRIOR_LOG_SD",
@@ -108,6 +111,7 @@ __all__ = [
     "NotMeasuredError",
     "NotPricedError",
     "Opened",
+    "Outlook",
     "Prediction",
     "Pricing",
     "Proposed",

@@ -35,6 +35,7 @@ def objective_drivers(content: Content) -> str:
         sensitivity=found,
         refusal=refusal,
         effect=unit,
+        explored=sum(trial.explores for trial in content.run.trials.values()),
         interactions=pairs,
         leading=list(content.data.get("dependence", {})),
     )

@@ -39,6 +39,7 @@ class Outlook:
         told: successes that it has learnt from.
         indices: of the configurations, in random order.
         fits: probability of each to fit; shape (n,).
+        num_nodes: that each needs; shape (n,).
 
     Raises:
         NotEnough: the model does not predict the objective.
@@ -59,6 +60,7 @@ class Outlook:
         self.told = [t for t in told if t.ok and (t.objective or 0.0) > 0]
         columns = pricing.space.columns(self.candidates.columns(self.indices))
         self.fits = self.model.fits(pricing.jobs(columns, len(self.indices)))
+        self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], self.indices.shape)
 
     def expectation(self, indices: Indices) -> Expectation:
         """Of some of the configurations."""

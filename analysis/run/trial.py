@@ -20,6 +20,10 @@ def meaning(kind: str) -> tuple[str, str]:
     return row.words, row.colour
 
 
+EXPLORATION = "exploration"
+"""Who proposed a trial that is to sharpen the sensitivity, not to be the best."""
+
+
 @dataclass
 class Attempt:
     """One start of a trial's processes."""
@@ -86,6 +90,11 @@ class Trial:
     @property
     def ok(self) -> bool:
         return self.kind == "ok"
+
+    @property
+    def explores(self) -> bool:
+        """Whether it was proposed to sharpen the sensitivity, not to be the best."""
+        return self.by == EXPLORATION
 
     @property
     def running(self) -> Attempt | None:

@@ -210,6 +210,13 @@ class BudgetSection(Record):
         description="the search ends once the cost model has expected another batch to gain less "
         "than this share of the best three times running; 0: never",
     )
+    explore: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the trials that are to tell what drives the objective, not to be the "
+        "best",
+    )
 
 
 class FinalistsSection(Record):

@@ -87,7 +87,7 @@ objective:
   - maximize: tokens_per_second
   - minimize: num_nodes
 trial: {warmup_steps: 1, measured_steps: 2, timeout: 20m, no_progress_timeout: 5m}
-budget: {trials: 10, wall_time: 2h, node_hours: 3.5, expected_gain: 0.02}
+budget: {trials: 10, wall_time: 2h, node_hours: 3.5, expected_gain: 0.02, explore: 0.25}
 finalists: {confidence: 0.9, max_repeats: 2}
 failure_penalty: min
 allow: [tp_across_nodes]

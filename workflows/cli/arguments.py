@@ -99,6 +99,17 @@ def folder(text: str) -> Path:
     return where
 
 
+def share(text: str) -> float:
+    """From 0 to less than 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ArgumentTypeError(f"'{shown(text, 60)}' is not a share: from 0 to less than 1")
+    return value
+
+
 def source(text: str) -> str:
     """Of a folder or a file, there or not, or the URL of a database."""
     return text if "://" in text else str(path(text))

@@ -20,6 +20,7 @@ from workflows.cli.arguments import (
     folder,
     positive,
     seed,
+    share,
 )
 from workflows.cli.working import Working
 
@@ -81,6 +82,13 @@ def add_commands(commands: Commands) -> None:
 def _add_course(parser: ArgumentParser) -> None:
     """How a search goes: the same whether it starts now or as a batch job."""
     parser.add_argument("--trials", type=positive, metavar="N", help="budget: trials in all")
+    parser.add_argument(
+        "--explore",
+        type=share,
+        metavar="SHARE",
+        help="of the trials, chosen to tell what drives the objective and not to be the best; "
+        "default: the space's, or 0",
+    )
     parser.add_argument("--seed", type=seed, metavar="N", help="default: 0, or the run's own")
     add_policy(parser)
     parser.add_argument(

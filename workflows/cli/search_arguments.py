@@ -32,9 +32,10 @@ def searchable(reference: str) -> SearchSpace:
 def asked_space(arguments: Namespace) -> SearchSpace:
     """The space with the budget that was asked for: it is frozen with the run."""
     space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
-    if arguments.trials:  # so that status and a continuation know of it
-        budget = space.budget.model_copy(update={"trials": arguments.trials})
-        space = replace(space, budget=budget)
+    asked = {"trials": arguments.trials, "explore": arguments.explore}
+    if given := {key: value for key, value in asked.items() if value is not None}:
+        # So that status and a continuation know of it.
+        space = replace(space, budget=space.budget.model_copy(update=given))
     return space
 
 

@@ -57,9 +57,14 @@ def make_policy(
     """
     from workflows.optimizer.policy import Policy, Problem
 
-    policy = POLICIES.get(name)(Problem(space, seed, pricing, only))
+    problem = Problem(space, seed, pricing, only)
+    policy = POLICIES.get(name)(problem)
     if not isinstance(policy, Policy):
         raise RegistryError(
             f"policy {name!r} is of type {type(policy).__name__}; it must be a workflows.Policy"
         )
+    if space.budget.explore:
+        from workflows.optimizer.exploration import ExploringPolicy
+
+        return ExploringPolicy(problem, policy)
     return policy

@@ -75,7 +75,7 @@ class Budget:
             expected: of the proposal; without ``gain`` nobody knows.
             run: what was proposed before.
         """
-        before = [t.expected for t in run.trials.values()][1 - SMALL_GAINS :]
+        before = [t.expected for t in run.trials.values() if not t.explores][1 - SMALL_GAINS :]
         gains = [e.get("gain", math.inf) for e in [*before, expected]]
         if len(gains) < SMALL_GAINS or max(gains) >= self.expected_gain:
             return None

@@ -1,0 +1,90 @@
+"""A share of the trials is given to what drives the objective."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run, read_run
+from analysis.run.trial import EXPLORATION, Trial
+from search_spaces import SearchSpace, load_space
+from workflows.cli.main import main
+from workflows.optimizer.registry import make_policy
+
+ANY = 2**31
+
+
+def exploring(name: str, share: float) -> SearchSpace:
+    space = load_space(name)
+    return replace(space, budget=space.budget.model_copy(update={"explore": share}))
+
+
+def searched(space: SearchSpace, count: int, policy: str = "meshtune") -> Run:
+    """Trials of a search whose every trial comes out as it is priced, but for a little noise."""
+    pricing, rng = Pricing(space), np.random.default_rng(0)
+    run, chooser = Run(Path()), make_policy(space, 0, policy)
+    for number in range(1, count + 1):
+        proposal = chooser.propose(run, ANY)
+        assert proposal is not None and space.first_violation(proposal.config) is None
+        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+        prediction = pricing.predict([trial.config])
+        trial.kind, trial.ended_t = "ok", float(number)
+        trial.objective = float(prediction.tokens_per_second[0] * np.exp(rng.normal(0, 0.02)))
+        trial.result = {"step_time_s": {"median": float(prediction.step_time_s[0])}}
+        run.trials[number] = trial
+    return run
+
+
+def explored(run: Run) -> list[int]:
+    return [number for number, trial in run.trials.items() if trial.explores]
+
+
+def test_the_share_is_kept_and_what_is_explored_is_where_the_model_knows_least() -> None:
+    run = searched(exploring("tiny_cpu", 0.34), 9)
+    assert explored(run) == [3, 6, 9]
+    assert len({tuple(trial.config.items()) for trial in run.trials.values()}) == 9
+
+    def width(trial: Trial) -> float:
+        return float(np.log(trial.expected["high"] / trial.expected["low"]))
+
+    for number in explored(run):
+        assert "least sure" in run.trials[number].why and run.trials[number].expected["fits"] >= 0.5
+        assert width(run.trials[number]) > width(run.trials[number - 1])
+
+
+def test_by_default_nothing_is_explored() -> None:
+    space = load_space("tiny_cpu")
+    assert space.budget.explore == 0 and not explored(searched(space, 4))
+
+
+@pytest.mark.parametrize("policy", ["random", "sobol"])
+def test_without_a_price_it_is_what_lies_farthest_from_what_was_tried(
+    tmp_path: Path, policy: str
+) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "version: 1\ntrainer: {command: [train, '{a}', '{b}']}\nobjective: {maximize: speed}\n"
+        "parameters: {a: {range: [0, 8]}, b: {range: [0, 8]}}\nbudget: {explore: 0.5}\n"
+    )
+    space = load_space(tmp_path / "own.yaml")
+    run = Run(Path(), trials={1: Trial(1, {"a": 0, "b": 0}, 0.0, policy, ended_t=0.0, kind="oom")})
+    proposal = make_policy(space, 0, policy).propose(run, ANY)
+    assert proposal is not None and proposal.by == EXPLORATION
+    assert proposal.config == {"a": 8, "b": 8}
+    assert make_policy(space, 0, policy).propose(run, ANY) == proposal
+
+
+def test_a_search_that_is_resumed_keeps_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["--launcher", "simulate", "--no-report", "--run-dir", "run", "--policy", "random"]
+    assert main(["search", "tiny_cpu", "--trials", "4", "--explore", "0.5", *command]) == 0
+    assert explored(read_run("run")) == [2, 4]
+    assert main(["search", "run/space.yaml", "--trials", "6", *command]) == 0
+    assert explored(read_run("run")) == [2, 4, 6]
+    with pytest.raises(SystemExit):
+        main(["search", "tiny_cpu", "--explore", "1.5", *command])

@@ -1,0 +1,101 @@
+"""Trials that sharpen the sensitivity, in place of those that promise most: ``budget.explore``.
+
+A search gathers around the best, and what it leaves open is the rest of the space. Such a trial is
+the configuration, among those that likely run, of whose objective the calibrated cost model knows
+least: by what its residual leaves open there, and by how far models with other constants disagree.
+Where no model can say, it is the one that lies farthest from everything that was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis import (
+    EXPLORATION,
+    LIKELY,
+    Array,
+    MissingFactError,
+    NotEnough,
+    Outlook,
+    Run,
+    drawn,
+)
+from workflows.optimizer.model_trust import trusted
+from workflows.optimizer.policy import Policy, Problem, Proposal
+
+CONSIDERED = 2_000  # configurations that likely run
+DRAWS = 8  # of the model's constants
+
+
+class ExploringPolicy(Policy):
+    """A policy, of whose proposals a share is made to explore instead.
+
+    Args:
+        problem: what it chooses from; its space's budget has the share.
+        policy: that chooses the others.
+    """
+
+    def __init__(self, problem: Problem, policy: Policy) -> None:
+        super().__init__(problem)
+        self._policy = policy
+
+    def propose(self, run: Run, max_nodes: int) -> Proposal | None:
+        explored = sum(trial.explores for trial in run.trials.values())
+        due = explored + 1 <= self.problem.space.budget.explore * (len(run.trials) + 1)
+        proposal = self._exploring(run, max_nodes) if due else None
+        return proposal or self._policy.propose(run, max_nodes)
+
+    def _exploring(self, run: Run, max_nodes: int) -> Proposal | None:
+        pricing = self.problem.pricing
+        if pricing is not None and trusted(run, pricing):
+            try:
+                return self._least_known(run, max_nodes)
+            except (NotEnough, MissingFactError):  # the model does not predict the objective here
+                pass
+        return self._farthest(run, max_nodes)
+
+    def _least_known(self, run: Run, max_nodes: int) -> Proposal | None:
+        """Where the calibrated model knows least; None where nothing new likely runs."""
+        problem, pricing = self.problem, self.problem.pricing
+        assert pricing is not None
+        seed = int(problem.rng(run).integers(2**32))
+        outlook = Outlook(run, pricing, seed, problem.candidates)
+        tried = problem.candidates.indices_of([t.config for t in run.trials.values()])
+        narrow = outlook.num_nodes <= max_nodes
+        new = narrow & (outlook.fits >= LIKELY) & ~np.isin(outlook.indices, tried)
+        indices = outlook.indices[new][:CONSIDERED]
+        if not len(indices):
+            return None
+        expectation = outlook.expectation(indices)
+        _, mean, deviation, residual = expectation.doubted(outlook.model)
+        others = [expectation.of(drawn(outlook.model, outlook.rng)) for _ in range(DRAWS)]
+        unknown = np.hypot(deviation, np.log(others).std(axis=0))
+        at = int(np.argmax(unknown))
+        config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
+        sign = 1.0 if problem.space.objective.maximize else -1.0
+        worse, better = residual.edges(float(unknown[at]))
+        ends = sorted(float(np.exp(sign * (mean[at] + x))) for x in (-worse, better))
+        expected = {"objective": float(np.exp(sign * mean[at])), "low": ends[0], "high": ends[1]}
+        expected["fits"] = float(outlook.fits[new][at])
+        why = f"the model is least sure of it (± {unknown[at]:.0%})"
+        return Proposal(config, EXPLORATION, why, expected)
+
+    def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
+        """Farthest from all that was tried, every parameter's values from 0 to 1."""
+        space = self.problem.space
+        candidates = self.problem.new(run, max_nodes, self.problem.rng(run), CONSIDERED)
+        if not candidates:
+            return None
+        varied = [p for p in space.parameters.values() if p.varies]
+
+        def places(configs: Sequence[Mapping[str, Any]]) -> Array:
+            rows = [[p.unit(config[p.name]) for p in varied] for config in configs]
+            return np.asarray(rows, dtype=float).reshape(len(configs), len(varied))
+
+        tried = places([space.raw(trial.config) for trial in run.trials.values()])
+        apart = np.square(places(candidates)[:, None, :] - tried[None]).sum(axis=2).min(axis=1)
+        config = space.canonical(candidates[int(np.argmax(apart))])
+        return Proposal(config, EXPLORATION, "farthest from everything that was tried")
