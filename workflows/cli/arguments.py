@@ -44,7 +44,10 @@ def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") ->
         help=f"{known}, or an installed one; default: srun inside a Slurm allocation, else local",
     )
     parser.add_argument(
-        "--hostfile", type=path, metavar="FILE", help="hosts, for a launcher that needs a list"
+        "--hostfile",
+        type=path,
+        metavar="FILE",
+        help="list of hosts, for a launcher that needs one, such as mpiexec",
     )
     add_site(parser)
 

@@ -50,13 +50,16 @@ def add_commands(commands: Commands) -> None:
     )
 
     parser = command(
-        commands, "minicluster", minicluster, "Run a real Slurm on this machine, to try things out."
+        commands,
+        "minicluster",
+        minicluster,
+        "Run a private Slurm on this machine, for tests and experiments.",
     )
     parser.add_argument("action", choices=("up", "down", "status"))
     parser.add_argument("--nodes", type=positive, default=8, metavar="N", help="default: 8")
     parser.add_argument("--gpus-per-node", type=positive, default=2, metavar="N", help="default: 2")
     parser.add_argument("--mem-per-node", default="2G", metavar="SIZE", help="default: 2G")
-    parser.add_argument("--dir", type=folder, metavar="DIR", help="for its files and logs")
+    parser.add_argument("--dir", type=folder, metavar="DIR", help="folder for its files and logs")
 
 
 def preflight(arguments: Namespace) -> int:

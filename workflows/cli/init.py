@@ -32,9 +32,11 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--nodes", type=positive, default=0, metavar="N", help="default: the launch script's, or 1"
     )
-    parser.add_argument("--entry", default="", metavar="SCRIPT", help="that the trainer starts")
     parser.add_argument(
-        "--args", type=path, metavar="FILE", help="a launch script, for its arguments and model"
+        "--entry", default="", metavar="SCRIPT", help="script that the trainer runs"
+    )
+    parser.add_argument(
+        "--args", type=path, metavar="FILE", help="a launch script to read arguments and model from"
     )
     parser.add_argument(
         "--config", default="", metavar="FILE", help="the trainer's own configuration file"

@@ -13,7 +13,7 @@ NAME_WIDTH = 28  # of the first column, unless a name is longer
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    text = "List what there is to name: spaces, models, clusters, trainers, policies ..."
+    text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
     parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--json", action="store_true", help="names and what they are, as JSON")

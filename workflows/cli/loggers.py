@@ -11,7 +11,7 @@ from workflows.cli.working import Working
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    text = "Copy a run's trials into a study of Optuna's, for its dashboard."
+    text = "Copy a run's trials into an Optuna study, for its dashboard."
     parser = command(commands, "to-optuna", to_optuna, text)
     parser.add_argument("run", type=folder, metavar="RUN")
     parser.add_argument("storage", metavar="STORAGE", help="of Optuna's: sqlite:///runs.db")

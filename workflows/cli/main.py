@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         prog="meshtune",
         description="Find the parallel training configuration that trains fastest, and show why.",
     )
-    whole.add_argument("--version", action=_Version, nargs=0, help="print it, and exit")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = whole.add_subparsers(required=True, metavar="COMMAND")
     for group in (init, search, predict, run, report, loggers, watch, replay, cluster, listing):
         group.add_commands(commands)

@@ -42,7 +42,9 @@ def add_commands(commands: Commands) -> None:
         metavar="COLUMN,...",
         help="rows with equal values in these are one search problem; default: model and machine",
     )
-    parser.add_argument("--json", type=path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument(
+        "--json", type=path, metavar="FILE", help="also write the figures to this file"
+    )
 
 
 def replay(arguments: Namespace) -> int:

@@ -37,7 +37,7 @@ def add_commands(commands: Commands) -> None:
     )
     add_json(parser)
 
-    text = "Say why a trial was proposed, what was expected of it, and what came."
+    text = "Explain why a trial was proposed, what was predicted for it, and what was measured."
     parser = command(commands, "explain", explain, text)
     parser.add_argument("run", type=folder, metavar="RUN")
     parser.add_argument("trial", type=positive, metavar="N", help="its number")

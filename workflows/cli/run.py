@@ -31,7 +31,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "try",
         try_out,
-        "Run one trial of a space, and show what was done and read for it.",
+        "Run one trial of a space, and show its command and what was read from its output.",
     )
     add_space(parser)
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "export",
         export,
-        "Write the best configuration in a well-known trainer's own words.",
+        "Write the best configuration as a well-known trainer's options or files.",
     )
     parser.add_argument("run", type=path, metavar="RUN|BEST.yaml")
     parser.add_argument(
@@ -65,10 +65,13 @@ def add_commands(commands: Commands) -> None:
     )
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    parser.add_argument("best", type=path, metavar="BEST.yaml", help="of the run's report")
+    parser.add_argument("best", type=path, metavar="BEST.yaml", help="from the run's report")
     add_launcher(parser)
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="measured steps; default: the trials' own"
+        "--steps",
+        type=positive,
+        metavar="N",
+        help="steps after the warm-up; default: those of the trials",
     )
     parser.add_argument(
         "--out", type=folder, default=Path("train"), metavar="DIR", help="default: train"
@@ -77,17 +80,17 @@ def add_commands(commands: Commands) -> None:
         "--save",
         type=folder,
         metavar="DIR",
-        help="keep checkpoints there, and go on from the latest",
+        help="folder for checkpoints; resume from its latest one",
     )
     parser.add_argument(
         "--save-interval",
         type=positive,
         metavar="N",
-        help="steps between them; default: at the end",
+        help="steps between checkpoints; default: only at the end",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
 
-    text = "Leave out of a run's journal what is damaged."
+    text = "Repair a damaged journal: keep its intact lines, and list what was left out."
     parser = command(commands, "repair", repair, text)
     parser.add_argument("run", type=folder, metavar="RUN")
 

@@ -50,7 +50,7 @@ def add_commands(commands: Commands) -> None:
         "--no-report",
         dest="report",
         action="store_false",
-        help="end without one; `meshtune report` writes it",
+        help="do not write a report at the end; `meshtune report` does",
     )
 
     parser = command(
@@ -59,10 +59,10 @@ def add_commands(commands: Commands) -> None:
     add_space(parser)
     add_site(parser)
     parser.add_argument(
-        "--nodes", type=positive, required=True, metavar="N", help="of the allocation"
+        "--nodes", type=positive, required=True, metavar="N", help="nodes to allocate"
     )
     parser.add_argument(
-        "--time", required=True, metavar="T", help="6h, or as sbatch takes it: 06:00:00"
+        "--time", required=True, metavar="T", help="time limit: 6h, or in sbatch's form, 06:00:00"
     )
     parser.add_argument("--account", metavar="A")
     parser.add_argument("--partition", metavar="P")
@@ -81,13 +81,15 @@ def add_commands(commands: Commands) -> None:
 
 def _add_course(parser: ArgumentParser) -> None:
     """How a search goes: the same whether it starts now or as a batch job."""
-    parser.add_argument("--trials", type=positive, metavar="N", help="budget: trials in all")
+    parser.add_argument(
+        "--trials", type=positive, metavar="N", help="budget: trials in total; default: the space's"
+    )
     parser.add_argument(
         "--explore",
         type=share,
         metavar="SHARE",
-        help="of the trials, chosen to tell what drives the objective and not to be the best; "
-        "default: the space's, or 0",
+        help="share of the trials that are chosen to show what drives the objective, not to be "
+        "the best; default: the space's, or 0",
     )
     parser.add_argument("--seed", type=seed, metavar="N", help="default: 0, or the run's own")
     add_policy(parser)
@@ -97,7 +99,7 @@ def _add_course(parser: ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="RUN",
-        help="earlier runs, of any model, size or machine, from which the cost model learns",
+        help="earlier runs, of any model or machine, that the cost model learns from",
     )
 
 

@@ -11,10 +11,10 @@ from workflows.cli.arguments import Commands, command, folder, positive
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    text = "Serve a run's report to a browser on this machine, made anew as the search goes on."
+    text = "Serve a run's report to a browser on this machine, updated while the search runs."
     parser = command(commands, "watch", watch, text)
     parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument("--port", type=positive, metavar="N", help="default: one that is free")
+    parser.add_argument("--port", type=positive, metavar="N", help="default: any free port")
 
 
 def watch(arguments: Namespace) -> int:
