@@ -173,7 +173,7 @@ drawn.heat = function (figure) {
     hover(box, `${cell.count} trials, ${cell.failed} failed` + (cell.best === null ? "" : `; best: ${told(cell.best)}`));
     if (cell.best !== null && side > 52 && one > 15) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${(t.maximize ? share : 1 - share) > 0.6 ? "#111" : "#fff"}` }, svg, shown(t.objective[cell.best]));
   }
-  b.values.forEach((value, j) => { if (one > 12) node("text", { x: left - 6, y: 8 + one * (rows - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 10)); });
+  b.values.forEach((value, j) => { if (one > 12) node("text", { x: left - 6, y: 8 + one * (rows - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 9)); });
   const every = Math.ceil(28 / side);
   a.values.forEach((value, i) => { if (i % every === 0) node("text", { x: left + side * (i + 0.5), y: one * rows + 18, "text-anchor": "middle" }, svg, value.slice(0, 10)); });
   node("text", { x: left, y: one * rows + 36, class: "name" }, svg, choice(figure, "across") + " →, " + choice(figure, "up") + " ↑");

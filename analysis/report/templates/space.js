@@ -125,7 +125,7 @@ drawn.border = function (figure) {
     const words = (c.count && side > 34 ? Math.round(100 * share) + " %" : "") + (side > 80 || side <= 34 ? seen : seen && " ●");
     if (one > 13) node("text", { x: at.x + side / 2, y: at.y + one / 2 + 4, "text-anchor": "middle", style: `fill: ${!c.count ? "var(--text)" : share > 0.6 ? "#111" : "#fff"}; pointer-events: none` }, svg, words);
   }
-  b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 10)));
+  b.values.forEach((value, j) => node("text", { x: left - 6, y: 8 + one * (b.values.length - 1 - j) + one / 2, "text-anchor": "end" }, svg, value.slice(0, 9)));
   const every = Math.ceil(28 / side);
   a.values.forEach((value, i) => { if (i % every === 0) node("text", { x: left + side * (i + 0.5), y: one * b.values.length + 18, "text-anchor": "middle" }, svg, value.slice(0, 10)); });
   node("text", { x: left, y: one * b.values.length + 36, class: "name" }, svg, names[0] + " →, " + names[1] + " ↑");
