@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.long_sweep import LongSweep
 from support.placement_cases import EPS
 from trainer.config import TrainConfig
 from trainer.zero.traffic import expected_traffic
@@ -242,7 +243,7 @@ def results(run_ranks) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def every(run_ranks) -> dict[str, Any]:
-    return run_ranks([*REFERENCES, *EVERY], timeout_s=3000)
+    return LongSweep(run_ranks, REFERENCES, EVERY)
 
 
 @pytest.mark.parametrize("case", [job["id"] for job in QUICK])

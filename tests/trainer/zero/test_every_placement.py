@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.long_sweep import LongSweep
 from support.placement_cases import (
     LAYOUTS,
     PLACEMENTS,
@@ -48,7 +49,7 @@ NARROW = [
 
 @pytest.fixture(scope="module")
 def every(run_ranks) -> dict[str, Any]:
-    return run_ranks([*REFERENCES, *EVERY_EXACT, *EVERY_NEAR, *NARROW], timeout_s=3000)
+    return LongSweep(run_ranks, REFERENCES, [*EVERY_EXACT, *EVERY_NEAR, *NARROW])
 
 
 @pytest.mark.heavy
