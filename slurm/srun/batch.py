@@ -201,7 +201,7 @@ def time_limit_s(time: str) -> int:
         hours, minutes, seconds = 0, parts[0], (*parts, 0)[1]
     total_s = ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total_s == 0:
-        raise BatchError(f"--time {time!r} is no time at all")
+        raise BatchError(f"--time {time!r} is zero; give the job a time limit above 0, such as 6h")
     return total_s
 
 

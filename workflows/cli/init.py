@@ -89,7 +89,7 @@ def _ask(arguments: Namespace) -> None:
     ]
     if missing and not sys.stdin.isatty():
         names = " and ".join(f"--{name}" for name in missing)
-        raise UsageError(f"{names} missing: nobody is here to be asked")
+        raise UsageError(f"{names} missing: there is no terminal to ask on, so give them")
     for name in missing:
         known = {"adapter": shipped_adapters, "cluster": shipped_clusters}.get(name)
         if known is not None:
