@@ -128,6 +128,7 @@ MESHTUNE = Framework(
     logits_bytes=0,
     logit_copies=2,
     sharded_masters=True,
+    fp8_copy_bytes=0,
     stage_settings=STAGE_SETTINGS[:2],
 )
 NANOTRON = Framework(

@@ -38,7 +38,8 @@ __all__ = [
 ]
 
 Recompute = Literal["none", "selective", "full"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""What layers compute in; fp8: their matrix products, all else in bf16."""
 PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble"]
 
 
@@ -252,6 +253,11 @@ class TrainConfig(Record):
         return self
 
     @property
+    def format(self) -> Format:
+        """Of weights and activations as they are stored and sent."""
+        return Format.BF16 if self.precision == "fp8" else Format(self.precision)
+
+    @property
     def sums_whole_gradients(self) -> bool:
         """Whether split gradients are whole until the last micro-batch."""
         return self.reduce_gradients == "step" and self.gas > 1
@@ -350,7 +356,7 @@ class TrainConfig(Record):
                 dp,
                 self.tp * self.gx * self.gy * self.gz,
                 self.topology(world_size, local_world_size),
-                Format(self.precision),
+                self.format,
                 Format(self.reduce_precision),
                 cp=self.cp,
                 gz=self.gz,
@@ -367,7 +373,7 @@ class TrainConfig(Record):
         )
         resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
         own = {"tp", *GRID, "cp", "pp", "vpp", "mbs", "gas", "sequence_parallel"}
-        own |= {"pipeline_schedule", "recompute", "compile", "tune_kernels"}
+        own |= {"pipeline_schedule", "recompute", "compile", "tune_kernels", "precision"}
         own |= {"first_stage_layers", "last_stage_layers"}
         said = {**self.model_dump(include=own), "gradient_shard": gradient_shard}
         if broken := refusal(self._requirements(), {**sizes, **resolved, **said}):

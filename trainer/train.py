@@ -20,6 +20,7 @@ from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
 from trainer.huggingface.save import export
 from trainer.model.deferred import DeferredKernels
+from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels, TunedKernels, use
 from trainer.model.precision import COMPUTE_DTYPE, LossScaler
 from trainer.model.transformer import Stage, chosen
@@ -81,6 +82,12 @@ def build_weights(
     return WholeWeights(stages, mesh, config, device)
 
 
+def _kernels(config: TrainConfig, device: Device) -> Kernels:
+    if config.precision == "fp8":
+        return Float8Kernels(device.float8)
+    return TunedKernels() if config.tune_kernels else Kernels()
+
+
 class Trainer:
     """A model under training on this rank.
 
@@ -100,7 +107,7 @@ class Trainer:
         self.mesh = build_mesh(config, device.type, device.local_world_size, self.traffic)
         self.scaler = LossScaler(config.precision)
         self.depth = Depth(config, self.mesh)
-        kernels = TunedKernels() if config.tune_kernels else Kernels()
+        kernels = _kernels(config, device)
         deferred = DeferredKernels(kernels) if config.defers_weight_gradients else None
         self.stages = stages = build_stages(config, self.mesh, self.depth, deferred or kernels)
         self.weights = build_weights(config, self.mesh, stages, device.torch)

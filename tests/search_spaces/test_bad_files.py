@@ -80,7 +80,7 @@ EDITS = [
      ["exactly one of: builtin, adapter, command"]),
     ("no_data", "    data: python-source\n", "", "5:3", ["'data' is missing"]),
     ("wrong_literal", "precision: fp32", "precision: bf61", "7:16",
-     ["'bf61'", "'fp32', 'bf16' or 'fp16'", "did you mean 'bf16'"]),
+     ["'bf61'", "'fp32', 'bf16', 'fp16' or 'fp8'", "did you mean 'bf16'"]),
     ("unknown_parameter", "  mbs:", "  mbz:", "12:3", ["parameters.mbz", "did you mean 'mbs'"]),
     ("derived_parameter", "  mbs:", "  dp: [1, 2]\n  mbs:", "12:3", ["parameters.dp", "derived"]),
     ("fact_as_parameter", "  mbs:", "  num_layers: [1, 2]\n  mbs:", "12:3", ["fact of the model"]),

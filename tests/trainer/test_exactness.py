@@ -162,6 +162,18 @@ SPECIAL = [
         for precision in ("bf16", "fp16")
         for zero in (0, 1, 2, 3)
     ),
+    job("fp8 zero 3", "llama", 2, precision="fp8", mbs=4, gas=2, zero_stage=3, recompute="full"),
+    job(
+        "fp8 tp",
+        "llama",
+        2,
+        precision="fp8",
+        tp=2,
+        mbs=8,
+        gas=2,
+        sequence_parallel=True,
+        recompute="selective",
+    ),
     job(
         "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
     ),
@@ -344,6 +356,15 @@ def test_sixteen_bits_follow_float32_alike_in_every_zero_stage(
         assert found["losses"] == pytest.approx(expected, rel=exact)
         assert found["losses"] != expected
         assert found["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize("case", ["llama fp8 zero 3", "llama fp8 tp"])
+def test_products_in_eight_bits_follow_float32(results: dict[str, Any], case: str) -> None:
+    """A product's error is 2**-5 of it; most of it cancels in a sum over all tokens."""
+    found, expected = results[case], results["llama reference"]
+    assert found["losses"] == pytest.approx(expected["losses"], rel=2**-7)
+    assert found["losses"] != pytest.approx(expected["losses"], rel=1e-5)
+    assert found["skipped_steps"] == 0 and found["ranks_agree"]
 
 
 def test_a_mesh_in_bf16_follows_float32(results: dict[str, Any]) -> None:

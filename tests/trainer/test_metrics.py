@@ -54,3 +54,31 @@ def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
     board.Reload()
     assert [(e.step, e.value) for e in board.Scalars("loss")] == [(1, 2.0), (2, 1.0)]
     assert [(e.step, e.value) for e in board.Scalars("grad_norm")] == [(2, 0.5)]
+
+
+def test_weights_and_biases_gets_the_same_figures_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ``wandb sync`` would send later."""
+    wandb = pytest.importorskip("wandb", reason="needs the package wandb")
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    writer = MetricsWriter(Metrics(enable_wandb=True), tmp_path, 0, {"mbs": 2})
+    writer.write(1, {"loss": 2.0, "grad_norm": math.inf})
+    writer.write(2, {"loss": 1.0, "grad_norm": 0.5})
+    writer.close()
+    assert wandb.run is None, "finished"
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    store = DataStore()
+    store.open_for_scan(str(file))
+    history = []
+    while (data := store.scan_data()) is not None:
+        record = wandb_internal_pb2.Record.FromString(data)
+        if record.HasField("history"):
+            items = {item.key or item.nested_key[0]: item for item in record.history.item}
+            history.append({key: json.loads(item.value_json) for key, item in items.items()})
+    figures = [{key: row[key] for key in row if not key.startswith("_")} for row in history]
+    assert figures == [{"loss": 2.0}, {"loss": 1.0, "grad_norm": 0.5}]

@@ -117,6 +117,11 @@ ANY_DEVICE = (
         "tune_kernels: its layers' products are torch's own; set tune_kernels: false",
     ),
     Requirement(
+        "deepspeed_precision",
+        "precision != 'fp8'",
+        "precision fp8: its layers' products are torch's own; set precision: bf16",
+    ),
+    Requirement(
         "deepspeed_time_communication",
         "not time_communication",
         "time_communication: its collectives are its own; set time_communication: false",

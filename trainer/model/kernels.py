@@ -32,6 +32,11 @@ class Kernels:
     own_gradients = False
     """Whether gradients are these kernels' own where no axis splits a layer, not autograd's."""
 
+    @property
+    def of_head(self) -> Kernels:
+        """Those that compute logits."""
+        return self
+
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """y, with the bias added."""
         return F.linear(x, weight, bias)
@@ -168,7 +173,8 @@ def use(kernels: Kernels, stage: Stage) -> None:
     modules: list[Any] = [*stage.modules()]
     for module in modules:
         if type(module) in computed:
-            module.forward = functools.partial(computed[type(module)], module, kernels)
+            own = kernels if isinstance(module, Linear) else kernels.of_head
+            module.forward = functools.partial(computed[type(module)], module, own)
 
 
 def _linear(module: Linear, kernels: Kernels, x: Tensor) -> Tensor:

@@ -11,8 +11,13 @@ COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # but for products of layers, see ``float8``
 }
-WIRE_DTYPE: dict[Format, torch.dtype] = {Format(k): dtype for k, dtype in COMPUTE_DTYPE.items()}
+WIRE_DTYPE: dict[Format, torch.dtype] = {
+    Format.FP32: torch.float32,
+    Format.BF16: torch.bfloat16,
+    Format.FP16: torch.float16,
+}
 """Formats on their way that torch has itself."""
 
 

@@ -23,7 +23,11 @@ from torch.utils.checkpoint import (
 from trainer.config import Recompute
 
 _aten = torch.ops.aten
-_PRODUCTS = {_aten.mm.default: 1, _aten.addmm.default: 2}  # and where their weight is
+_PRODUCTS = {  # and where their weight is
+    _aten.mm.default: 1,
+    _aten.addmm.default: 2,
+    _aten._scaled_mm.default: 1,
+}
 _ATTENTION = {
     _aten._scaled_dot_product_cudnn_attention.default,
     _aten._scaled_dot_product_flash_attention.default,

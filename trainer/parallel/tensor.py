@@ -214,7 +214,7 @@ def parallelize(
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
-        "head": VocabParallelHead(group, sequence, kernels),
+        "head": VocabParallelHead(group, sequence, kernels.of_head),
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),

@@ -110,6 +110,34 @@ _CONTEXT = (
         axes=("cp",),
     ),
 )
+_FP8 = tuple(
+    Requirement(
+        f"fp8_{name}",
+        f"precision != 'fp8' or {condition}",
+        f"precision fp8 beside {words}; change it, or set precision: bf16",
+        builtin_only=True,
+    )
+    for name, condition, words in (
+        (
+            "sizes",
+            "hidden_size % (16 * tp) == 0 and ffn_hidden_size % (16 * tp) == 0"
+            " and 2 * hidden_size * num_kv_heads % (16 * num_heads * tp) == 0",
+            "hidden_size {hidden_size}, ffn_hidden_size {ffn_hidden_size}, num_kv_heads "
+            "{num_kv_heads}: its kernels take rows of 16 numbers, of a part that tp {tp} leaves",
+        ),
+        (
+            "kernels",
+            "not tune_kernels and not compile",
+            "tune_kernels {tune_kernels}, compile {compile}, which make products of the other "
+            "formats only",
+        ),
+        (
+            "grid",
+            "gx * gy * gz == 1",
+            "the grid gx {gx}, gy {gy}, gz {gz}: it has products of its own",
+        ),
+    )
+)
 _ZERO_BUBBLE = tuple(
     Requirement(
         f"zero_bubble_{name}",
@@ -128,8 +156,9 @@ _ZERO_BUBBLE = tuple(
         ),
         (
             "layers",
-            "recompute != 'selective' and not compile",
-            "recompute {recompute} and compile {compile}: its products are not by themselves",
+            "recompute != 'selective' and not compile and precision != 'fp8'",
+            "recompute {recompute}, compile {compile}, precision {precision}: its products are not "
+            "by themselves",
         ),
         (
             "grid",
@@ -193,6 +222,7 @@ _OTHERS = (
     ),
     Requirement("schedule_needs_pp", "pipeline_schedule == '1F1B' or pp > 1", builtin_only=True),
     *_ZERO_BUBBLE,
+    *_FP8,
     # With tp 1 it changes nothing: the same configuration would be tried twice.
     Requirement("sequence_parallel_needs_tp", "not sequence_parallel or tp > 1"),
     Requirement(

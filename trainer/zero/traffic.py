@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from trainer.axes import Axes
 from trainer.config import TrainConfig
-from trainer.formats import Format
 from trainer.model.shapes import Parameter, Ranks, in_order, stage_parameters
 from trainer.parallel import ring
 from trainer.parallel.grid.traffic import grid_calls
@@ -220,7 +219,7 @@ def _tensor(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> It
     model, micro_batches = config.model, config.gas
     first, last = index == 0, index == num_stages - 1
     tokens = model.seq_length // config.cp * config.mbs
-    whole = Format(config.precision).num_bytes(tokens * model.hidden_size)
+    whole = config.format.num_bytes(tokens * model.hidden_size)
     mine = config.layers_of(index)
     layers = len(mine)
     sums = LAYER_SUMS * layers + last + first  # the embedding's output is a sum as well
@@ -247,7 +246,7 @@ def _context(config: TrainConfig, seat: _Seat, index: int) -> Iterator[_Calls]:
     """
     model = config.model
     keys = 2 * model.kv_heads // seat.tp * model.head_dim
-    size = Format(config.precision).num_bytes(model.seq_length // seat.cp * config.mbs * keys)
+    size = config.format.num_bytes(model.seq_length // seat.cp * config.mbs * keys)
     mine = config.layers_of(index)
     rounds = 3 * len(mine) + config.recomputed(mine)
     yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * config.gas)
@@ -263,7 +262,7 @@ def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> 
     share = config.cp * (config.tp if config.sequence_parallel else 1)
     numel = config.model.seq_length // share * config.mbs * config.model.hidden_size
     numel //= config.gy * config.gz
-    size = Format(config.precision).num_bytes(numel)
+    size = config.format.num_bytes(numel)
     if index < num_stages - 1:
         yield _Calls("pipeline", seat.of_stage(seat.pp + 1), size, config.gas)
     if index > 0:

@@ -54,7 +54,7 @@ def grid_calls(config: TrainConfig, stage: int) -> Iterator[GridCalls]:
     if first:
         yield from _depth(config, table, 1, 1)
         width = model.hidden_size // config.gy
-        yield from _sum(config, "gx", Format(config.precision).num_bytes(tokens * width))
+        yield from _sum(config, "gx", config.format.num_bytes(tokens * width))
     if config.gy > 1:
         norms = 2 * layers
         moments = 2 * tokens * _FLOAT32_BYTES
@@ -68,7 +68,7 @@ def _sums(
 ) -> Iterator[GridCalls]:
     """Of a product: its outputs are summed where its inputs are split, and the other way round."""
     rows, columns = ("gx", "gy") if matrix.splits_outputs else ("gy", "gx")
-    fmt = Format(config.precision)
+    fmt = config.format
     outputs = tokens * matrix.outputs // getattr(config, rows)
     inputs = tokens * matrix.inputs // getattr(config, columns)
     yield from _sum(config, columns, fmt.num_bytes(outputs), forwards)
@@ -81,7 +81,7 @@ def _depth(
     """Weights are gathered in each forward pass, gradients scattered in each backward pass."""
     if config.gz > 1:
         share = matrix.inputs * matrix.outputs // (config.gx * config.gy * config.gz)
-        stored = Format.INT8 if config.quantize_weights else Format(config.precision)
+        stored = Format.INT8 if config.quantize_weights else config.format
         reduced = Format(config.reduce_precision)
         for purpose, fmt, times in (
             ("weights", stored, forwards),

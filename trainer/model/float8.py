@@ -1,0 +1,60 @@
+"""Products of layers in FP8, each row of an operand with a scale of its own (``torch._scaled_mm``).
+
+Operands are cast as they are used; what lies in memory and what is sent stays in 16 bits. All three
+products of a projection are in e4m3 (Micikevicius et al. 2022), the "rowwise" recipe of torchao.
+Embedding, logits and attention are as ever.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.kernels import Kernels
+
+
+class Float8Kernels(Kernels):
+    """The three products of a layer in FP8.
+
+    Args:
+        dtype: of the operands, as the device has it: e4m3 in one of its two forms.
+    """
+
+    own_gradients = True
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.most = torch.finfo(dtype).max
+
+    @property
+    def of_head(self) -> Kernels:
+        return Kernels()
+
+    def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        y = self._product(x.flatten(0, 1), weight).unflatten(0, x.shape[:2])
+        return y if bias is None else y + bias
+
+    def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
+        return self._product(grad.flatten(0, 1), weight.t()).unflatten(0, grad.shape[:2])
+
+    def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        rows, columns = grad.flatten(0, 1).t(), x.flatten(0, 1).t()
+        if more := -rows.size(1) % 16:  # tokens are the inner size, which the kernels want whole
+            rows, columns = F.pad(rows, (0, more)), F.pad(columns, (0, more))
+        return self._product(rows, columns)
+
+    def _product(self, left: Tensor, right: Tensor) -> Tensor:
+        """``left`` times ``right`` transposed, (rows, inner) and (columns, inner)."""
+        mine, mine_scale = self._cast(left)
+        other, other_scale = self._cast(right)
+        product: Tensor = torch._scaled_mm(
+            mine, other.t(), mine_scale, other_scale.t(), out_dtype=left.dtype
+        )
+        return product
+
+    def _cast(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows as codes, and what each row's codes are to be multiplied by, (rows, 1)."""
+        largest = matrix.abs().amax(1, keepdim=True).float()
+        scale = largest.clamp(min=torch.finfo(torch.float32).tiny * self.most) / self.most
+        return (matrix / scale).to(self.dtype).contiguous(), scale
