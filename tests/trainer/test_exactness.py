@@ -162,17 +162,12 @@ SPECIAL = [
         for precision in ("bf16", "fp16")
         for zero in (0, 1, 2, 3)
     ),
-    job("fp8 zero 3", "llama", 2, precision="fp8", mbs=4, gas=2, zero_stage=3, recompute="full"),
-    job(
-        "fp8 tp",
-        "llama",
-        2,
-        precision="fp8",
-        tp=2,
-        mbs=8,
-        gas=2,
-        sequence_parallel=True,
-        recompute="selective",
+    *(
+        job(f"fp8 {name}", "llama", 2, precision="fp8", gas=2, measured_steps=3, **more)
+        for name, more in (
+            ("zero 3", {"mbs": 4, "zero_stage": 3, "recompute": "full"}),
+            ("tp", {"mbs": 8, "tp": 2, "sequence_parallel": True, "recompute": "selective"}),
+        )
     ),
     job(
         "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
@@ -361,9 +356,9 @@ def test_sixteen_bits_follow_float32_alike_in_every_zero_stage(
 @pytest.mark.parametrize("case", ["llama fp8 zero 3", "llama fp8 tp"])
 def test_products_in_eight_bits_follow_float32(results: dict[str, Any], case: str) -> None:
     """A product's error is 2**-5 of it; most of it cancels in a sum over all tokens."""
-    found, expected = results[case], results["llama reference"]
-    assert found["losses"] == pytest.approx(expected["losses"], rel=2**-7)
-    assert found["losses"] != pytest.approx(expected["losses"], rel=1e-5)
+    found, expected = results[case], results["llama reference"]["losses"][:3]
+    assert found["losses"] == pytest.approx(expected, rel=2**-7)
+    assert found["losses"] != pytest.approx(expected, rel=1e-5)
     assert found["skipped_steps"] == 0 and found["ranks_agree"]
 
 
