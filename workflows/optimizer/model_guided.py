@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -33,11 +32,12 @@ from analysis import (
     survival,
     unpriced_features,
 )
-from search_spaces import Candidates, Indices
+from search_spaces import FRAMEWORKS, Candidates, Indices
 from slurm import FAILURES
 from workflows.optimizer.expected_gain import (
     ExpectedGain,
     expected_gain,
+    improvement,
     most_promising,
 )
 from workflows.optimizer.model_trust import errors, foresees, positive, trusted
@@ -49,6 +49,7 @@ CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 GAIN_TRIALS = 5  # successes, before what is left to gain can be said
+SETTLED = 16  # successes, before what hardly fits is tried for what it would gain
 
 
 @dataclass(frozen=True)
@@ -130,22 +131,32 @@ class ModelGuidedSearch:
         runs = np.maximum(ends, 1e-12) * self._survival(model, told, free)
         curiosity = KAPPA * deviation + residual.untried(self._features[free])
         at = int(np.argmax(mean + curiosity + np.log(runs)))
-        expected = {}
-        if self._pricing.objective(prediction) is not None:
-            log = mean[at] if aim is None else self._log_promise(prediction)[at]
-            scale = 1.0 if aim is None else aim.scale
-            edges = residual.edges(float(deviation[at]))
-            expected = self._interval(float(log), edges[0] / scale, edges[1] / scale)
-        expected["fits"] = float(runs[at])
-        # A model that does not foresee its trials cannot say what is left either.
+        # A model that does not foresee its trials cannot say what is left to gain.
         foreseen = len(successes) >= GAIN_TRIALS and foresees(run)
-        if aim is None and foreseen and len(expected) > 1 and run.best and positive(run.best):
+        judged = aim is None and foreseen and run.best and positive(run.best)
+        best = run.best if judged else None
+        if best and self._habits_known and len(successes) >= SETTLED:
+            gains = improvement(mean, deviation, runs, self._log_objective(best))
+            # What the search would end for is not worth a trial while another one is.
+            if gains[at] < self._space.budget.expected_gain <= gains.max():
+                at, rule = int(np.argmax(gains)), "greatest expected gain"
+        log = mean[at] if aim is None else self._log_promise(prediction)[at]
+        scale = 1.0 if aim is None else aim.scale
+        edges = residual.edges(float(deviation[at]))
+        expected = self._interval(float(log), edges[0] / scale, edges[1] / scale)
+        expected["fits"] = float(runs[at])
+        if best:
             gain = self._gain(calibrated, residual, free, runs, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
         after = counted(len(successes), "success") if told else "no trial yet"
         return Suggestion(
             int(self._indices[free[at]]), f"{rule}, cost model after {after}", expected
         )
+
+    @property
+    def _habits_known(self) -> bool:
+        """Whether a record says what the framework keeps, and so what is likely to fit at all."""
+        return self._space.program.framework in FRAMEWORKS
 
     def _free(self, known: Run, max_nodes: int) -> Indices:
         """Places in the shortlist of what is new and narrow enough."""
@@ -258,7 +269,7 @@ class ModelGuidedSearch:
         """What the model leaves at any candidate, from what it left of the successes."""
         scale = 1.0 if aim is None else aim.scale
         log_sd = scale * self._off(run)
-        if not successes or self._pricing.objective(self._one) is None:
+        if not successes:
             none = self._features[:0]
             return ResidualProcess(none, np.zeros(0), log_sd, unpriced=self._unpriced)
         successes = successes[-CALIBRATED_WITH:]
@@ -301,7 +312,3 @@ class ModelGuidedSearch:
         raw = {name: np.array([row[name] for row in rows]) for name in self._space.parameters}
         unpriced = unpriced_features(self._space, raw, len(rows))
         return features(self._pricing.jobs(self._space.columns(raw), len(rows)), unpriced)
-
-    @cached_property
-    def _one(self) -> Prediction:
-        return self._pricing.model.predict(self._jobs[:1])

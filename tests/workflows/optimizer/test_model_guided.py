@@ -17,11 +17,12 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
-from workflows.optimizer.expected_gain import expected_gain
+from workflows.optimizer.expected_gain import expected_gain, improvement
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.model_trust import MAX_UNFORESEEN_OOMS, PROBES
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.optimizer.registry import make_policy
+from workflows.search.budget import Budget
 
 Speed = Callable[[Mapping[str, Any]], float | None]
 
@@ -237,6 +238,23 @@ def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Sp
     assert degrees("meshtune").count(liked) < degrees("cost-model").count(liked)
 
 
+def test_what_would_be_fast_and_hardly_fits_is_tried_before_a_search_ends(
+    space: SearchSpace, predicted: Speed
+) -> None:
+    """A search that trusts its model ends soon after, for then little is left to gain."""
+    policy, run = make_policy(space, seed=0), Run(Path())
+    budget = Budget(expected_gain=space.budget.expected_gain)
+    while len(run.trials) < 40:
+        proposal = ask(policy, run)
+        if budget.not_worth_it(proposal.expected, run):
+            break
+        tell(run, proposal, predicted(proposal.config))
+    daring = [t for t in run.trials.values() if t.why.startswith("greatest expected gain")]
+    assert daring
+    assert min(t.expected["fits"] for t in run.trials.values()) == daring[0].expected["fits"]
+    assert len(run.trials) < 24
+
+
 def test_running_trials_are_spread_and_never_repeated(space: SearchSpace) -> None:
     policy, run = make_policy(space, seed=0), Run(Path())
     for number in range(1, 25):
@@ -322,6 +340,16 @@ def test_the_residual_is_certain_where_trials_are_and_open_elsewhere() -> None:
     assert deviation[0] < 0.04 < deviation[1] < deviation[2] == pytest.approx(0.2)
     covariance = residual.covariance(there)
     assert np.sqrt(np.diag(covariance)) == pytest.approx(residual.at(there)[1])
+
+
+def test_what_a_candidate_alone_gains_is_the_mean_over_what_it_could_be() -> None:
+    mean, deviation, runs = np.array([-0.2, 0.0, 0.3]), np.array([0.3, 0.1, 0.2]), np.full(3, 0.5)
+    gains = improvement(mean, deviation, runs, best=0.1)
+    rng = np.random.default_rng(0)
+    for i in range(3):
+        alone = mean[i : i + 1], deviation[i : i + 1, None] ** 2, runs[:1]
+        drawn = [expected_gain(*alone, 0.1, 1, rng).next for _ in range(100)]
+        assert gains[i] == pytest.approx(np.mean(drawn), rel=0.1)
 
 
 def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> None:
