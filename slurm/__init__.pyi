@@ -13,6 +13,7 @@ from .documents import (
 from .files import (
     FileError,
     MissingFileError,
+    first_line,
     is_disk_full,
     listed,
     message,
@@ -22,6 +23,7 @@ from .files import (
     read_end,
     read_text,
     shown,
+    without_secrets,
 )
 from .launcher import (
     AllocationGoneError,
@@ -133,6 +135,7 @@ __all__ = [
     "clear_attempt",
     "cut_lines",
     "document_of",
+    "first_line",
     "gather",
     "is_disk_full",
     "is_number",
@@ -163,6 +166,7 @@ __all__ = [
     "submit",
     "validate",
     "watch",
+    "without_secrets",
     "written_document",
     "wrong_value",
 ]

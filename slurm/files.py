@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +21,8 @@ from slurm.terminal import printable
 
 MAX_JSON_DEPTH = 64
 ROOM_BYTES = 64 << 10  # that a file system with room has left
+_USER = re.compile(r"(?<=://)[^/:@\s]*(?::[^@\s]*)?@(?:[^/@\s]*@)*")  # and password, of a URL
+_SECRET = re.compile(r"([?&]\w*(?:password|passwd|pwd|token|secret|key)=)[^&\s]*", re.IGNORECASE)
 
 
 class FileError(ValueError):
@@ -151,9 +154,23 @@ def write_private(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
+def without_secrets(text: str) -> str:
+    """A URL, or a text with some, without user, password and what its query keeps secret.
+
+    >>> without_secrets("postgresql://me:hush@host/db?sslpassword=hush")
+    'postgresql://***@host/db?sslpassword=***'
+    """
+    if "://" not in text:
+        return text
+    return _SECRET.sub(r"\1***", _USER.sub("***@", text))
+
+
 def shown(path: Path | str, most: int = 200) -> str:
-    """A file's name for a message: without control characters, and not longer than it helps."""
-    name = printable(str(path)).replace("\n", "\\n").replace("\t", "\\t")
+    """A file's name, or a URL, for a message.
+
+    It has no control characters and no password, and is not longer than it helps.
+    """
+    name = printable(without_secrets(str(path))).replace("\n", "\\n").replace("\t", "\\t")
     return name if len(name) <= most else f"{name[: most // 2]}...{name[-most // 2 :]}"
 
 
@@ -170,6 +187,12 @@ def message(error: object, lines: int = 10, width: int = 1000) -> str:
     if len(every) > lines:
         every[lines - 1 :] = [f"and {len(every) - lines + 1:,} lines more"]
     return "\n".join(every)
+
+
+def first_line(error: BaseException) -> str:
+    """What another library's error says, in short: of one without a word, its class."""
+    lines = str(error).strip().splitlines()
+    return without_secrets(lines[0]) if lines else type(error).__name__
 
 
 def open_regular(path: Path) -> BinaryIO:

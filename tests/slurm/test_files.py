@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm.files import FileError, MissingFileError, parse_json, read_bytes, read_end, read_text
+from slurm.files import (
+    FileError,
+    MissingFileError,
+    first_line,
+    parse_json,
+    read_bytes,
+    read_end,
+    read_text,
+    shown,
+    without_secrets,
+)
 
 
 def test_the_whole_of_a_small_file_and_the_end_of_a_large_one(tmp_path: Path) -> None:
@@ -67,3 +77,20 @@ def test_json_is_bounded(text: str | bytes, message: str) -> None:
     with pytest.raises(FileError, match=message):
         parse_json(text, "r.json")
     assert parse_json('{"a": [1, {"b": null}]}', "r.json") == {"a": [1, {"b": None}]}
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://me:hush@host/db", "postgresql://***@host/db"),
+        ("http://me:hu@sh@host:5000", "http://***@host:5000"),
+        ("https://token@host/x", "https://***@host/x"),
+        ("mysql+pymysql://h/d?ssl_password=hush&a=b", "mysql+pymysql://h/d?ssl_password=***&a=b"),
+        ("sqlite:////home/a@b/x.db", "sqlite:////home/a@b/x.db"),
+        ("http://host:5000/x", "http://host:5000/x"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, told: str) -> None:
+    assert shown(url) == without_secrets(url) == told
+    assert first_line(OSError(f"no answer from {url}")) == f"no answer from {told}"
+    assert first_line(OSError()) == "OSError"

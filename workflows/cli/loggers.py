@@ -35,6 +35,7 @@ def add_commands(commands: Commands) -> None:
 def to_optuna(arguments: Namespace) -> int:
     """Copy a run into a storage of Optuna's; what is there already stays."""
     from analysis import counted, read_run
+    from slurm import shown
     from workflows.cli.errors import UsageError
     from workflows.to_optuna import to_optuna as copied
 
@@ -44,16 +45,17 @@ def to_optuna(arguments: Namespace) -> int:
         with Working("copying the trials"):
             added, known = copied(run, arguments.storage, name)
     except ValueError as error:
-        raise UsageError(f"{arguments.storage}: {error}") from None
+        raise UsageError(f"{shown(arguments.storage)}: {error}") from None
     said = f"{counted(added, 'trial')} added to the study {name}"
     print(said + (f", {known} were there already" if known else ""))
-    print(f"optuna-dashboard {arguments.storage} shows it")
+    print(f"optuna-dashboard {shown(arguments.storage)} shows it")
     return 0
 
 
 def to_mlflow(arguments: Namespace) -> int:
     """Copy a run into a store of MLflow's; what is there already stays."""
     from analysis import counted, read_run
+    from slurm import shown
     from workflows.cli.errors import UsageError
     from workflows.to_mlflow import to_mlflow as copied
 
@@ -62,7 +64,7 @@ def to_mlflow(arguments: Namespace) -> int:
         with Working("copying the trials"):
             added, known = copied(run, arguments.uri, name)
     except ValueError as error:
-        raise UsageError(f"{arguments.uri}: {error}") from None
+        raise UsageError(f"{shown(arguments.uri)}: {error}") from None
     said = f"{counted(added, 'trial')} added to the experiment {name}"
     print(said + (f", {known} were there already" if known else ""))
     return 0

@@ -49,6 +49,7 @@ def add_commands(commands: Commands) -> None:
 
 def replay(arguments: Namespace) -> int:
     """Replay a policy against a recorded table and print how soon it comes near the best."""
+    from slurm import without_secrets
     from workflows.cli.errors import UsageError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded
@@ -69,6 +70,6 @@ def replay(arguments: Namespace) -> int:
         print(replaying.left_out(found.left_out))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
-        content = {"table": str(arguments.table), **how, "left_out": found.left_out, **figures}
-        out.write_text(json.dumps(content, indent=2))
+        content = {"table": without_secrets(arguments.table), **how, "left_out": found.left_out}
+        out.write_text(json.dumps({**content, **figures}, indent=2))
     return 0

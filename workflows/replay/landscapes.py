@@ -29,7 +29,7 @@ from analysis import (
     resized,
 )
 from search_spaces import SearchSpace, SpaceError, load_space
-from slurm import as_written, listed, plain_scalar
+from slurm import as_written, listed, plain_scalar, shown
 from trainer import beside_dp
 from workflows.replay.landscape import Answer, Key, Landscape
 from workflows.replay.results import of_results
@@ -67,7 +67,7 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
         TableError: if there is nothing to replay; the message says why.
     """
     if is_storage(str(where)):
-        return _of_search(columns, str(where), of_results(read_results(str(where), study)))
+        return _of_search(columns, shown(where), of_results(read_results(str(where), study)))
     path = Path(where)
     with suppress(OSError):  # what cannot be looked at has its error when it is read
         if path.is_dir():
