@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import Run, RunFolder, Trial
 from search_spaces import Parameter
+from slurm import first_line
 from workflows.optimizer.optuna import distribution, imported
 
 if TYPE_CHECKING:
@@ -32,21 +33,29 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
     optuna = imported()
     from sqlalchemy.exc import SQLAlchemyError  # Optuna's
 
+    try:
+        return _copied(optuna, run, storage, name)
+    except (optuna.exceptions.OptunaError, SQLAlchemyError, ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"{first_line(error.__cause__ or error)}; try again when nothing else writes to it, or "
+            "name another storage"
+        ) from None
+
+
+def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
+    """As :func:`to_optuna`, with Optuna's own errors."""
     space = RunFolder(run.directory).frozen_space()
     goals = run.goals
-    try:
-        study = optuna.create_study(
-            storage=storage,
-            study_name=name,
-            load_if_exists=True,
-            directions=["maximize" if up else "minimize" for _, up in goals],
-        )
-    except (SQLAlchemyError, ImportError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+    study = module.create_study(
+        storage=storage,
+        study_name=name,
+        load_if_exists=True,
+        directions=["maximize" if up else "minimize" for _, up in goals],
+    )
     if [d.name == "MAXIMIZE" for d in study.directions] != [up for _, up in goals]:
         raise ValueError(f"the study {name!r} there has other objectives; choose another --name")
     _refuse_another(study, run, name)
-    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+    with warnings.catch_warnings(action="ignore", category=module.exceptions.ExperimentalWarning):
         study.set_metric_names([key for key, _ in goals])
     study.set_user_attr("space", run.space)
     study.set_user_attr("launcher", run.launcher)
@@ -56,7 +65,7 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
     ended = [t for _, t in sorted(run.trials.items()) if t.ended]
     new = [trial for trial in ended if trial.number not in known]
     for trial in new:
-        study.add_trial(_frozen(optuna, run, trial, dict(space.parameters)))
+        study.add_trial(_frozen(module, run, trial, dict(space.parameters)))
     return len(new), len(ended) - len(new)
 
 

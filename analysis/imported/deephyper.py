@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from analysis.sweeps.record import TableError, number_column, read_csv
 from slurm import Kind, plain_scalar, shown
 
 LAUNCHER = "DeepHyper"
-_BEGUN = ("timestamp_start", "timestamp_submit")  # the first that is there; s since the start
-_ENDED = ("timestamp_end", "timestamp_gather")
+_TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:timestamp_gather"))
+"""Columns of begin and end; the first pair is taken that every row has. In s since the start."""
 _FAILED = "F"  # DeepHyper's objective of a failure, and what its reason begins with
 
 
@@ -46,9 +46,9 @@ def from_deephyper(path: Path) -> Run:
     failed = frame[keys[0]].str.startswith(_FAILED)
     kept = frame.assign(**{key: frame[key].mask(failed, "") for key in keys})
     values = np.stack([number_column(kept, key, path) for key in keys], axis=1)
-    begun_s, ended_s = _times_s(frame, _BEGUN, path), _times_s(frame, _ENDED, path)
+    begun_s, ended_s = _times_s(frame, path)
     numbers = _numbers(frame)
-    run = Run(path, path.stem, launcher=LAUNCHER, objective={"maximize": keys[0]})
+    run = Run(path, _name(path), launcher=LAUNCHER, objective={"maximize": keys[0]})
     run.objectives = [{"maximize": key} for key in keys] if len(keys) > 1 else []
     run.origin, run.not_said = f"DeepHyper's {path}", NOT_SAID
     for row, number in enumerate(numbers):
@@ -61,7 +61,14 @@ def from_deephyper(path: Path) -> Run:
         trial.objective = found.get(keys[0])
         trial.objectives = found if len(keys) > 1 else {}
         run.trials[number] = trial
-    return with_times(run, known=bool(np.isfinite(ended_s).all()))
+    return with_times(run, known=bool(np.isfinite([begun_s, ended_s]).all()))
+
+
+def _name(path: Path) -> str:
+    """The file's, or its folder's where it is called as DeepHyper always calls it."""
+    if path.stem != "results" or path.parent == Path():
+        return path.stem
+    return path.absolute().parent.resolve().name or path.stem
 
 
 def _several(frame: pd.DataFrame) -> list[str]:
@@ -70,9 +77,16 @@ def _several(frame: pd.DataFrame) -> list[str]:
     return [name for name in found if name in names]
 
 
-def _times_s(frame: pd.DataFrame, names: Sequence[str], path: Path) -> Any:
-    name = next((f"m:{n}" for n in names if f"m:{n}" in frame), None)
-    return np.full(len(frame), np.nan) if name is None else number_column(frame, name, path)
+def _times_s(frame: pd.DataFrame, path: Path) -> tuple[Any, Any]:
+    """When each trial began and ended; nan where that is not said."""
+    pairs = [
+        (number_column(frame, begun, path), number_column(frame, ended, path))
+        for begun, ended in _TIMES
+        if begun in frame and ended in frame
+    ]
+    unknown = np.full(len(frame), np.nan)
+    whole = (pair for pair in pairs if np.isfinite(pair).all())
+    return next(whole, (unknown, unknown))
 
 
 def _numbers(frame: pd.DataFrame) -> list[int]:

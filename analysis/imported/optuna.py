@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from analysis.imported.times import NOT_SAID, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError
-from slurm import Kind, listed, shown
+from slurm import Kind, first_line, listed, shown, without_secrets
 
 if TYPE_CHECKING:
     import optuna
 
 LAUNCHER = "Optuna"
-_TABLE = "studies"  # of a database that Optuna made
+_TABLES = {"studies", "version_info", "alembic_version"}  # of a database that Optuna made
+
+
+class _Study(NamedTuple):
+    """All that is read of a study.
+
+    Attributes:
+        name: of it.
+        goals: ``maximize`` or ``minimize``, of each objective.
+        keys: what the objectives are called.
+        trials: that were begun.
+    """
+
+    name: str
+    goals: list[str]
+    keys: list[str]
+    trials: list[optuna.trial.FrozenTrial]
 
 
 def from_optuna(url: str, name: str = "") -> Run:
@@ -29,19 +45,19 @@ def from_optuna(url: str, name: str = "") -> Run:
         name: of the study; may be empty where there is one only.
 
     Raises:
-        TableError: if Optuna is not installed, or there is no such storage or study.
+        TableError: if Optuna is not installed, there is no such storage or study, or it cannot be
+            read.
     """
-    study = _study(url, name)
-    goals = [d.name.lower() for d in study.directions]
-    keys = study.metric_names or _keys(len(goals))
-    run = Run(Path(url), study.study_name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
+    study = _read(url, name)
+    goals, keys, trials = study.goals, study.keys, study.trials
+    where = without_secrets(url)
+    run = Run(Path(where), study.name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
     several = len(goals) > 1
     run.objectives = [{g: key} for g, key in zip(goals, keys, strict=True)] if several else []
-    run.origin, run.not_said = f"Optuna's study {study.study_name} in {url}", NOT_SAID
-    trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
+    run.origin, run.not_said = f"Optuna's study {study.name} in {where}", NOT_SAID
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     for found in trials:
-        config = {name: found.params.get(name) for name in names}
+        config = {name: _plain(found.params.get(name)) for name in names}
         begun = found.datetime_start
         trial = Trial(found.number, config, begun.timestamp() if begun else math.nan)
         run.trials[found.number] = trial
@@ -49,11 +65,12 @@ def from_optuna(url: str, name: str = "") -> Run:
             _end(trial, found, keys if several else [])
     ended = [trial for trial in trials if trial.state.is_finished()]
     known = all(t.datetime_start for t in trials) and all(t.datetime_complete for t in ended)
-    run = with_times(run, known)
-    for found in trials:
-        for attempt in run.trials[found.number].attempts:
-            attempt.stopped_early = found.state.name == "PRUNED"
-    return run
+    return with_times(run, known, {t.number for t in trials if t.state.name == "PRUNED"})
+
+
+def _plain(value: Any) -> Any:
+    """A choice as what a configuration can have: Optuna lets it be a tuple, or any object."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None:
@@ -73,11 +90,10 @@ def _keys(count: int) -> list[str]:
     return ["objective"] if count == 1 else [f"objective_{i}" for i in range(count)]
 
 
-def _study(url: str, name: str) -> Any:
+def _read(url: str, name: str) -> _Study:
     """The study of this name, or the only one."""
     try:
         import optuna
-        from sqlalchemy import create_engine, inspect
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import SQLAlchemyError
     except ImportError:
@@ -89,19 +105,56 @@ def _study(url: str, name: str) -> Any:
         file = make_url(url).database if url.startswith("sqlite") else None
         if file is not None and not Path(file).is_file():  # it would be made
             raise TableError(f"{shown(url)}: there is no file {shown(file)}")
-        engine = create_engine(url)
-        try:
-            made = inspect(engine).has_table(_TABLE)  # Optuna would add its tables to any other
-        finally:
-            engine.dispose()
-        if not made:
+        if not _made_by_optuna(url):  # which would add its tables and versions to any other
             raise TableError(f"{shown(url)}: no storage of Optuna's")
-        names = optuna.get_all_study_names(url)
-        if name not in names and (name or len(names) != 1):
-            wanted = f"no study {name!r}" if name else f"found {len(names)} studies, accepted one"
-            raise TableError(
-                f"{shown(url)}: {wanted}; name it by --study, one of: {listed(names) or 'none'}"
+        storage = optuna.storages.RDBStorage(url, skip_table_creation=True)
+        try:
+            names = optuna.get_all_study_names(storage)
+            if name not in names and (name or len(names) != 1):
+                wanted = (
+                    f"no study {name!r}" if name else f"found {len(names)} studies, accepted one"
+                )
+                raise TableError(
+                    f"{shown(url)}: {wanted}; name it by --study, one of: {listed(names) or 'none'}"
+                )
+            study = optuna.load_study(study_name=name or names[0], storage=storage)
+            goals = [direction.name.lower() for direction in study.directions]
+            trials = [trial for trial in study.trials if trial.state.name != "WAITING"]
+            return _Study(study.study_name, goals, study.metric_names or _keys(len(goals)), trials)
+        finally:
+            storage.engine.dispose()
+    except TableError:
+        raise
+    except (
+        optuna.exceptions.OptunaError,
+        SQLAlchemyError,
+        ImportError,
+        RuntimeError,
+        ValueError,
+    ) as e:
+        raise TableError(
+            f"{shown(url)}: {first_line(e.__cause__ or e)}; try again when nothing writes to it, "
+            "and see whether `optuna studies --storage` reads it"
+        ) from None
+
+
+def _made_by_optuna(url: str) -> bool:
+    """Whether a database has Optuna's tables, and in them what Optuna would add else."""
+    from sqlalchemy import create_engine, inspect, text
+
+    engine = create_engine(url)
+    try:
+        tables = inspect(engine)
+        if not {*tables.get_table_names()} >= _TABLES:
+            return False
+        columns = {column["name"] for column in tables.get_columns("version_info")}
+        if not {"schema_version", "library_version"} <= columns:
+            return False
+        with engine.connect() as connection:
+            said = (
+                "SELECT schema_version FROM version_info",
+                "SELECT version_num FROM alembic_version",
             )
-        return optuna.load_study(study_name=name or names[0], storage=url)
-    except (SQLAlchemyError, ImportError, RuntimeError) as error:
-        raise TableError(f"{shown(url)}: {str(error).splitlines()[0]}") from None
+            return all(connection.execute(text(query)).first() for query in said)
+    finally:
+        engine.dispose()

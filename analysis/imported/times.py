@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from analysis.run.fold import Run
-from analysis.run.trial import Attempt
+from analysis.run.trial import Attempt, Trial
 
 NOT_SAID = ("the model and the cluster", "nodes and node-hours", "logs")
 """What no other program's results say."""
 
 
-def with_times(run: Run, known: bool) -> Run:
+def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
     """The run, with an attempt for each trial; or its trials' order alone, without times.
 
     Args:
         run: whose trials have ``proposed_t`` and ``ended_t``; it is changed.
         known: whether these are times.
+        early: numbers of the trials that were stopped early. They have an attempt in any case,
+            which takes no time where none is known.
     """
     if not known:
         for at, trial in enumerate(run.trials.values()):
             trial.proposed_t = float(at)
             trial.ended_t = float(at) if trial.ended else None
         run.not_said = ("when trials ran", *run.not_said)
-        return run
     for trial in run.trials.values():
-        attempt = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
-        attempt.objective, attempt.objectives = trial.objective, trial.objectives
-        trial.attempts.append(attempt)
-    run.opened_t = [min((t.proposed_t for t in run.trials.values()), default=0.0)]
-    run.last_t = max((t.ended_t or t.proposed_t for t in run.trials.values()), default=0.0)
+        if known or trial.number in early:
+            trial.attempts.append(_attempt(trial, trial.number in early))
+    if known:
+        run.opened_t = [min((t.proposed_t for t in run.trials.values()), default=0.0)]
+        run.last_t = max((t.ended_t or t.proposed_t for t in run.trials.values()), default=0.0)
     return run
+
+
+def _attempt(trial: Trial, early: bool) -> Attempt:
+    """The only one of a trial."""
+    made = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
+    made.objective, made.objectives = trial.objective, trial.objectives
+    made.stopped_early = early
+    return made

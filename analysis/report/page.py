@@ -130,5 +130,9 @@ def _facts(run: Run) -> dict[str, Any]:
         else 0.0,
         "over_median": ratio,
         "timed": bool(run.opened_t),
-        "as_of": f"{datetime.fromtimestamp(run.last_t, UTC):%Y-%m-%d %H:%M} UTC",
+        "as_of": "" if run.origin else _day_and_time(run.last_t),  # others' clocks start anywhere
     }
+
+
+def _day_and_time(at_t: float) -> str:
+    return f"{datetime.fromtimestamp(at_t, UTC):%Y-%m-%d %H:%M} UTC"

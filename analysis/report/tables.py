@@ -72,7 +72,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
         "metrics": {key: _scaled(key, metric(trial.result, key)) for key in KEY_METRICS},
-        "elapsed_s": trial.elapsed_s if trial.attempts else None,
+        "elapsed_s": trial.elapsed_s or None,
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
         "nodes": last.nodes if last else (),

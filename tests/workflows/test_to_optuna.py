@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,22 @@ def test_a_study_is_of_one_run(
         refused = name == "other" and (key != "speed" or later_s > 0)
         assert main([command[0], str(book.directory), *command[1:]]) == (2 if refused else 0)
         assert ("is of another run; choose another --name" in capsys.readouterr().err) == refused
+
+
+def test_a_storage_that_is_locked_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(SPACE)
+    book = RunBook(tmp_path / "run")
+    RunFolder(book.directory).create(load_space("own.yaml"))
+    book.run_one(1, {"tp": 1, "note": "a"}, "ok", 2.5)
+    book.close()
+    assert main(["to-optuna", "run", "sqlite:///x.db"]) == 0
+    with closing(sqlite3.connect("x.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert main(["to-optuna", "run", "sqlite:///x.db?timeout=0.1"]) == 2
+    error = capsys.readouterr().err
+    assert "locked; try again when nothing else writes to it" in error
+    assert len(error.splitlines()) == 1

@@ -35,6 +35,18 @@ def test_a_page_of_deephypers_trials_says_what_is_not_known(
     assert "<option selected>trials</option><option>time</option></select>" in text
 
 
+def test_results_of_two_folders_have_two_pages_whatever_their_clocks_count(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = "m:timestamp_submit,m:timestamp_gather"
+    for name, start in (("a", 1.7e9), ("b", 1.7e12)):  # seconds, milliseconds
+        (folder / name).mkdir()
+        rows = [f"{tp},{tp}.5,{start + tp},{start + tp + 1}" for tp in (1, 2, 4)]
+        (folder / name / "results.csv").write_text("\n".join([f"p:tp,objective,{times}", *rows]))
+        assert main(["report", f"{name}/results.csv"]) == 0
+        assert capsys.readouterr().out.strip() == f"{name}-report/index.html"
+
+
 def test_a_run_is_compared_with_a_study_of_optunas(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,3 +90,20 @@ def test_a_search_of_deephypers_or_optunas_is_replayed(
         assert row["configs"] == count and 1 <= row["trials_to_1pct"] <= count
     assert main(["replay", where, "--landscape", "tp"]) == 2
     assert "one landscape" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "sqlite://me:hush@/x.db"],
+        ["replay", "nosql://me:hush@host/x.db", "--policy", "random"],
+        ["replay", "sqlite:///x.db?password=hush"],
+    ],
+)
+def test_no_message_has_a_password(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    pytest.importorskip("optuna")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "://" in error and "***" in error and "hush" not in error
