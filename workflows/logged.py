@@ -10,6 +10,10 @@ from typing import Any
 from analysis import Run, Trial, numbers
 
 
+class TrackerError(Exception):
+    """A tracker that did not take what it was told; the message names the remedy."""
+
+
 @dataclass(frozen=True)
 class Logged:
     """A trial, as a run of a tracker's.

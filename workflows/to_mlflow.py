@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from analysis import Run
-from workflows.logged import Logged, ended, identity, logged, tracker
+from slurm import first_line, shown
+from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of a run of MLflow's, of its experiment
 PAGE = 1_000  # runs that are asked for at a time
+_NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that no name of MLflow's has
 
 
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
@@ -25,6 +28,7 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     Raises:
         ValueError: if MLflow is not installed, there can be no such store, or its experiment is of
             another run.
+        TrackerError: if it cannot be reached, or there is no room.
     """
     mlflow = tracker("mlflow")
     try:
@@ -35,9 +39,25 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
         new = [trial for trial in trials if str(trial.number) not in known]
         for trial in new:
             _add(mlflow, client, experiment, logged(run, trial), trial.ok)
-    except (mlflow.MlflowException, OSError, ImportError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+    except ImportError as error:  # mlflow-skinny has no databases
+        raise ValueError(
+            f"{first_line(error)}; `pip install sqlalchemy alembic` for a database, or name a "
+            "server or a folder"
+        ) from None
+    except mlflow.MlflowException as error:
+        if error.error_code == "INVALID_PARAMETER_VALUE":
+            raise ValueError(first_line(error)) from None
+        raise _failed(uri, error) from None
+    except OSError as error:
+        raise _failed(uri, error) from None
     return len(new), len(trials) - len(new)
+
+
+def _failed(uri: str, error: Exception) -> TrackerError:
+    return TrackerError(
+        f"{shown(uri)}: {shown(first_line(error), 400)}; see that the server runs, or that the "
+        "disk has room, and repeat the command: it adds what is missing"
+    )
 
 
 def _experiment(client: Any, run: Run, name: str) -> str:
@@ -71,7 +91,12 @@ def _add(mlflow: Any, client: Any, experiment: str, what: Logged, ok: bool) -> N
     )
     client.log_batch(
         made.info.run_id,
-        metrics=[entities.Metric(k, v, ended_ms, 0) for k, v in what.metrics.items()],
-        params=[entities.Param(name, str(value)) for name, value in what.parameters.items()],
+        metrics=[entities.Metric(_name(k), v, ended_ms, 0) for k, v in what.metrics.items()],
+        params=[entities.Param(_name(k), str(value)) for k, value in what.parameters.items()],
     )
     client.set_terminated(made.info.run_id, "FINISHED" if ok else "FAILED", ended_ms)
+
+
+def _name(key: str) -> str:
+    """As MLflow takes it."""
+    return _NO_NAME.sub("_", key)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from analysis import Run
-from workflows.logged import Logged, ended, identity, logged, tracker
+from slurm import first_line
+from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
 
 
 def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
@@ -25,7 +26,8 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
         How many trials were written.
 
     Raises:
-        ValueError: if W&B is not installed, or does not take them.
+        ValueError: if W&B is not installed.
+        TrackerError: if W&B does not take them, or there is no room.
     """
     wandb = tracker("wandb")
     trials = ended(run)
@@ -34,7 +36,9 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
         for trial in trials:
             _add(wandb, settings, logged(run, trial), trial.ok, project, name, folder, run)
     except (wandb.errors.Error, OSError) as error:
-        raise ValueError(str(error).splitlines()[0]) from None
+        raise TrackerError(
+            f"{first_line(error)}; `wandb login` gives access, WANDB_MODE=offline keeps all on disk"
+        ) from None
     finally:
         wandb.teardown()  # its service writes behind our back: until then not all is on disk
     return len(trials)

@@ -79,3 +79,46 @@ def test_without_the_tracker_the_error_names_the_remedy(
     assert main(command) == 2
     error = capsys.readouterr().err
     assert f"{module} is not installed" in error and "meshtune[trackers]" in error
+
+
+def test_names_that_mlflow_does_not_take_are_changed(
+    book: RunBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    many = {f"flag{n}": n for n in range(150)}
+    book.run_one(3, {"--tp=": 2, "größe": 1, **many}, "ok", 3.5)
+    book.close()
+    store = str(Path("store").absolute())
+    assert main(["to-mlflow", "run", store]) == 0
+    client = mlflow.MlflowClient(tracking_uri=store)
+    experiment = client.get_experiment_by_name("run").experiment_id
+    (told,) = client.search_runs([experiment], "tags.`meshtune.trial` = '3'")
+    assert told.data.params["--tp_"] == "2" and told.data.params["gr__e"] == "1"
+    assert len(told.data.params) == 152
+
+
+def test_a_server_that_does_not_answer_is_no_mistake_of_the_callers(
+    book: RunBook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    book.close()
+    assert main(["to-mlflow", "run", "http://me:hush@127.0.0.1:9"]) == 1
+    error = capsys.readouterr().err
+    assert "http://***@127.0.0.1:9" in error and "repeat the command" in error
+    assert "hush" not in error
+
+
+def test_without_a_login_the_error_of_wandbs_names_the_remedy(
+    book: RunBook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="pip install wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("NETRC", "none")
+    book.close()
+    assert main(["to-wandb", "run"]) == 1
+    error = capsys.readouterr().err
+    assert "wandb login" in error and "WANDB_MODE=offline" in error

@@ -13,6 +13,7 @@ from slurm import (
 )
 from trainer import ConfigError
 from workflows.launching import LaunchError
+from workflows.logged import TrackerError
 from workflows.optimizer.registry import PolicyError
 from workflows.search.storage import NoRoomError
 from workflows.simulation.options import SimulationError
@@ -38,4 +39,4 @@ def interruptions() -> tuple[type[Exception], ...]:
 
 def run_errors() -> tuple[type[Exception], ...]:
     """What can go wrong outside: exit code 1."""
-    return (LauncherError, OSError)
+    return (LauncherError, TrackerError, OSError)
