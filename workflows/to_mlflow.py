@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ from workflows.logged import Logged, TrackerError, ended, identity, logged, trac
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of a run of MLflow's, of its experiment
 PAGE = 1_000  # runs that are asked for at a time
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that no name of MLflow's has
 
 
@@ -31,6 +33,8 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
         TrackerError: if it cannot be reached, or there is no room.
     """
     mlflow = tracker("mlflow")
+    if uri.startswith(DATABASES):
+        _check_databases()
     try:
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(client, run, name)
@@ -39,18 +43,27 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
         new = [trial for trial in trials if str(trial.number) not in known]
         for trial in new:
             _add(mlflow, client, experiment, logged(run, trial), trial.ok)
-    except ImportError as error:  # mlflow-skinny has no databases
-        raise ValueError(
-            f"{first_line(error)}; `pip install sqlalchemy alembic` for a database, or name a "
-            "server or a folder"
-        ) from None
     except mlflow.MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise ValueError(first_line(error)) from None
         raise _failed(uri, error) from None
+    except ImportError as error:  # a database's own module
+        raise ValueError(f"{first_line(error)}; install it, or name a server") from None
     except OSError as error:
         raise _failed(uri, error) from None
     return len(new), len(trials) - len(new)
+
+
+def _check_databases() -> None:
+    """Raise if MLflow could not write to any: mlflow-skinny comes without what that needs."""
+    try:
+        importlib.import_module("sqlalchemy")
+        importlib.import_module("alembic")
+    except ImportError:
+        raise ValueError(
+            "MLflow needs more packages for a database; `pip install sqlalchemy alembic`, or name "
+            "a server"
+        ) from None
 
 
 def _failed(uri: str, error: Exception) -> TrackerError:

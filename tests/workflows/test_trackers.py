@@ -122,3 +122,14 @@ def test_without_a_login_the_error_of_wandbs_names_the_remedy(
     assert main(["to-wandb", "run"]) == 1
     error = capsys.readouterr().err
     assert "wandb login" in error and "WANDB_MODE=offline" in error
+
+
+def test_a_database_without_what_mlflow_needs_for_it_names_the_remedy(
+    book: RunBook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    book.close()
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    assert main(["to-mlflow", "run", "sqlite:///mlflow.db"]) == 2
+    assert "pip install sqlalchemy alembic" in capsys.readouterr().err
+    assert not Path("mlflow.db").exists()
