@@ -5,7 +5,6 @@ Torch-free, so that the search and the cost model can read the same records.
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -284,7 +283,7 @@ class TrainConfig(Record):
         before = sum(held[one % self.pp] for one in range(stage)) // self.vpp
         return range(before, before + held[stage % self.pp] // self.vpp)
 
-    @cached_property
+    @property
     def _layers_by_rank(self) -> list[int]:
         """Layers of each pipeline rank, in all of its chunks."""
         first, last = self.first_stage_layers, self.last_stage_layers

@@ -159,6 +159,7 @@ class Trainer:
     def finish(self, stopped: bool = False) -> None:
         """See ``Engine``; who stopped it may kill it before all weights are written once more."""
         self.weights.wait()
+        self.device.synchronize()  # or the last collective meets the end of its group
         self.checkpoints.wait()
         if self.config.last_save_in_hf and self.config.save is not None and not stopped:
             folder = Path(self.config.save)
@@ -167,7 +168,10 @@ class Trainer:
     def step(self, number: int, dataset: Dataset, stop: bool | None = None) -> StepReport:
         """One optimizer step on the global batch of that number; ``stop`` as ``Optimizer.step``."""
         report = self._step(number, dataset, stop)
-        return report if self.tuning is None else replace(report, aside_s=self.tuning.after_step())
+        if self.tuning is None:
+            return report
+        self.weights.wait()  # what is on its way would be timed with the products
+        return replace(report, aside_s=self.tuning.after_step())
 
     def _step(self, number: int, dataset: Dataset, stop: bool | None) -> StepReport:
         batches = self._read(number, dataset)

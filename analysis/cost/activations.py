@@ -7,7 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.experts import activation_bytes as expert_bytes, mixed_share
-from analysis.cost.jobs import BREADTH_FIRST, FULL, NONE, SELECTIVE, Array, Jobs, Mask
+from analysis.cost.jobs import (
+    BREADTH_FIRST,
+    FULL,
+    NONE,
+    ONE_F_ONE_B,
+    SELECTIVE,
+    ZERO_BUBBLE,
+    Array,
+    Jobs,
+    Mask,
+)
 from analysis.cost.stages import by_layers, layers_before, weighed
 from search_spaces import Framework
 
@@ -73,12 +83,14 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
 
     Interleaved, a rank runs ``2 (pp - stage - 1) + (vpp - 1) pp`` chunks ahead and keeps one more;
     on the first stage that is ``1 + (pp - 1) / (pp vpp)`` of a whole model's share (Korthikanti et
-    al. 2022, section 4.2.3). Breadth-first, all forward passes come first (Lamy-Poirier 2022,
-    section 3.2). ZB-H1 keeps what 1F1B does (Qi et al. 2023, table 2).
+    al. 2022, section 4.2.3). Breadth-first, all forward passes come first (Lamy-Poirier
+    2022). Zero bubble as torch has it delays the weights' products of stage s by s micro-batches,
+    whose operands stay, so that every stage keeps pp.
     """
     plain = jobs.pp - stage
     chunks = 2 * (plain - 1) + (jobs.vpp - 1) * jobs.pp + 1
     kept = np.where(jobs.vpp > 1, chunks / jobs.vpp, plain)
+    kept = np.where(jobs.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.pp), kept)
     kept = np.where(jobs.schedule == BREADTH_FIRST, jobs.gas, kept)
     return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
 
@@ -179,6 +191,15 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
     if framework.keeps_outputs:
         kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, framework))
     return np.asarray(kept)
+
+
+def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
+    """Logits, or their gradients, that wait on the last stage beside the one at work.
+
+    1F1B needs each at once; the other schedules come back to the micro-batches in flight later.
+    """
+    one = tokens(jobs) * jobs.element_bytes * jobs.vocab_size / jobs.tp
+    return np.where(jobs.schedule == ONE_F_ONE_B, 0.0, np.maximum(in_flight - 1, 0) * one)
 
 
 def logits_bytes(jobs: Jobs, framework: Framework) -> Array:

@@ -19,6 +19,7 @@ from analysis.cost.activations import (
     sequence_split,
     stage_bytes,
     tokens,
+    waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, constant
 from analysis.cost.experts import as_experts_are_held, on_stage
@@ -206,6 +207,7 @@ def _stage_memory(
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
     working = _working_bytes(stage, layer, one, logits, jobs, framework)
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
+    activations += np.where(stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0)
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, framework.bucket_bytes * (parameters + experts), 0.0)

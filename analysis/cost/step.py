@@ -80,7 +80,7 @@ def step(
 
     Pipeline: ``m a + (sum of all stages - a) / v`` with a the slowest stage's time of one
     micro-batch: 1F1B and its interleaved form (Narayanan et al. 2021, section 2.2; for equal
-    stages the bubble is their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022, section 3.2).
+    stages the bubble is their (p - 1) / (v m)), and breadth-first (Lamy-Poirier 2022).
     Where weights' gradients are computed apart, they fill a part of it. Where several ranks share a
     processor, a rank that waits slows the others down no longer: the step takes the time of all
     their work, or of the longest path at the speed of a rank alone, if that is longer.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from trainer.model.kernels import Kernels
+from trainer.model.kernels import Kernels, like
 
 
 class Float8Kernels(Kernels):
@@ -32,11 +32,11 @@ class Float8Kernels(Kernels):
         return Kernels()
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        y = self._product(x.flatten(0, 1), weight).unflatten(0, x.shape[:2])
+        y = like(x, self._product(x.flatten(0, 1), weight))
         return y if bias is None else y + bias
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
-        return self._product(grad.flatten(0, 1), weight.t()).unflatten(0, grad.shape[:2])
+        return like(grad, self._product(grad.flatten(0, 1), weight.t()))
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         rows, columns = grad.flatten(0, 1).t(), x.flatten(0, 1).t()

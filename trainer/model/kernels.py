@@ -88,14 +88,14 @@ class TunedKernels(Kernels):
         form = self._form(product)
         if form == product.form:
             return super().outputs(x, weight, bias)
-        return _like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
+        return like(x, in_form(form, product, x.flatten(0, 1), weight.t(), bias))
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
         product = Product("NN", grad.size(0) * grad.size(1), grad.size(2), weight.size(1))
         form = self._form(product)
         if form == product.form:
             return super().input_gradient(grad, weight)
-        return _like(grad, in_form(form, product, grad.flatten(0, 1), weight))
+        return like(grad, in_form(form, product, grad.flatten(0, 1), weight))
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
         product = Product("TN", grad.size(2), grad.size(0) * grad.size(1), x.size(2))
@@ -129,7 +129,7 @@ def in_form(
     return left @ right if bias is None else torch.addmm(bias, left, right)
 
 
-def _like(x: Tensor, rows: Tensor) -> Tensor:
+def like(x: Tensor, rows: Tensor) -> Tensor:
     """Rows as (sequence, batch, ...); no view, for sums over ranks are made in place."""
     result: Tensor = torch.ops.aten._unsafe_view(rows, (*x.shape[:2], rows.size(1)))
     return result

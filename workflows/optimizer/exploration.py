@@ -22,6 +22,7 @@ from analysis import (
     Outlook,
     Run,
     drawn,
+    in_time,
 )
 from workflows.optimizer.model_trust import trusted
 from workflows.optimizer.policy import Policy, Problem, Proposal
@@ -70,16 +71,20 @@ class ExploringPolicy(Policy):
         if not len(indices):
             return None
         expectation = outlook.expectation(indices)
-        _, mean, deviation, residual = expectation.doubted(outlook.model)
+        prediction, mean, deviation, residual = expectation.doubted(outlook.model)
+        runs = prediction.fits * in_time(problem.space, prediction)
+        runs = runs * expectation.survival(outlook.model, run)
+        if not np.any(runs >= LIKELY):
+            return None
         others = [expectation.of(drawn(outlook.model, outlook.rng)) for _ in range(DRAWS)]
         unknown = np.hypot(deviation, np.log(others).std(axis=0))
-        at = int(np.argmax(unknown))
+        at = int(np.argmax(np.where(runs >= LIKELY, unknown, -np.inf)))
         config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
         sign = 1.0 if problem.space.objective.maximize else -1.0
         worse, better = residual.edges(float(unknown[at]))
         ends = sorted(float(np.exp(sign * (mean[at] + x))) for x in (-worse, better))
         expected = {"objective": float(np.exp(sign * mean[at])), "low": ends[0], "high": ends[1]}
-        expected["fits"] = float(outlook.fits[new][at])
+        expected["fits"] = float(runs[at])
         why = f"the model is least sure of it (± {unknown[at]:.0%})"
         return Proposal(config, EXPLORATION, why, expected)
 
@@ -95,7 +100,8 @@ class ExploringPolicy(Policy):
             rows = [[p.unit(config[p.name]) for p in varied] for config in configs]
             return np.asarray(rows, dtype=float).reshape(len(configs), len(varied))
 
-        tried = places([space.raw(trial.config) for trial in run.trials.values()])
-        apart = np.square(places(candidates)[:, None, :] - tried[None]).sum(axis=2).min(axis=1)
+        there, apart = places(candidates), np.full(len(candidates), np.inf)
+        for tried in places([space.raw(trial.config) for trial in run.trials.values()]):
+            apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
         return Proposal(config, EXPLORATION, "farthest from everything that was tried")

@@ -12,7 +12,13 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from analysis.cost.activations import end_stages, layer_bytes, logits_bytes, refused
+from analysis.cost.activations import (
+    end_stages,
+    layer_bytes,
+    logits_bytes,
+    refused,
+    waiting_logits_bytes,
+)
 from analysis.cost.jobs import (
     BREADTH_FIRST,
     FULL,
@@ -178,7 +184,15 @@ def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_ther
 def test_breadth_first_keeps_all_micro_batches() -> None:
     job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
     first, second, last = (stage.in_flight.tolist() for stage in end_stages(job, MEGATRON))
-    assert (first, second, last) == ([4, 16, 4], [3, 16, 3], [1, 16, 1])
+    assert (first, second, last) == ([4, 16, 4], [3, 16, 4], [1, 16, 4])
+
+
+def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
+    job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
+    *_, last = end_stages(job, MEGATRON)
+    one = job.tokens * job.element_bytes * job.vocab_size / job.tp
+    waiting = waiting_logits_bytes(job, last.in_flight)
+    assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
 
 
 def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:

@@ -234,5 +234,7 @@ def test_a_model_that_cannot_be_named_so_is_refused(
 
 def test_the_guide_names_every_architecture() -> None:
     guide = (Path(__file__).parents[3] / "docs" / "guide" / "spaces.md").read_text()
-    words = set(re.findall(r"\w+", guide.split("**Hugging Face.**")[1].split("Only `name`")[0]))
+    words = set(
+        re.findall(r"\w+", guide.split("**Hugging Face.**")[1].split("Keys that a file")[0])
+    )
     assert ARCHITECTURES.keys() - {"gemma3_text"} <= words
