@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Job = dict[str, Any]
-BATCH = 24  # jobs of eight ranks, of ten steps each
-BATCH_TIMEOUT_S = 2_900.0  # within a test's own limit
+BATCH = 24  # jobs of up to eight ranks, of at most ten steps each
 
 
 class LongSweep(dict[str, Any]):
@@ -17,6 +16,7 @@ class LongSweep(dict[str, Any]):
         run_ranks: the fixture.
         references: run beside each batch.
         jobs: in the order in which tests ask for them.
+        timeout_s: of a batch, within a test's own limit.
     """
 
     def __init__(
@@ -24,13 +24,15 @@ class LongSweep(dict[str, Any]):
         run_ranks: Callable[..., dict[str, Any]],
         references: Sequence[Job],
         jobs: Sequence[Job],
+        timeout_s: float = 2_900.0,
     ) -> None:
         super().__init__()
-        self._run, self._references = run_ranks, references
+        self._run, self._references, self._timeout_s = run_ranks, references, timeout_s
         batches = [jobs[at : at + BATCH] for at in range(0, len(jobs), BATCH)]
-        self._batch_of = {job["id"]: batch for batch in batches for job in batch}
+        self._batch_of = {job["id"]: batch for batch in reversed(batches) for job in batch}
+        self._batch_of |= {job["id"]: batches[0] for job in references}
 
     def __missing__(self, name: str) -> Any:
         jobs = [*self._references, *self._batch_of[name]]
-        self.update(self._run(jobs, timeout_s=BATCH_TIMEOUT_S))
+        self.update(self._run(jobs, timeout_s=self._timeout_s))
         return self[name]

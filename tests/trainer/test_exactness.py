@@ -245,7 +245,7 @@ def results(run_ranks) -> dict[str, Any]:
     few = [{**case, "config": case["config"] | short} for case in cases]
     references = [*REFERENCES, NO_CLIP, GOLDFISH_REFERENCE, SCHEDULE_REFERENCE]
     references += [*VALIDATION_REFERENCES, *PACKED_REFERENCES]
-    return run_ranks([*references, *few, *SPECIAL])
+    return LongSweep(run_ranks, references, [*few, *SPECIAL], timeout_s=580)
 
 
 @pytest.fixture(scope="module")
