@@ -32,7 +32,8 @@ from .rules.expression import (
     parse,
 )
 from .rules.nearest import closest, nearest
-from .rules.requirements import DEGREES, QUANTIZED, SWITCHED_OFF_BY, requirements
+from .rules.requirement import DEGREES, QUANTIZED
+from .rules.requirements import SWITCHED_OFF_BY, requirements
 from .sizes import (
     LAYER_GATHERS,
     LAYER_SUMS,

@@ -15,7 +15,8 @@ from trainer.files import FileError, mistakes, read_json
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
 from trainer.presets import STAGES, Preset, Wishes, place
-from trainer.rules.requirements import Requirement, refusal, requirements
+from trainer.rules.requirement import Requirement, refusal
+from trainer.rules.requirements import requirements
 from trainer.settings.data import Documents, Goldfish
 from trainer.settings.model import ModelConfig
 from trainer.settings.optimizer import LRScheduler, OptimizerConfig

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from trainer.formats import Format
-from trainer.rules.requirements import DEGREES, REQUIREMENTS, refusal
+from trainer.rules.requirement import DEGREES, refusal
+from trainer.rules.requirements import REQUIREMENTS
 from trainer.states import state_bytes
 
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Share, Topology, shared_within
-from trainer.rules.requirements import DEGREES, QUANTIZED, refusal, requirements
+from trainer.rules.requirement import DEGREES, QUANTIZED, refusal
+from trainer.rules.requirements import requirements
 from trainer.states import masters_are_weights
 
 Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]

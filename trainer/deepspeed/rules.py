@@ -12,7 +12,7 @@ from trainer.axes import GRID
 from trainer.config import TrainConfig
 from trainer.formats import Format
 from trainer.placement import Placement
-from trainer.rules.requirements import DEGREES, Requirement, refusal
+from trainer.rules.requirement import DEGREES, Requirement, refusal
 
 DeviceType = Literal["cpu", "cuda"]
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workflows.cli.arguments import Commands, command, folder
 from workflows.cli.working import Working
+
+if TYPE_CHECKING:
+    from analysis import Run
 
 
 def add_commands(commands: Commands) -> None:
@@ -34,40 +39,38 @@ def add_commands(commands: Commands) -> None:
 
 def to_optuna(arguments: Namespace) -> int:
     """Copy a run into a storage of Optuna's; what is there already stays."""
-    from analysis import counted, read_run
     from slurm import shown
-    from workflows.cli.errors import UsageError
-    from workflows.to_optuna import to_optuna as copied
+    from workflows.to_optuna import to_optuna as copy
 
-    run = read_run(arguments.run)
-    name = _name(arguments)
-    try:
-        with Working("copying the trials"):
-            added, known = copied(run, arguments.storage, name)
-    except ValueError as error:
-        raise UsageError(f"{shown(arguments.storage)}: {error}") from None
-    said = f"{counted(added, 'trial')} added to the study {name}"
-    print(said + (f", {known} were there already" if known else ""))
+    _added(arguments, copy, arguments.storage, "study")
     print(f"optuna-dashboard {shown(arguments.storage)} shows it")
     return 0
 
 
 def to_mlflow(arguments: Namespace) -> int:
     """Copy a run into a store of MLflow's; what is there already stays."""
+    from workflows.to_mlflow import to_mlflow as copy
+
+    _added(arguments, copy, arguments.uri, "experiment")
+    return 0
+
+
+def _added(
+    arguments: Namespace, copy: Callable[[Run, str, str], tuple[int, int]], store: str, what: str
+) -> None:
+    """Copy a run's new trials, and say how many."""
     from analysis import counted, read_run
     from slurm import shown
     from workflows.cli.errors import UsageError
-    from workflows.to_mlflow import to_mlflow as copied
 
     run, name = read_run(arguments.run), _name(arguments)
     try:
         with Working("copying the trials"):
-            added, known = copied(run, arguments.uri, name)
+            added, known = copy(run, store, name)
     except ValueError as error:
-        raise UsageError(f"{shown(arguments.uri)}: {error}") from None
-    said = f"{counted(added, 'trial')} added to the experiment {name}"
+        raise UsageError(f"{shown(store)}: {error}") from None
+    said = f"{counted(added, 'trial')} added to the {what} {name}"
     print(said + (f", {known} were there already" if known else ""))
-    return 0
 
 
 def to_wandb(arguments: Namespace) -> int:

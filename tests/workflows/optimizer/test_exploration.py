@@ -88,3 +88,17 @@ def test_a_search_that_is_resumed_keeps_the_share(
     assert explored(read_run("run")) == [2, 4, 6]
     with pytest.raises(SystemExit):
         main(["search", "tiny_cpu", "--explore", "1.5", *command])
+
+
+def test_what_crashed_nearby_makes_an_exploration_less_likely_to_run() -> None:
+    space = exploring("tiny_cpu", 1.0)
+    pricing, chooser = Pricing(space), make_policy(space, 0, "meshtune")
+    run = searched(exploring("tiny_cpu", 0.0), 6)
+    for number in (7, 8, 9, 10):
+        proposal = chooser.propose(run, ANY)
+        assert proposal is not None and proposal.by == EXPLORATION
+        crashed = Trial(number, proposal.config, 0.0, proposal.by, expected=proposal.expected)
+        crashed.kind, crashed.ended_t = "crash", float(number)
+        run.trials[number] = crashed
+    memory = pricing.calibrated(run.trials.values()).fits(pricing.jobs_of([crashed.config]))
+    assert 0.5 <= crashed.expected["fits"] < 0.95 * memory[0]
