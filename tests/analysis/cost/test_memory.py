@@ -27,7 +27,6 @@ from analysis.cost.jobs import (
     SELECTIVE,
     ZERO_BUBBLE,
     Jobs,
-    jobs,
 )
 from analysis.cost.memory_fit import (
     MemoryConstants,
@@ -38,6 +37,7 @@ from analysis.cost.memory_fit import (
 )
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
+from support.gpt_jobs import gpt
 from trainer.formats import Format
 from trainer.parallel import loss
 from trainer.placement import Placement, Topology
@@ -47,28 +47,6 @@ from trainer.sizes import stage_weights
 GIB = 2.0**30
 PARAMETERS = 1_000_003
 TRUTH = Path(__file__).parents[4] / "shared" / "truth"
-
-
-def gpt(**columns: Any) -> Jobs:
-    """A GPT with 4 h in its feed-forward part, Korthikanti's 22B unless said otherwise."""
-    shape: dict[str, Any] = {
-        "num_layers": 48,
-        "hidden_size": 6144,
-        "num_heads": 64,
-        "gated": False,
-        "vocab_size": 51200,
-        "seq_length": 2048,
-        "tied_embeddings": True,
-        "tp": 8,
-        "pp": 1,
-        "dp": 1,
-        "mbs": 4,
-        "gas": 1,
-        "zero_stage": 0,
-    } | columns
-    shape.setdefault("kv_heads", shape["num_heads"])
-    shape.setdefault("ffn_size", 4 * np.asarray(shape["hidden_size"]))
-    return jobs(shape)
 
 
 def as_job(placement: Placement) -> Jobs:
@@ -369,57 +347,6 @@ def test_memory_grows_with_the_micro_batch_and_falls_with_more_shards() -> None:
         assert np.all(np.diff(by_batch) > 0), known.name
         stages = gpt(dp=8, zero_stage=np.array([0, 1, 2]))
         assert np.all(np.diff(memory(stages, known, MemoryConstants()).total) <= 0), known.name
-
-
-def _observed(truth: MemoryConstants, limit_bytes: float) -> tuple[Jobs, Any, Any]:
-    job = gpt(
-        num_layers=24,
-        mbs=np.tile([1.0, 2, 4, 8, 16, 24, 32, 48], 3),
-        tp=np.repeat([2.0, 4, 8], 8),
-        sequence_parallel=True,
-    )
-    fails = memory(job, MEGATRON, truth).total > limit_bytes
-    peaks = np.where(fails, np.nan, reported(job, MEGATRON, truth)[0])
-    return job, peaks, fails
-
-
-def test_calibration_moves_towards_the_constants_that_made_the_evidence() -> None:
-    truth = MemoryConstants(activation_scale=1.06, workspace_bytes=0.5 * GIB)
-    limit = 80 * GIB
-    job, peaks, fails = _observed(truth, limit)
-    assert fails.any() and not fails.all()
-    before, after = MemoryModel(), MemoryModel().calibrated(job, MEGATRON, peaks, fails, limit)
-    known = ~fails
-
-    def error(model: MemoryModel) -> float:
-        return float(np.abs(model.peak_bytes(job, MEGATRON)[known] / peaks[known] - 1).mean())
-
-    assert error(after) < error(before) / 2
-    assert np.all((after.fits(job, MEGATRON, limit) < 0.5)[fails])
-
-
-def test_a_failure_that_needs_little_memory_teaches_nothing() -> None:
-    job = gpt(mbs=np.array([1.0, 1.0]), num_layers=2)
-    unknown = np.full(2, np.nan)
-    failed = np.array([True, True])
-    assert MemoryModel().calibrated(job, MEGATRON, unknown, failed, 80 * GIB) == MemoryModel()
-
-
-def test_the_probability_falls_smoothly_over_the_limit() -> None:
-    job = gpt(mbs=np.arange(1.0, 60.0), num_layers=24, sequence_parallel=True)
-    needed = memory(job, MEGATRON, MemoryConstants()).total
-    fits = MemoryModel().fits(job, MEGATRON, float(needed[30]))
-    assert np.all(np.diff(fits) <= 0)
-    assert fits[0] > 0.99 and fits[-1] < 0.01
-    assert fits[30] == pytest.approx(0.5)
-    assert 0.05 < fits[29] < 0.95, "near the limit nothing is certain"
-
-
-def test_before_any_evidence_the_constants_are_in_doubt_too() -> None:
-    job = gpt(num_layers=24, sequence_parallel=True)
-    limit = float(memory(job, MEGATRON, MemoryConstants()).total[0]) * 1.1
-    sure = MemoryModel(covariance=np.zeros((8, 8)))
-    assert 0.5 < MemoryModel().fits(job, MEGATRON, limit)[0] < sure.fits(job, MEGATRON, limit)[0]
 
 
 def test_all_rows_are_computed_at_once() -> None:

@@ -31,3 +31,28 @@ def test_what_a_parameter_does_by_itself_is_known_at_every_degree() -> None:
 def test_without_such_parameters_nothing_is_untried() -> None:
     residual = ResidualProcess(np.zeros((1, 2)), np.array([0.1]), log_sd=0.1)
     assert residual.untried(np.ones((4, 2))) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_one_disturbed_trial_changes_nothing_and_several_that_agree_do() -> None:
+    near = 0.1 * np.random.default_rng(0).normal(size=(12, 3))
+    here = np.zeros((1, 3))
+
+    def shift(left: np.ndarray) -> float:
+        return float(ResidualProcess(near[: len(left)], left, log_sd=0.15).at(here)[0][0])
+
+    assert shift(np.array([-1.2])) == 0
+    assert shift(np.array([-1.2] + [0.01] * 5)) == pytest.approx(0.01, abs=0.01)
+    assert shift(np.full(12, -0.6)) == pytest.approx(-0.6, abs=0.05)
+    # No disturbance makes a trial faster than it can be.
+    assert shift(np.array([1.2])) > 1
+
+
+def test_the_residual_is_certain_where_trials_are_and_open_elsewhere() -> None:
+    there = np.array([[0.0, 0.0], [1.0, 0.0]])
+    residual = ResidualProcess(there, np.array([0.1, -0.05]), log_sd=0.2)
+    mean, deviation = residual.at(np.array([[0.0, 0.0], [0.5, 0.0], [9.0, 9.0]]))
+    assert mean[0] == pytest.approx(0.1, abs=0.01)
+    assert mean[2] == pytest.approx(0.0, abs=1e-6)
+    assert deviation[0] < 0.04 < deviation[1] < deviation[2] == pytest.approx(0.2)
+    covariance = residual.covariance(there)
+    assert np.sqrt(np.diag(covariance)) == pytest.approx(residual.at(there)[1])

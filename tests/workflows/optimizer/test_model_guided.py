@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.prediction.residual import ResidualProcess
 from analysis.prediction.time_limits import start_up_s
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
-from workflows.optimizer.expected_gain import expected_gain, improvement
 from workflows.optimizer.model_guided import ModelGuidedSearch
 from workflows.optimizer.model_trust import MAX_UNFORESEEN_OOMS, PROBES
 from workflows.optimizer.policy import Policy, Proposal
@@ -315,53 +313,6 @@ def test_a_space_without_a_model_is_searched_by_bayesian_optimization(
     run = search(make_policy(make_space(), seed=0), 10, lambda c: 10.0 * c["tp"] + c["mbs"])
     assert set(choosers(run)) == {"random", "bayesian"}
     assert not any("cost model" in t.why for t in run.trials.values())
-
-
-def test_one_disturbed_trial_changes_nothing_and_several_that_agree_do() -> None:
-    near = 0.1 * np.random.default_rng(0).normal(size=(12, 3))
-    here = np.zeros((1, 3))
-
-    def shift(left: np.ndarray) -> float:
-        return float(ResidualProcess(near[: len(left)], left, log_sd=0.15).at(here)[0][0])
-
-    assert shift(np.array([-1.2])) == 0
-    assert shift(np.array([-1.2] + [0.01] * 5)) == pytest.approx(0.01, abs=0.01)
-    assert shift(np.full(12, -0.6)) == pytest.approx(-0.6, abs=0.05)
-    # No disturbance makes a trial faster than it can be.
-    assert shift(np.array([1.2])) > 1
-
-
-def test_the_residual_is_certain_where_trials_are_and_open_elsewhere() -> None:
-    there = np.array([[0.0, 0.0], [1.0, 0.0]])
-    residual = ResidualProcess(there, np.array([0.1, -0.05]), log_sd=0.2)
-    mean, deviation = residual.at(np.array([[0.0, 0.0], [0.5, 0.0], [9.0, 9.0]]))
-    assert mean[0] == pytest.approx(0.1, abs=0.01)
-    assert mean[2] == pytest.approx(0.0, abs=1e-6)
-    assert deviation[0] < 0.04 < deviation[1] < deviation[2] == pytest.approx(0.2)
-    covariance = residual.covariance(there)
-    assert np.sqrt(np.diag(covariance)) == pytest.approx(residual.at(there)[1])
-
-
-def test_what_a_candidate_alone_gains_is_the_mean_over_what_it_could_be() -> None:
-    mean, deviation, runs = np.array([-0.2, 0.0, 0.3]), np.array([0.3, 0.1, 0.2]), np.full(3, 0.5)
-    gains = improvement(mean, deviation, runs, best=0.1)
-    rng = np.random.default_rng(0)
-    for i in range(3):
-        alone = mean[i : i + 1], deviation[i : i + 1, None] ** 2, runs[:1]
-        drawn = [expected_gain(*alone, 0.1, 1, rng).next for _ in range(100)]
-        assert gains[i] == pytest.approx(np.mean(drawn), rel=0.1)
-
-
-def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> None:
-    rng = np.random.default_rng(0)
-    mean, covariance, runs = np.zeros(40), 0.01 * np.eye(40), np.ones(40)
-    one = [expected_gain(mean[:1], covariance[:1, :1], runs[:1], 0.0, 1, rng) for _ in range(50)]
-    # E[exp(x) - 1; x > 0] of a normal x with deviation 0.1
-    assert np.mean([gain.next for gain in one]) == pytest.approx(0.0427, rel=0.05)
-    batch = expected_gain(mean, covariance, runs, 0.0, 4, rng)
-    assert one[0].next < batch.next < batch.left
-    assert expected_gain(mean, covariance, 0 * runs + 1e-9, 0.0, 4, rng).left < 1e-3
-    assert expected_gain(mean - 1.0, covariance, runs, 0.0, 4, rng).left < 1e-6
 
 
 def test_parameters_that_the_model_does_not_price_are_tried_early_and_learnt(
