@@ -50,6 +50,8 @@ class Framework:
             all but the last, whose result no gradient needs.
         overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
+        overlaps_publish: where weights and gradients are whole, updated weights arrive during the
+            next forward pass.
         live_parameters: split weights that may be whole at once, unless one matrix has more; those
             of two layers where there is no such bound.
         sharded_masters: weights that are split as their master weights are kept in float32 only,
@@ -101,6 +103,7 @@ class Framework:
     overlaps_gradients: bool = True
     repeated_sums: float = 2
     overlaps_split_gradients: bool = True
+    overlaps_publish: bool = False
     live_parameters: float = math.inf
     sharded_masters: bool = False
     one_adapter: bool = False
@@ -124,6 +127,7 @@ class Framework:
 MESHTUNE = Framework(
     "meshtune",
     repeated_sums=1,
+    overlaps_publish=True,
     keeps_products="all",
     logits_bytes=0,
     logit_copies=2,

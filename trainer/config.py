@@ -200,7 +200,11 @@ class TrainConfig(Record):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     device_memory_bytes: int | None = Field(
-        default=None, ge=1, le=2**60, description="memory limit per rank; default the device's own"
+        default=None,
+        ge=1,
+        le=2**60,
+        description="limit per rank on what torch's allocator reserves of the device, on a CPU on "
+        "private memory; default the device's own",
     )
     time_communication: bool = Field(
         default=False,

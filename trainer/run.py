@@ -206,9 +206,13 @@ class _Run:
         used = self.device.memory() if self.device else None
         line = next(iter(str(error).splitlines()), "")
         message = line if status == "invalid" else f"{type(error).__name__}: {line}"
-        result = failure(status, where, message[:_MESSAGE_CHARS], rank, used)
-        if self.device is not None:
-            result["device"] = self.device.facts()
+        device = self.device.facts() if self.device else None
+        message = message[:_MESSAGE_CHARS]
+        if status == "oom" and device is not None and used is not None:
+            message += f" ({memory.in_words(used, self.config.device_memory_bytes, device)})"
+        result = failure(status, where, message, rank, used)
+        if device is not None:
+            result["device"] = device
         said = f"rank {rank}: {status} in {where}: {result['message']}"
         try:
             if write_result(self.directory, result):

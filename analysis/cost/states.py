@@ -24,6 +24,7 @@ _TIMED = {
     "reduce_scatter": links.reduce_scatter_s,
     "all_reduce": links.all_reduce_s,
 }
+_BACKWARD = 2 / 3  # of both passes' time
 
 
 def exchanges(
@@ -31,14 +32,14 @@ def exchanges(
     cluster: Cluster,
     framework: Framework,
     c: TimeConstants,
-    window: Array,
+    computing: Array,
     micro: Array,
 ) -> tuple[Array, Array, Array]:
     """Exposed seconds of gathering weights, reducing gradients and publishing weights.
 
     Args:
-        window: backward pass of one micro-batch on the slowest stage.
-        micro: both passes of it.
+        computing: of the device, both passes of one micro-batch on the slowest stage.
+        micro: the same with what the device waits for.
     """
     once_layer = one_adapter(cluster) if framework.one_adapter else cluster
     # Split weights and gradients come and go layer by layer, and each call has its latency.
@@ -71,11 +72,17 @@ def exchanges(
         framework.overlaps_gradients and framework.overlaps_split_gradients,
         framework.overlaps_gradients,
     )
-    hidden = c.overlap * window * overlaps
+    hidden = c.overlap * _BACKWARD * computing * overlaps
     per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.reductions
     every = reduces_every_time(jobs, framework)
     once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
-    return gathers, per_micro + once, np.asarray(seconds("publish"))
+
+    # Whole weights are used as they arrive, in the first forward pass of the next step.
+    publish = np.asarray(seconds("publish"))
+    arrives = framework.overlaps_publish & (jobs.gradient_shard == 1) & (jobs.gy * jobs.gz == 1)
+    hidden = c.overlap * (1 - _BACKWARD) * computing * arrives
+    publish = np.maximum(publish - hidden, np.where(arrives, 0.05, 1.0) * publish)
+    return gathers, per_micro + once, publish
 
 
 def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:

@@ -40,7 +40,7 @@ class StepParts:
         bubble: filling and draining the pipeline.
         gather: of split weights, as far as it does not hide.
         gradients: their reduction, as far as it does not hide.
-        publish: of updated weights.
+        publish: of updated weights, as far as it does not hide.
         optimizer: its update.
         fixed: once a step.
     """
@@ -105,10 +105,11 @@ def step(
     sends = _sends(jobs, cluster, framework, c)
     alone = cluster.shared_by
     path = m * slowest + np.maximum(everything - slowest, 0) / v * _idle_share(jobs)
+    # Breadth-first with few micro-batches waits for the first of them before each further chunk.
+    path = path + np.maximum(p - m, 0) * slowest * (v - 1) / v
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
-    window = count * one.device * 2 / 3
-    data = exchanges(jobs, cluster, framework, c, window, slowest)
+    data = exchanges(jobs, cluster, framework, c, count * one.device, slowest)
     return StepParts(
         forward_backward=m * count * one.device * used,
         recompute=m * count * one.again * used,

@@ -59,7 +59,10 @@ class BuiltinTrainer(Record):
     seed: int | None = Field(default=None, ge=0)
     device: Literal["auto", "cpu", "cuda"] | None = None
     device_memory_bytes: int | None = Field(
-        default=None, ge=1, description="memory limit per rank; default the device's own"
+        default=None,
+        ge=1,
+        description="limit per rank on what torch's allocator reserves of the device, on a CPU on "
+        "private memory; default the device's own",
     )
     ddp_bucket_size: int | None = Field(
         default=None,

@@ -82,7 +82,8 @@ def builtin(
 
     Args:
         types: of the names that the space has.
-        own_trainer: it is the user's, and what only the built-in one needs does not count.
+        own_trainer: it is the user's, and what only the built-in one needs does not count; else
+            what only others need does not.
         own_axes: parallel axes that only that trainer knows.
         allow: requirements that the space switches off.
     """
@@ -91,6 +92,6 @@ def builtin(
         expressed(requirement.name, requirement.condition, required=True)
         for requirement in requirements(own_axes)
         if requirement.name not in off
-        and not (own_trainer and requirement.builtin_only)
+        and not (requirement.builtin_only if own_trainer else requirement.others_only)
         and requirement.condition.names <= types.keys()
     ]

@@ -14,10 +14,11 @@ from slurm.launcher import LauncherError
 from slurm.outcome.kinds import Kind
 from slurm.srun import shell
 from slurm.srun.shell import NoAnswerError, SlurmError
-from slurm.srun.site import Site
+from slurm.srun.site import Environment, Site
 
 SCRIPT_NAME = "search.sbatch"
 LOG_NAME = "slurm-%j.log"
+UNPACK = Path(__file__).with_name("unpack.sh")
 # Lines of the journal that say something new: trials' ends, and those of repeats, which are not
 # final, unless they say nothing of the configuration.
 _ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
@@ -68,7 +69,7 @@ def batch_script(
         further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``; they override the
             site's.
         meshtune: the command; default the one beside the running interpreter, so that the job
-            runs what was submitted whatever its PATH is.
+            runs what was submitted whatever its PATH is; or that of the site's environment.
         options: further ones of ``meshtune search``.
 
     Raises:
@@ -78,15 +79,28 @@ def batch_script(
     chosen = {"account": account, "partition": partition, "qos": qos}
     added = [_further(option) for option in further]
     directives = _directives(run, site, nodes, time, chosen, added)
-    search = [meshtune or _meshtune(), "search", space, "--run-dir", str(run)]
+    program = [meshtune or _meshtune()]
+    if site.environment is not None and meshtune is None:
+        # A script of an environment begins with the path that it was installed at.
+        program = [f"{site.environment.folder}/bin/python", "-m", "meshtune"]
+    search = [*program, "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
     return _SCRIPT.format(
         directives="\n".join(f"#SBATCH {_directive(option)}" for option in directives),
         modules="".join(f"module load {shlex.quote(name)}\n" for name in site.modules),
+        environment=_environment(site.environment) if site.environment else "",
         search=shlex.join(search),
         ended=shlex.quote(_ENDED),
         journal=shlex.quote(str(run / "journal.jsonl")),
         script=shlex.quote(str(run / SCRIPT_NAME)),
+    )
+
+
+def _environment(environment: Environment) -> str:
+    """Lines that bring an environment to every node, or end the job."""
+    folder = shlex.quote(environment.folder)
+    return _ENVIRONMENT.format(
+        archive=shlex.quote(environment.archive), folder=folder, unpack=shlex.quote(str(UNPACK))
     )
 
 
@@ -239,6 +253,18 @@ def _meshtune() -> str:
     return str(beside) if beside.exists() else "meshtune"
 
 
+_ENVIRONMENT = """
+# The environment is read from storage of each node's own: a shared file system is slow to import
+# from where many ranks do it at once.
+sbcast --force {archive} {folder}.tar &&
+    srun -N"$SLURM_JOB_NUM_NODES" -n"$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 -c1 --mem=0 \\
+        --overlap /bin/sh {unpack} {folder} || {{
+    echo "not searched: the environment is not on all nodes" >&2
+    exit 1
+}}
+export PATH={folder}/bin:"$PATH"
+"""
+
 # Bash runs a trap only after the foreground command has ended, and --signal=B: reaches the batch
 # shell alone: so the driver runs in the background, and `wait`, which a signal interrupts, is
 # asked again until it was not interrupted. It remembers an exit code that it has given before.
@@ -250,7 +276,7 @@ _SCRIPT = """\
 # lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
 # the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
 # next job is submitted. The run folder's journal carries the search from one job to the next.
-{modules}
+{modules}{environment}
 set -u
 ended() {{ cat {journal} 2>/dev/null | grep -cE {ended}; }}
 before=$(ended)

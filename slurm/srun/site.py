@@ -22,10 +22,24 @@ def _option(text: str) -> str:
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 Option = Annotated[str, AfterValidator(_option)]
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*[^/\n]$", max_length=4096)]
 
 
 class SiteError(LauncherError, FileError):
     """A site profile that cannot be used; the message names the file, the key and the remedy."""
+
+
+class Environment(BaseModel):
+    """A Python environment that a job copies to storage of each node's own before it searches."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    archive: AbsolutePath = Field(
+        description="a tar of it, compressed or not, with bin/ at its top; nodes share this path"
+    )
+    folder: AbsolutePath = Field(
+        description="where each node gets it; the folder above it must be there"
+    )
 
 
 class Site(BaseModel):
@@ -49,6 +63,9 @@ class Site(BaseModel):
     )
     env: dict[Name, str] = Field(default={}, max_length=1000, description="set for every rank")
     modules: list[str] = Field(default=[], max_length=100, description="loaded by the batch script")
+    environment: Environment | None = Field(
+        default=None, description="sent to the nodes by the batch script, and used by all ranks"
+    )
     batch_options: list[Option] = Field(default=[], max_length=100, description="#SBATCH lines")
     max_concurrent_steps: int = Field(default=90, ge=1, le=100_000)
     launch_interval_s: float = Field(

@@ -14,8 +14,8 @@ class LongSweep(dict[str, Any]):
 
     Args:
         run_ranks: the fixture.
-        references: run beside each batch.
-        jobs: in the order in which tests ask for them.
+        references: run with the first batch.
+        groups: jobs in the order in which tests ask for them; no batch has jobs of two groups.
         timeout_s: of a batch, within a test's own limit.
     """
 
@@ -23,16 +23,17 @@ class LongSweep(dict[str, Any]):
         self,
         run_ranks: Callable[..., dict[str, Any]],
         references: Sequence[Job],
-        jobs: Sequence[Job],
+        *groups: Sequence[Job],
         timeout_s: float = 2_900.0,
     ) -> None:
         super().__init__()
         self._run, self._references, self._timeout_s = run_ranks, references, timeout_s
-        batches = [jobs[at : at + BATCH] for at in range(0, len(jobs), BATCH)]
+        batches = [jobs[at : at + BATCH] for jobs in groups for at in range(0, len(jobs), BATCH)]
         self._batch_of = {job["id"]: batch for batch in reversed(batches) for job in batch}
         self._batch_of |= {job["id"]: batches[0] for job in references}
 
     def __missing__(self, name: str) -> Any:
-        jobs = [*self._references, *self._batch_of[name]]
+        missing = [job for job in self._references if job["id"] not in self]
+        jobs = [*missing, *self._batch_of[name]]
         self.update(self._run(jobs, timeout_s=self._timeout_s))
         return self[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -218,6 +219,8 @@ def test_running_out_of_memory_is_told_with_its_place(
     rank = ended.result["rank"]
     assert ended.codes[rank] == EXIT_OUT_OF_MEMORY
     assert f"rank {rank}: oom in {where}" in ended.stderr
+    limit = f"limit {limit_bytes / 2**20:.1f} MiB"
+    assert re.search(rf"\(private memory since start-up: peak .* MiB, {limit}\)", ended.stderr)
     assert 0 <= ended.result["peak_memory_bytes"] <= limit_bytes + MB
     assert "Traceback" not in ended.stderr
 

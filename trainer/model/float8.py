@@ -13,6 +13,9 @@ from torch import Tensor
 
 from trainer.model.kernels import Kernels, like
 
+CAST_AT_ONCE = 1 << 24
+"""Numbers: enough to keep a device busy, in 64 MiB of float32."""
+
 
 class Float8Kernels(Kernels):
     """The three products of a layer in FP8.
@@ -54,7 +57,17 @@ class Float8Kernels(Kernels):
         return product
 
     def _cast(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows as codes, and what each row's codes are to be multiplied by, (rows, 1)."""
-        largest = matrix.abs().amax(1, keepdim=True).float()
-        scale = largest.clamp(min=torch.finfo(torch.float32).tiny * self.most) / self.most
-        return (matrix / scale).to(self.dtype).contiguous(), scale
+        """Rows as codes, and what each row's codes are to be multiplied by, (rows, 1).
+
+        Some rows at a time: quotients are in float32, four times as large as the codes.
+        """
+        codes = torch.empty(matrix.shape, dtype=self.dtype, device=matrix.device)
+        scales = torch.empty(matrix.size(0), 1, dtype=torch.float32, device=matrix.device)
+        least = torch.finfo(torch.float32).tiny * self.most
+        rows = max(1, CAST_AT_ONCE // matrix.size(1))
+        parts = (whole.split(rows) for whole in (matrix, codes, scales))
+        for part, out, scale in zip(*parts, strict=True):
+            largest = torch.linalg.vector_norm(part, torch.inf, 1, keepdim=True)
+            torch.div(largest.float().clamp(min=least), self.most, out=scale)
+            out.copy_(part / scale)
+        return codes, scales

@@ -69,11 +69,14 @@ PIPELINE = (
     Requirement(
         "vpp_needs_pp", "vpp == 1 or pp > 1", "vpp {vpp} needs a pipeline: pp is {pp}; set vpp: 1"
     ),
-    # Interleaved 1F1B hands micro-batches out in rounds of pp.
+    # Interleaved 1F1B hands micro-batches out in rounds of pp; breadth-first knows no rounds.
+    Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
     Requirement(
         "interleaved_gas",
-        "vpp == 1 or gas % pp == 0",
-        "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp})",
+        "vpp == 1 or gas % pp == 0 or pipeline_schedule == 'LoopedBFS'",
+        "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp}); change gas, or set "
+        "pipeline_schedule: LoopedBFS",
+        builtin_only=True,
     ),
     Requirement("schedule_needs_pp", "pipeline_schedule == '1F1B' or pp > 1", builtin_only=True),
     *_ZERO_BUBBLE,

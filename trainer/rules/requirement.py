@@ -46,6 +46,7 @@ class Requirement:
         refusal: what the trainer says where it is not met; values stand in braces. Empty for what
             only a search leaves out, although a trainer could run it.
         builtin_only: of the built-in trainer; others may pad, say.
+        others_only: of others than the built-in trainer.
         axes: parallel axes that the condition reads.
     """
 
@@ -53,6 +54,7 @@ class Requirement:
     text: str
     refusal: str = ""
     builtin_only: bool = False
+    others_only: bool = False
     axes: tuple[str, ...] = ()
 
     @cached_property

@@ -13,8 +13,9 @@ import ctypes
 import errno
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -67,6 +68,25 @@ def peak_memory_bytes() -> int:
     """
     status = _status()
     return max(0, status["VmHWM"] - status["RssFile"] - status["RssShmem"] - _start_bytes)
+
+
+def in_words(figures: Mapping[str, int], limit_bytes: int | None, device: Mapping[str, Any]) -> str:
+    """How much there was of which memory, and which of them a limit is on.
+
+    Args:
+        figures: as ``Device.memory`` gives them.
+        limit_bytes: that was given to ``limit_memory``.
+        device: as ``Device.facts`` gives it.
+    """
+    mib = {key: f"{figures[key] / 2**20:.1f} MiB" for key in ("allocated", "reserved", "used")}
+    limit = f", limit {limit_bytes / 2**20:.1f} MiB" if limit_bytes is not None else ""
+    if device["type"] == "cpu":
+        return f"private memory since start-up: peak {mib['used']}{limit}"
+    return (
+        f"reserved by torch's allocator: peak {mib['reserved']}{limit}; held by tensors: peak "
+        f"{mib['allocated']}; used on the device now, by whomever: {mib['used']} of "
+        f"{device['memory_bytes'] / 2**20:.1f} MiB"
+    )
 
 
 def spare_memory(limited: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from analysis.cost.constants import log_sd
-from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.jobs import BREADTH_FIRST, FULL, Jobs, jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, NANOTRON
+from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, MESHTUNE, NANOTRON
 from trainer import flops
 from trainer.config import ModelConfig
 
@@ -64,6 +64,41 @@ def test_parts_add_up_and_none_is_negative() -> None:
     parts = step(of, cluster("dgx_h100"), NANOTRON)
     assert all(np.all(part >= 0) for part in parts.as_dict().values())
     np.testing.assert_allclose(sum(parts.as_dict().values()), parts.total)
+
+
+def test_breadth_first_waits_before_each_further_chunk_where_micro_batches_are_few() -> None:
+    """Of p - m idle turns a chunk of v, Lamy-Poirier 2022: none from as many as stages on."""
+    of = jobs(
+        {"tp": 8, "pp": 4, "dp": 1, "mbs": 1, "vpp": 2, "gas": [1, 2, 3, 4, 8], "schedule": 1},
+        shape("22b"),
+    )
+    assert (of.schedule == BREADTH_FIRST).all()
+    bubble = step(of, cluster("frontier"), MESHTUNE, TimeConstants()).bubble
+    turns = np.diff(bubble)
+    assert turns[:3] == pytest.approx(turns[0]) and turns[0] < 0
+    assert turns[3] == pytest.approx(0)
+    # Four stages of equal layers and a head: a turn is a chunk of one of them.
+    assert -turns[0] == pytest.approx(bubble[4] / 3, rel=0.1)
+
+
+def test_updated_weights_hide_behind_the_next_forward_pass_where_they_do() -> None:
+    """In frameworks that wait for them layer by layer; where weights and gradients are whole."""
+    of = jobs(
+        {"tp": 8, "pp": 1, "dp": 8, "mbs": [1, 1, 1, 64], "gas": 1, "zero_stage": [0, 1, 2, 1]},
+        shape("22b"),
+    )
+    on, c = cluster("frontier"), TimeConstants()
+    waits = replace(MESHTUNE, overlaps_publish=False)
+    told = [step(of, on, framework, c) for framework in (waits, MESHTUNE)]
+    every, exposed = (parts.publish for parts in told)
+    assert every[0] == exposed[0] == 0 and every[1] == every[3] > 0
+    assert exposed[2] == every[2] > 0
+    forward = told[0].forward_backward / 3
+    assert exposed[1] == pytest.approx(every[1] - c.overlap * forward[1])
+    assert exposed[3] == pytest.approx(0.05 * every[3])
+    others = ("forward_backward", "gather", "gradients", "optimizer", "bubble")
+    for name in others:
+        np.testing.assert_array_equal(getattr(told[0], name), getattr(told[1], name))
 
 
 # Observations of Dash et al. 2023, section III, all at a fixed number of GPUs or batch.

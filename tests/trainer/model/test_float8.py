@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from trainer.config import ConfigError, TrainConfig
+from trainer.model import float8
 from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels
 from trainer.runtime.device import float8_of
@@ -64,6 +68,36 @@ def test_products_are_those_of_codes_with_a_scale_for_each_row(
 def test_rows_of_zeros_stay_zeros() -> None:
     found = Float8Kernels(E4M3).outputs(torch.zeros(2, 8, 16), torch.zeros(16, 16))
     assert found.eq(0).all()
+
+
+class _LargestFloat32(TorchDispatchMode):
+    """Sees how many numbers the largest result in float32 has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and tensor.dtype == torch.float32:
+                self.numbers = max(self.numbers, tensor.numel())
+        return found
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_matrix_is_cast_some_rows_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, transposed: bool
+) -> None:
+    """Of a matrix in 16 bits there is no copy in float32, and no code differs for that."""
+    matrix = torch.randn(48, 48).to(torch.bfloat16)
+    matrix = matrix.t() if transposed else matrix
+    whole = Float8Kernels(E4M3)._cast(matrix)
+    monkeypatch.setattr(float8, "CAST_AT_ONCE", 5 * 48)
+    with _LargestFloat32() as seen:
+        parts = Float8Kernels(E4M3)._cast(matrix)
+    assert seen.numbers == 5 * 48
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0, atol=0)
+    assert whole[0].is_contiguous()
 
 
 def test_devices_without_fp8_refuse_it_with_the_reason() -> None:

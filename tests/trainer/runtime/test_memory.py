@@ -11,7 +11,7 @@ import textwrap
 import pytest
 import torch
 
-from trainer.runtime.memory import out_of_memory
+from trainer.runtime.memory import in_words, out_of_memory
 
 MIB = 1 << 20
 
@@ -206,3 +206,15 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__context__, second.__context__ = second, first
     assert out_of_memory(first) is None
+
+
+def test_what_ran_out_is_told_with_the_memory_that_a_limit_is_on() -> None:
+    figures = {"allocated": 3 << 20, "reserved": 5 << 20, "used": 9 << 20}
+    device = {"type": "cuda", "memory_bytes": 16 << 20}
+    assert in_words(figures, 6 << 20, device) == (
+        "reserved by torch's allocator: peak 5.0 MiB, limit 6.0 MiB; held by tensors: peak "
+        "3.0 MiB; used on the device now, by whomever: 9.0 MiB of 16.0 MiB"
+    )
+    assert ", limit" not in in_words(figures, None, device)
+    on_cpu = in_words(figures, 6 << 20, {"type": "cpu", "memory_bytes": 1 << 30})
+    assert on_cpu == "private memory since start-up: peak 9.0 MiB, limit 6.0 MiB"
