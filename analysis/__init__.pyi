@@ -13,6 +13,7 @@ from .imported.results import is_storage, read_results
 from .metrics import MissingMetricError, metric, numbers, possible, required_metric
 from .pareto import non_dominated
 from .prediction.drawn_model import drawn
+from .prediction.foretold import errors, foretold, positive, residual_log_sd
 from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price, unpriced_parameters
 from .prediction.ranking import (
@@ -144,11 +145,13 @@ __all__ = [
     "driver_of",
     "duration",
     "early_stop_lines",
+    "errors",
     "explain",
     "explain_trial",
     "failure_sensitivity",
     "failures",
     "features",
+    "foretold",
     "frame_of",
     "front_lines",
     "in_time",
@@ -172,6 +175,7 @@ __all__ = [
     "of_engines",
     "parameters_of",
     "png",
+    "positive",
     "possible",
     "preflight_summary",
     "preflight_warnings",
@@ -187,6 +191,7 @@ __all__ = [
     "refused",
     "repair_run",
     "required_metric",
+    "residual_log_sd",
     "resized",
     "scale",
     "scaling_figure",

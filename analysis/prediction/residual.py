@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import expit, stdtrit
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.prediction.pricing import unpriced_parameters
@@ -27,6 +27,7 @@ PRIOR_RUNS = 10.0  # that such a share is as sure as, before any trial
 PRIOR_TRIALS = 4.0  # that the residual's scale is as sure as, before any trial
 EFFECT_LOG_SD = 0.15  # of what a parameter without a price does by itself
 MEAN_SLOWDOWN = 5.0  # mean of their log slow-down, in deviations of the residual
+UNDISTURBED = float(np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi))  # log density at 0
 
 
 class ResidualProcess:
@@ -38,6 +39,7 @@ class ResidualProcess:
         log_sd: of the residual far from every trial.
         noise_log_sd: of an undisturbed measurement.
         unpriced: the last columns of ``features`` that are of parameters without a price.
+        rng: draws which trials were disturbed, by how probable that is; default the most probable.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class ResidualProcess:
         log_sd: float,
         noise_log_sd: float = NOISE_LOG_SD,
         unpriced: int = 0,
+        rng: np.random.Generator | None = None,
     ) -> None:
         self._log_sd, self._noise_log_sd, self._unpriced = log_sd, noise_log_sd, unpriced
         noise = noise_log_sd / log_sd
-        kept = _undisturbed_trials(self._alike(features, features), left / log_sd, noise)
+        kept = _undisturbed_trials(self._alike(features, features), left / log_sd, noise, rng)
         self._features = features[kept]
         self._slower = -np.delete(left, kept)
         self._num_trials = len(left)
@@ -100,10 +103,11 @@ class ResidualProcess:
         mean = (MEAN_SLOWDOWN * self._log_sd + self._slower.sum()) / (1 + disturbed)
         return max(calm, float(mean * np.log(share / 0.025))), calm
 
-    def covariance(self, features: Array) -> Array:
-        """Between configurations; shape (m, m)."""
-        across = self._alike(features, self._features)
-        open_ = self._alike(features, features) - across @ self._inverse @ across.T
+    def covariance(self, features: Array, others: Array | None = None) -> Array:
+        """Between configurations, shape (m, m), or with others, shape (m, number of them)."""
+        others = features if others is None else others
+        one, other = (self._alike(x, self._features) for x in (features, others))
+        open_ = self._alike(features, others) - one @ self._inverse @ other.T
         return np.asarray(self._log_sd**2 * open_)
 
 
@@ -179,7 +183,9 @@ def kernel(a: Array, b: Array) -> Array:
     return np.asarray(np.exp(-0.5 * np.maximum(squared, 0.0)))
 
 
-def _undisturbed_trials(among: Array, left: Array, noise: float) -> Indices:
+def _undisturbed_trials(
+    among: Array, left: Array, noise: float, rng: np.random.Generator | None = None
+) -> Indices:
     """Trials whose measurement says something of their configuration.
 
     Every trial either belongs to the Gaussian process, or was disturbed: slower by a factor whose
@@ -191,31 +197,25 @@ def _undisturbed_trials(among: Array, left: Array, noise: float) -> Indices:
         among: correlation of the trials.
         left: what the model leaves of each, in deviations of the residual.
         noise: standard deviation of an undisturbed measurement, likewise.
+        rng: draws another assignment near the most probable one: each trial changes sides with the
+            probability that it has where the others are.
     """
     found = [
         _most_probable_split(among, left, noise, start) for start in (left > -2, left > -np.inf)
     ]
-    return np.flatnonzero(max(found, key=lambda f: f[0])[1])
+    kept = max(found, key=lambda f: f[0])[1]
+    if rng is not None and len(left):
+        odds = _log_odds_to_change(among + noise**2 * np.eye(len(left)), left, kept)
+        kept = kept ^ (rng.random(len(left)) < expit(odds))
+    return np.flatnonzero(kept)
 
 
 def _most_probable_split(among: Array, left: Array, noise: float, kept: Mask) -> tuple[float, Mask]:
     """An assignment that no single change makes more probable, and its log probability."""
     among = among + noise**2 * np.eye(len(left))
-    undisturbed = np.log(1 - DISTURBED_SHARE) - 0.5 * np.log(2 * np.pi)
-    disturbed = np.where(
-        left < 0, np.log(DISTURBED_SHARE / MEAN_SLOWDOWN) + left / MEAN_SLOWDOWN, -np.inf
-    )
     for _ in range(2 * len(left)):
         kept = kept.copy()
-        inverse = np.linalg.inv(among[np.ix_(kept, kept)])
-        # What the others predict of each trial; of those kept by the rule for leaving one out.
-        across = among[:, kept]
-        mean = across @ inverse @ left[kept]
-        variance = np.diag(among) - np.einsum("ij,jk,ik->i", across, inverse, across, optimize=True)
-        variance[kept] = 1 / np.diag(inverse)
-        mean[kept] = left[kept] - inverse @ left[kept] * variance[kept]
-        normal = undisturbed - 0.5 * ((left - mean) ** 2 / variance + np.log(variance))
-        wrong = np.where(kept, disturbed - normal, normal - disturbed)
+        wrong = _log_odds_to_change(among, left, kept)
         worst = int(np.argmax(wrong))
         if wrong[worst] <= 0:
             break
@@ -224,4 +224,29 @@ def _most_probable_split(among: Array, left: Array, noise: float, kept: Mask) ->
     together = -0.5 * (
         residuals @ np.linalg.solve(within, residuals) + np.linalg.slogdet(within)[1]
     )
-    return float(together + len(residuals) * undisturbed + disturbed[~kept].sum()), kept
+    return float(together + len(residuals) * UNDISTURBED + _disturbed(left)[~kept].sum()), kept
+
+
+def _log_odds_to_change(among: Array, left: Array, kept: Mask) -> Array:
+    """Log odds of every trial to be on the other side, given where the others are.
+
+    Args:
+        among: covariance of the trials' measurements.
+        left: as above.
+        kept: the trials that are taken for undisturbed.
+    """
+    inverse = np.linalg.inv(among[np.ix_(kept, kept)])
+    # What the others predict of each trial; of those kept by the rule for leaving one out.
+    across = among[:, kept]
+    mean = across @ inverse @ left[kept]
+    variance = np.diag(among) - np.einsum("ij,jk,ik->i", across, inverse, across, optimize=True)
+    variance[kept] = 1 / np.diag(inverse)
+    mean[kept] = left[kept] - inverse @ left[kept] * variance[kept]
+    normal = UNDISTURBED - 0.5 * ((left - mean) ** 2 / variance + np.log(variance))
+    return np.asarray(np.where(kept, _disturbed(left) - normal, normal - _disturbed(left)))
+
+
+def _disturbed(left: Array) -> Array:
+    """Log density of a disturbed trial's residual."""
+    slowed = np.log(DISTURBED_SHARE / MEAN_SLOWDOWN) + left / MEAN_SLOWDOWN
+    return np.where(left < 0, slowed, -np.inf)

@@ -87,7 +87,7 @@ def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
     def draws() -> Iterable[Refit]:
         rows = np.arange(len(target))
         for _ in range(NUM_REFITS):
-            yield rows, expectation.of(drawn(model, outlook.rng))
+            yield rows, expectation.of(drawn(model, outlook.rng), outlook.rng)
 
     space = outlook.pricing.space
     found = folded(fitted(encoded, target, seed, draws()), parents(space))

@@ -12,6 +12,7 @@ import pandas as pd
 from analysis import units
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
+from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess, features, survival, unpriced_features
 from analysis.report.forests import NotEnough
@@ -37,6 +38,7 @@ class Outlook:
     Attributes:
         model: calibrated.
         told: successes that it has learnt from.
+        log_sd: what the model is off, in logarithms, as the search has it.
         indices: of the configurations, in random order.
         fits: probability of each to fit; shape (n,).
         num_nodes: that each needs; shape (n,).
@@ -58,13 +60,14 @@ class Outlook:
         told = pricing.teaching(t for _, t in sorted(run.trials.items()) if t.ended)[-TAUGHT:]
         self.model = pricing.calibrated(told)
         self.told = [t for t in told if t.ok and (t.objective or 0.0) > 0]
+        self.log_sd = residual_log_sd(run, pricing.model.log_sd)
         columns = pricing.space.columns(self.candidates.columns(self.indices))
         self.fits = self.model.fits(pricing.jobs(columns, len(self.indices)))
         self.num_nodes = np.broadcast_to(columns.columns["num_nodes"], self.indices.shape)
 
     def expectation(self, indices: Indices) -> Expectation:
         """Of some of the configurations."""
-        return Expectation(self.pricing, self.candidates, indices, self.told)
+        return Expectation(self.pricing, self.candidates, indices, self.told, self.log_sd)
 
     def frame(self, indices: Indices) -> pd.DataFrame:
         """Some of the configurations as ``load`` gives those of trials."""
@@ -87,31 +90,47 @@ class Expectation:
     """What models expect of configurations once the trials have corrected them.
 
     Args:
-        pricing: of the space; its model says how far it was off before any trial.
+        pricing: of the space.
         candidates: whose indices are meant.
         indices: of the configurations.
         told: successes with a positive objective.
+        log_sd: what the model is off, in logarithms.
+
+    Attributes:
+        features: of the configurations; shape (n, k).
     """
 
     def __init__(
-        self, pricing: Pricing, candidates: Candidates, indices: Indices, told: list[Trial]
+        self,
+        pricing: Pricing,
+        candidates: Candidates,
+        indices: Indices,
+        told: list[Trial],
+        log_sd: float,
     ) -> None:
         space = pricing.space
-        self._pricing = pricing
+        self._pricing, self._log_sd = pricing, log_sd
         self._sign = 1.0 if space.objective.maximize else -1.0
         columns = candidates.columns(indices)
         self._jobs = pricing.jobs(space.columns(columns), len(indices))
-        self._features = features(self._jobs, unpriced_features(space, columns, len(indices)))
+        unpriced = unpriced_features(space, columns, len(indices))
+        self.features, self._unpriced = features(self._jobs, unpriced), unpriced.shape[1]
         self._logs = np.log([t.objective or np.nan for t in told])
         if told:
             self._own = pricing.jobs_of([t.config for t in told])
         self._own_features = self._features_of(told)
 
-    def of(self, model: CostModel) -> Array:
-        """The objective of every configuration, in the unit in which it is shown."""
+    def of(self, model: CostModel, rng: np.random.Generator | None = None) -> Array:
+        """The objective of every configuration, in the unit in which it is shown.
+
+        Args:
+            model: calibrated, or with other constants.
+            rng: draws which trials were slow by chance and which because of their configurations;
+                default what is most probable.
+        """
         logs = self._log(model.predict(self._jobs))
         if len(self._logs):
-            logs = logs + self._sign * self._residual(model).at(self._features)[0]
+            logs = logs + self._sign * self._residual(model, rng).at(self.features)[0]
         return np.asarray(np.exp(logs) * units.scaled(self._pricing.space.objective.key, 1.0))
 
     def doubted(self, model: CostModel) -> tuple[Prediction, Array, Array, ResidualProcess]:
@@ -120,30 +139,34 @@ class Expectation:
         Logarithms are such that more is better; the residual has their intervals.
         """
         prediction, residual = model.predict(self._jobs), self._residual(model)
-        shift, deviation = residual.at(self._features)
+        shift, deviation = residual.at(self.features)
         return prediction, self._sign * self._log(prediction) + shift, deviation, residual
 
     def survival(self, model: CostModel, run: Run) -> Array:
         """Probability of no failure that memory does not explain, by what failed nearby."""
         failed = [t for t in run.trials.values() if t.kind in FAILURES][-TAUGHT:]
         if not failed:
-            return np.ones(len(self._features))
+            return np.ones(len(self.features))
         memory = [t.kind in self._pricing.memory_failures for t in failed]
         fits = model.fits(self._pricing.jobs_of([t.config for t in failed]))
         return survival(
-            self._features, self._features_of(failed), np.where(memory, fits, 1.0),
+            self.features, self._features_of(failed), np.where(memory, fits, 1.0),
             self._own_features,
         )  # fmt: skip
 
-    def _residual(self, model: CostModel) -> ResidualProcess:
+    def _residual(
+        self, model: CostModel, rng: np.random.Generator | None = None
+    ) -> ResidualProcess:
         left = np.zeros(0)
         if len(self._logs):
             left = self._sign * (self._logs - self._log(model.predict(self._own)))
-        return ResidualProcess(self._own_features, left, self._pricing.model.log_sd)
+        return ResidualProcess(
+            self._own_features, left, self._log_sd, unpriced=self._unpriced, rng=rng
+        )
 
     def _features_of(self, trials: list[Trial]) -> Array:
         if not trials:
-            return self._features[:0]
+            return self.features[:0]
         space, rows = self._pricing.space, [self._pricing.space.raw(t.config) for t in trials]
         raw = {name: np.array([row[name] for row in rows]) for name in space.parameters}
         jobs = self._pricing.jobs(space.columns(raw), len(rows))

@@ -112,6 +112,7 @@ def search(arguments: Namespace) -> int:
         from workflows.cli.search_arguments import (
             asked_space,
             resume_flags,
+            resumed,
             run_directory,
             warm_prices,
         )
@@ -123,6 +124,7 @@ def search(arguments: Namespace) -> int:
         check_site(arguments)
         space = asked_space(arguments)
         folder = RunFolder(run_directory(arguments, space))
+        space = resumed(space, folder)
         POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
         tell("pricing configurations")
         pricing = warm_prices(space, arguments.warm_start)
@@ -163,6 +165,7 @@ def submit(arguments: Namespace) -> int:
         asked_space,
         policy_options,
         refuse_second_job,
+        resumed,
         run_directory,
         warm_prices,
     )
@@ -171,6 +174,7 @@ def submit(arguments: Namespace) -> int:
 
     space = asked_space(arguments)
     folder = RunFolder(run_directory(arguments, space))
+    space = resumed(space, folder)
     POLICIES.get(arguments.policy)  # an error now, and not in the job
     pricing = warm_prices(space, arguments.warm_start)
     earlier = [run.absolute() for run in arguments.warm_start]

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from analysis import RunFolder, driver_of, read_run
-from search_spaces import SearchSpace, load_space
+from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import job_of
 from workflows.cli.errors import UsageError
 
@@ -36,6 +36,23 @@ def asked_space(arguments: Namespace) -> SearchSpace:
     if given := {key: value for key, value in asked.items() if value is not None}:
         # So that status and a continuation know of it.
         space = replace(space, budget=space.budget.model_copy(update=given))
+    return space
+
+
+def resumed(space: SearchSpace, folder: RunFolder) -> SearchSpace:
+    """The space with the share of explorations of the run that is there, unless another is asked.
+
+    That share may be an option's of the first command, which no file of the user's has. A change
+    is printed.
+    """
+    try:
+        before = load_space(folder.space_file, frozen=True).budget.explore
+    except SpaceError:  # no run yet; or one whose space is damaged, which its opening reports
+        return space
+    if "explore" not in space.budget.model_fields_set:
+        return replace(space, budget=space.budget.model_copy(update={"explore": before}))
+    if (now := space.budget.explore) != before:
+        print(f"explorations: {now:.3g} of the trials from now on, {before:.3g} so far")
     return space
 
 

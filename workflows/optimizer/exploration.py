@@ -2,8 +2,10 @@
 
 A search gathers around the best, and what it leaves open is the rest of the space. Such a trial is
 the configuration, among those that likely run, of whose objective the calibrated cost model knows
-least: by what its residual leaves open there, and by how far models with other constants disagree.
-Where no model can say, it is the one that lies farthest from everything that was tried.
+least: by what its residual leaves open there, and by how far models with other constants disagree,
+or with another opinion on which trials were slow by chance. What pending trials will tell is
+counted as known. Where no model can say, it is the one that lies farthest from everything that was
+tried.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import numpy as np
 from analysis import (
     EXPLORATION,
     LIKELY,
+    NOISE_LOG_SD,
     Array,
     MissingFactError,
     NotEnough,
     Outlook,
+    ResidualProcess,
     Run,
     drawn,
     in_time,
@@ -70,15 +74,19 @@ class ExploringPolicy(Policy):
         indices = outlook.indices[new][:CONSIDERED]
         if not len(indices):
             return None
-        expectation = outlook.expectation(indices)
+        pending = [trial.config for trial in run.trials.values() if not trial.ended]
+        both = np.concatenate([indices, problem.candidates.indices_of(pending)])
+        expectation = outlook.expectation(both)
         prediction, mean, deviation, residual = expectation.doubted(outlook.model)
         runs = prediction.fits * in_time(problem.space, prediction)
-        runs = runs * expectation.survival(outlook.model, run)
+        runs = (runs * expectation.survival(outlook.model, run))[: len(indices)]
         if not np.any(runs >= LIKELY):
             return None
-        others = [expectation.of(drawn(outlook.model, outlook.rng)) for _ in range(DRAWS)]
-        unknown = np.hypot(deviation, np.log(others).std(axis=0))
-        at = int(np.argmax(np.where(runs >= LIKELY, unknown, -np.inf)))
+        rng = outlook.rng
+        others = [np.log(expectation.of(drawn(outlook.model, rng), rng)) for _ in range(DRAWS)]
+        unknown = np.hypot(deviation, np.std(others, axis=0))
+        left = still_unknown(residual, expectation.features, np.array(others), len(indices))
+        at = int(np.argmax(np.where(runs >= LIKELY, left, -np.inf)))
         config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
         sign = 1.0 if problem.space.objective.maximize else -1.0
         worse, better = residual.edges(float(unknown[at]))
@@ -105,3 +113,21 @@ class ExploringPolicy(Policy):
             apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
         return Proposal(config, EXPLORATION, "farthest from everything that was tried")
+
+
+def still_unknown(residual: ResidualProcess, features: Array, others: Array, count: int) -> Array:
+    """Deviations of the logarithm of the objective, once all that is pending has ended.
+
+    Args:
+        residual: of the calibrated model.
+        features: of configurations; the first ``count`` are asked about, the others are pending.
+        others: logarithms of their objectives by other models; shape (models, configurations).
+        count: configurations that are asked about.
+    """
+    apart = (others - others.mean(axis=0)) / np.sqrt(len(others))
+    variance = residual.at(features)[1] ** 2 + np.square(apart).sum(axis=0)
+    if count < len(features):
+        across = residual.covariance(features, features[count:]) + apart.T @ apart[:, count:]
+        among = across[count:] + NOISE_LOG_SD**2 * np.eye(len(features) - count)
+        variance -= np.einsum("ij,ji->i", across, np.linalg.solve(among, across.T))
+    return np.asarray(np.sqrt(np.maximum(variance[:count], 0.0)))

@@ -16,8 +16,6 @@ import numpy as np
 
 from analysis import (
     NOISE_LOG_SD,
-    PRIOR_LOG_SD,
-    PRIOR_TRIALS,
     Array,
     CostModel,
     Prediction,
@@ -29,6 +27,8 @@ from analysis import (
     drawn,
     features,
     in_time,
+    positive,
+    residual_log_sd,
     survival,
     unpriced_features,
 )
@@ -40,14 +40,13 @@ from workflows.optimizer.expected_gain import (
     improvement,
     most_promising,
 )
-from workflows.optimizer.model_trust import errors, foresees, positive, trusted
+from workflows.optimizer.model_trust import foresees, trusted
 from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks
 
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race
 CALIBRATED_WITH = 200  # trials: the best and the latest
 KAPPA = 0.25  # deviations above the mean at which a candidate is valued: curiosity
-WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 GAIN_TRIALS = 5  # successes, before what is left to gain can be said
 SETTLED = 16  # successes, before what hardly fits is tried for what it would gain
 
@@ -268,7 +267,7 @@ class ModelGuidedSearch:
     ) -> ResidualProcess:
         """What the model leaves at any candidate, from what it left of the successes."""
         scale = 1.0 if aim is None else aim.scale
-        log_sd = scale * self._off(run)
+        log_sd = scale * residual_log_sd(run, self._pricing.model.log_sd)
         if not successes:
             none = self._features[:0]
             return ResidualProcess(none, np.zeros(0), log_sd, unpriced=self._unpriced)
@@ -278,17 +277,6 @@ class ModelGuidedSearch:
         left = logs - self._log_promise(model.predict(own), aim)
         there, noise = self._features_of(successes), scale * NOISE_LOG_SD
         return ResidualProcess(there, left, log_sd, noise, self._unpriced)
-
-    def _off(self, run: Run) -> float:
-        """What the model is off, in logarithms: so far, and as its earlier evidence says.
-
-        By the trials that it foretold, not by those that it was then fitted to. Their median:
-        disturbed trials must not pass for a wide model.
-        """
-        off = np.abs(errors(run))
-        spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0
-        known, new = PRIOR_TRIALS * self._pricing.model.log_sd**2, len(off) * spread**2
-        return float(np.sqrt((known + new) / (PRIOR_TRIALS + len(off))))
 
     def _survival(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""

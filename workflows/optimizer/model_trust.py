@@ -13,10 +13,11 @@ from analysis import (
     MEAN_SLOWDOWN,
     NOISE_LOG_SD,
     PRIOR_LOG_SD,
-    Array,
     Pricing,
     Run,
-    Trial,
+    errors,
+    foretold,
+    positive,
 )
 
 PRIOR_LOG_ODDS = 5.0  # logarithm of the odds that the model is right, before any trial
@@ -36,6 +37,8 @@ def trusted(run: Run, pricing: Pricing) -> bool:
     """
     failures = 0
     for trial in run.trials.values():
+        if trial.explores:
+            continue  # where the model knows least it is not to be judged
         if trial.ok:
             failures = 0
         elif trial.kind == "oom" and trial.expected.get("fits", 0.0) > 0.9:
@@ -64,15 +67,9 @@ def log_odds(run: Run) -> float:
         _log_likelihood_ratio(
             t.objective, t.expected["objective"], t.expected["low"], t.expected["high"]
         )
-        for t in run.trials.values()
-        if t.ok and t.objective and positive(t) and t.expected.get("objective")
+        for t in foretold(run)
+        if t.objective
     )
-
-
-def errors(run: Run) -> Array:
-    """Logarithms of measured over expected, of all trials that were foretold and ran."""
-    told = _foretold(run)
-    return np.log([(t.objective or 1.0) / t.expected["objective"] for t in told])
 
 
 def foresees(run: Run) -> bool:
@@ -81,22 +78,13 @@ def foresees(run: Run) -> bool:
     Each trial is set against the mean of all others. Trials of equal speed tell no model from a
     constant: there it is enough to be near.
     """
-    told = _foretold(run)
+    told = foretold(run)
     if len(told) < 3:
         return False
     logs = np.log([t.objective or 1.0 for t in told])
     others = (logs - logs.mean()) * len(logs) / (len(logs) - 1)
     by_constant = float(np.median(np.abs(others)))
     return float(np.median(np.abs(errors(run)))) <= max(by_constant, NEAR)
-
-
-def _foretold(run: Run) -> list[Trial]:
-    return [t for t in run.trials.values() if t.ok and positive(t) and t.expected.get("objective")]
-
-
-def positive(trial: Trial) -> bool:
-    """Whether its objectives have a logarithm; others say nothing of a model that predicts one."""
-    return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
 
 
 @lru_cache(maxsize=2**16)  # every proposal asks for every trial so far

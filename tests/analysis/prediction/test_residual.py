@@ -56,3 +56,18 @@ def test_the_residual_is_certain_where_trials_are_and_open_elsewhere() -> None:
     assert deviation[0] < 0.04 < deviation[1] < deviation[2] == pytest.approx(0.2)
     covariance = residual.covariance(there)
     assert np.sqrt(np.diag(covariance)) == pytest.approx(residual.at(there)[1])
+
+
+def test_a_trial_that_was_slow_by_chance_perhaps_is_believed_as_often_as_that_is_probable() -> None:
+    places = np.array([[0.0], [0.5], [1.0], [9.0]])
+    left = np.array([0.0, 0.01, 0.0, -0.35])  # the last has no neighbour that could tell
+    likely = ResidualProcess(places, left, log_sd=0.1)
+    assert likely.at(places)[0][3] == pytest.approx(0.0, abs=1e-3)  # set aside
+    rng = np.random.default_rng(0)
+    drawn = [ResidualProcess(places, left, 0.1, rng=rng).at(places)[0] for _ in range(200)]
+    believed = np.mean([mean[3] < -0.3 for mean in drawn])
+    deviations, odd = 3.5, 1 + 0.3**2  # of a measurement, whose noise is 0.03
+    normal = 0.9 * np.exp(-0.5 * deviations**2 / odd) / np.sqrt(2 * np.pi * odd)
+    slowed = 0.1 / 5 * np.exp(-deviations / 5)
+    assert believed == pytest.approx(normal / (normal + slowed), abs=0.07)
+    assert all(mean[0] == pytest.approx(0.0, abs=0.02) for mean in drawn[:20])

@@ -16,6 +16,7 @@ from analysis.run.trial import Trial
 from search_spaces import Candidates, load_space
 from search_spaces.space import SearchSpace
 from support.priced_run import priced_run
+from workflows.optimizer.model_guided import ModelGuidedSearch
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,23 @@ def test_what_failed_time_and_again_is_not_what_to_try_next(space: SearchSpace) 
     outlook = Outlook(run, pricing)
     again = outlook.expectation(outlook.candidates.indices_of([before.config]))
     assert float(again.survival(outlook.model, run)[0]) < 0.8
+
+
+def test_what_is_expected_on_the_page_is_what_the_search_expects(space: SearchSpace) -> None:
+    run, pricing = priced_run(space, 6, {}), Pricing(space)
+    for trial in run.trials.values():  # of which the model was far from sure, and far off
+        off = 1.25 ** (-1) ** trial.number * (trial.objective or 1.0)
+        trial.expected = {"objective": off, "low": 0.5 * off, "high": 2 * off}
+    search = ModelGuidedSearch(pricing.supposing(), Candidates(space), 0)
+    told = search.suggest(run, 99, np.random.default_rng(0))
+    assert told is not None
+    outlook = Outlook(run, pricing)
+    place = np.array([told.index])
+    _, mean, deviation, residual = outlook.expectation(place).doubted(outlook.model)
+    worse, better = residual.edges(float(deviation[0]))
+    found = np.exp([mean[0], mean[0] - worse, mean[0] + better])
+    expected = [told.expected[name] for name in ("objective", "low", "high")]
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpace) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
+from analysis.prediction.residual import ResidualProcess
 from analysis.run.fold import Run, read_run
 from analysis.run.trial import EXPLORATION, Trial
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
+from workflows.optimizer.exploration import still_unknown
+from workflows.optimizer.model_trust import log_odds, trusted
 from workflows.optimizer.registry import make_policy
 
 ANY = 2**31
@@ -56,6 +60,32 @@ def test_the_share_is_kept_and_what_is_explored_is_where_the_model_knows_least()
         assert width(run.trials[number]) > width(run.trials[number - 1])
 
 
+def test_what_a_pending_trial_will_tell_is_counted_as_known() -> None:
+    rng = np.random.default_rng(0)
+    measured, pending, new = (rng.normal(size=(count, 2)) for count in (3, 2, 6))
+    new[0] = pending[0]
+    before = ResidualProcess(measured, np.zeros(3), 0.1)
+    after = ResidualProcess(np.concatenate([measured, pending]), np.zeros(5), 0.1)
+    there = np.concatenate([new, pending])
+    left = still_unknown(before, there, np.zeros((4, len(there))), len(new))
+    assert left == pytest.approx(after.at(new)[1], rel=1e-3, abs=1e-6)
+    assert left[0] < 0.5 * before.at(new)[1][0]
+    # What other models say of both is learnt with it.
+    opinions = np.tile([[0.3], [-0.3]], len(there))
+    assert np.all(still_unknown(before, there, opinions, len(new)) < 0.15)
+    assert np.all(still_unknown(before, new, opinions[:, :6], len(new)) > 0.29)
+
+
+def test_explorations_are_no_evidence_on_whether_the_model_may_choose() -> None:
+    space = exploring("tiny_cpu", 0.5)
+    run, pricing = searched(space, 8), Pricing(space)
+    before = log_odds(run), residual_log_sd(run, 0.1)
+    for number in explored(run):
+        run.trials[number].objective = 0.01 * (run.trials[number].objective or 0.0)
+    assert (log_odds(run), residual_log_sd(run, 0.1)) == before
+    assert trusted(run, pricing)
+
+
 def test_by_default_nothing_is_explored() -> None:
     space = load_space("tiny_cpu")
     assert space.budget.explore == 0 and not explored(searched(space, 4))
@@ -77,15 +107,24 @@ def test_without_a_price_it_is_what_lies_farthest_from_what_was_tried(
     assert make_policy(space, 0, policy).propose(run, ANY) == proposal
 
 
-def test_a_search_that_is_resumed_keeps_the_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_search_that_is_resumed_keeps_the_share_or_says_that_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    own = Path(str(load_space("tiny_cpu").file)).read_text()
+    Path("own.yaml").write_text(own)
     command = ["--launcher", "simulate", "--no-report", "--run-dir", "run", "--policy", "random"]
-    assert main(["search", "tiny_cpu", "--trials", "4", "--explore", "0.5", *command]) == 0
+    assert main(["search", "own.yaml", "--trials", "4", "--explore", "0.5", *command]) == 0
     assert explored(read_run("run")) == [2, 4]
     assert main(["search", "run/space.yaml", "--trials", "6", *command]) == 0
     assert explored(read_run("run")) == [2, 4, 6]
+    assert main(["search", "own.yaml", "--trials", "8", *command]) == 0
+    assert explored(read_run("run")) == [2, 4, 6, 8]
+    assert "explorations" not in capsys.readouterr().out
+    Path("own.yaml").write_text(own.replace("budget:", "budget:\n  explore: 0.0"))
+    assert main(["search", "own.yaml", "--trials", "9", *command]) == 0
+    assert "explorations: 0 of the trials from now on, 0.5 so far" in capsys.readouterr().out
+    assert load_space("run/space.yaml").budget.explore == 0.0
     with pytest.raises(SystemExit):
         main(["search", "tiny_cpu", "--explore", "1.5", *command])
 

@@ -1,0 +1,55 @@
+"""What a model foretold of a run's trials, set against what came of them.
+
+The journal has what was expected of a trial before it ran. What a model is off there says how far
+it may be off elsewhere; what it leaves of trials that it was then fitted to does not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.cost.jobs import Array
+from analysis.cost.model import PRIOR_LOG_SD
+from analysis.prediction.residual import PRIOR_TRIALS
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+
+WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
+
+
+def foretold(run: Run) -> list[Trial]:
+    """Trials that ran and whose objective was expected.
+
+    Explorations are left out: they are where the model knows least, and none would be chosen for
+    what it promises there.
+    """
+    return [
+        t
+        for t in run.trials.values()
+        if t.ok and positive(t) and t.expected.get("objective") and not t.explores
+    ]
+
+
+def positive(trial: Trial) -> bool:
+    """Whether its objectives have a logarithm; others say nothing of a model that predicts one."""
+    return (trial.objective or 0.0) > 0 and all(x > 0 for x in trial.objectives.values())
+
+
+def errors(run: Run) -> Array:
+    """Logarithms of measured over expected, of what was foretold."""
+    return np.log([(t.objective or 1.0) / t.expected["objective"] for t in foretold(run)])
+
+
+def residual_log_sd(run: Run, before: float) -> float:
+    """What a model is off, in logarithms: so far, and as its earlier evidence says.
+
+    Of this run's errors the median counts: disturbed trials must not pass for a wide model.
+
+    Args:
+        run: whose trials the model has foretold.
+        before: what it is off by its earlier evidence, worth PRIOR_TRIALS trials.
+    """
+    off = np.abs(errors(run))
+    spread = min(1.4826 * float(np.median(off)), WIDEST * PRIOR_LOG_SD) if len(off) else 0.0
+    known, new = PRIOR_TRIALS * before**2, len(off) * spread**2
+    return float(np.sqrt((known + new) / (PRIOR_TRIALS + len(off))))
