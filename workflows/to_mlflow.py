@@ -19,6 +19,8 @@ _NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that no name of MLf
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     """Add a run's trials to an experiment; those that it has already are left as they are.
 
+    What an interrupted call has begun is completed, in the run of MLflow's that it has made.
+
     Args:
         run: to be told.
         uri: of MLflow's store: a server, ``sqlite:///mlflow.db``, a folder.
@@ -38,11 +40,13 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
     try:
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = _experiment(client, run, name)
-        known = _known(client, experiment)
+        known, begun = _known(client, experiment)
         trials = ended(run)
         new = [trial for trial in trials if str(trial.number) not in known]
         for trial in new:
-            _add(mlflow, client, experiment, logged(run, trial), trial.ok)
+            what = logged(run, trial)
+            run_id = begun.get(str(trial.number)) or _begin(client, experiment, what)
+            _complete(mlflow, client, run_id, what, trial.ok)
     except mlflow.MlflowException as error:
         if error.error_code == "INVALID_PARAMETER_VALUE":
             raise ValueError(first_line(error)) from None
@@ -84,30 +88,41 @@ def _experiment(client: Any, run: Run, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _known(client: Any, experiment: str) -> set[str]:
-    """Numbers of the trials that it has to their end."""
+def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
+    """Numbers of the trials that it has to their end; runs of those that were only begun."""
     known: set[str] = set()
+    begun: dict[str, str] = {}
     token = None
     while True:
         page = client.search_runs([experiment], max_results=PAGE, page_token=token)
-        known |= {r.data.tags.get(TRIAL, "") for r in page if r.info.status != "RUNNING"}
+        for found in page:
+            number = found.data.tags.get(TRIAL, "")
+            if found.info.status == "RUNNING":
+                begun[number] = found.info.run_id
+            else:
+                known.add(number)
         token = page.token
         if not token:
-            return known
+            return known, begun
 
 
-def _add(mlflow: Any, client: Any, experiment: str, what: Logged, ok: bool) -> None:
-    entities, ended_ms = mlflow.entities, round(1000 * what.ended_t)
+def _begin(client: Any, experiment: str, what: Logged) -> str:
+    """A run of MLflow's for a trial; its id."""
     tags = {TRIAL: what.tags["trial"]} | {f"meshtune.{k}": v for k, v in what.tags.items() if v}
     made = client.create_run(
         experiment, start_time=round(1000 * what.started_t), tags=tags, run_name=what.name
     )
+    return str(made.info.run_id)
+
+
+def _complete(mlflow: Any, client: Any, run_id: str, what: Logged, ok: bool) -> None:
+    entities, ended_ms = mlflow.entities, round(1000 * what.ended_t)
     client.log_batch(
-        made.info.run_id,
+        run_id,
         metrics=[entities.Metric(_name(k), v, ended_ms, 0) for k, v in what.metrics.items()],
         params=[entities.Param(_name(k), str(value)) for k, value in what.parameters.items()],
     )
-    client.set_terminated(made.info.run_id, "FINISHED" if ok else "FAILED", ended_ms)
+    client.set_terminated(run_id, "FINISHED" if ok else "FAILED", ended_ms)
 
 
 def _name(key: str) -> str:

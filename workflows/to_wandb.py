@@ -14,6 +14,7 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
     """Add a run's trials to a project.
 
     A trial's run has an id that follows from the trial: written a second time, it is the same one.
+    All figures go into its summary and none into its history, to which each time would append.
     With ``WANDB_MODE=offline`` all is kept below ``folder``, for ``wandb sync``.
 
     Args:
@@ -61,6 +62,5 @@ def _add(
         dir=folder,
         settings=settings,
     )
-    made.log(what.metrics)
-    made.summary.update({"duration_s": what.ended_t - what.started_t})
+    made.summary.update({**what.metrics, "duration_s": what.ended_t - what.started_t})
     made.finish(exit_code=0 if ok else 1)

@@ -48,6 +48,30 @@ def test_a_trial_is_a_run_of_mlflows_and_what_is_new_is_added_later(
     assert "is of another run; choose another --name" in capsys.readouterr().err
 
 
+def test_what_an_interrupted_copy_has_begun_in_mlflow_is_completed(
+    book: RunBook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    book.close()
+    store = str(Path("store").absolute())
+    real = mlflow.MlflowClient.set_terminated
+
+    def interrupted(client: object, run_id: str, *rest: object) -> None:
+        monkeypatch.setattr(mlflow.MlflowClient, "set_terminated", real)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mlflow.MlflowClient, "set_terminated", interrupted)
+    assert main(["to-mlflow", "run", store]) == 130
+    assert main(["to-mlflow", "run", store]) == 0
+    assert "2 trials added to the experiment run" in capsys.readouterr().out
+    client = mlflow.MlflowClient(tracking_uri=store)
+    runs = client.search_runs([client.get_experiment_by_name("run").experiment_id])
+    ends = {r.data.tags["meshtune.trial"]: r.info.status for r in runs}
+    assert len(runs) == 2 and ends == {"1": "FINISHED", "2": "FAILED"}
+    assert [r.data.metrics["speed"] for r in runs if r.info.status == "FINISHED"] == [2.5]
+
+
 def test_a_trial_is_a_run_of_wandbs_kept_on_disk_where_it_is_offline(
     book: RunBook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +85,10 @@ def test_a_trial_is_a_run_of_wandbs_kept_on_disk_where_it_is_offline(
     told = kept["2.wandb"].read_bytes()
     for words in (b"out of memory", b"trial 2", b"node_hours", json.dumps("oom").encode()):
         assert words in told
+    # Written again, a history would grow; summary and configuration are replaced.
+    assert main(["to-wandb", "run", "--project", "mine"]) == 0
+    for file in Path("wandb").glob("offline-run-*/*.wandb"):
+        assert b"duration_s" in file.read_bytes() and b"_step" not in file.read_bytes()
 
 
 @pytest.mark.parametrize(
