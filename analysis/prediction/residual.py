@@ -67,6 +67,10 @@ class ResidualProcess:
         itself = 1 + self._effects(features, features, "ik,ik->i")
         return across @ self._weights, self._open(itself, across)
 
+    def effects(self, features: Array) -> Array:
+        """Mean of what parameters without a price do by themselves; shape (m,)."""
+        return self._effects(features, self._features, "ik,jk->ij") @ self._weights
+
     def untried(self, features: Array) -> Array:
         """Standard deviation of what parameters without a price do by themselves; shape (m,)."""
         effects = "ik,jk->ij"

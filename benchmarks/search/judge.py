@@ -3,7 +3,7 @@
 ``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
 on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
 what is known of the framework, without any of it, with a cost model turned upside down, beside
-parameters that have no price, and with runs that scatter.
+parameters that have no price, and with runs that scatter; and by others, for comparison.
 """
 
 from __future__ import annotations
@@ -202,6 +202,7 @@ def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscap
         "noise 20 %": lambda landscape, seed: game(disturbed(landscape, 0.2, seed), seed, left_out),
         "cost-model": lambda landscape, seed: game(landscape, seed, left_out, "cost-model"),
         "deephyper": lambda landscape, seed: game(landscape, seed, left_out, "deephyper"),
+        "random": lambda landscape, seed: game(landscape, seed, left_out, "random"),
     }
 
 

@@ -21,10 +21,13 @@ class Candidates:
     Args:
         space: whose.
         only: the configurations there are; default all valid ones.
+
+    Attributes:
+        space: whose.
     """
 
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
-        self._space = space
+        self.space = space
         self._names = list(space.parameters)
         self._parameters = list(space.parameters.values())
         self._radix = [len(parameter.values) for parameter in self._parameters]
@@ -102,7 +105,7 @@ class Candidates:
             frozenset(("num_nodes",)),
             lambda facts: facts.columns["num_nodes"] <= max_nodes,
         )
-        return ValidConfigs(self._space, [*self._space.rules, width])
+        return ValidConfigs(self.space, [*self.space.rules, width])
 
     def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
         """The indices of configurations, raw or canonical."""
@@ -123,17 +126,17 @@ class Candidates:
 
     def columns(self, indices: Indices) -> dict[str, Any]:
         """The raw configurations of these indices, as one column per parameter."""
-        return self._space.raw_columns(indices)
+        return self.space.raw_columns(indices)
 
     def _widths(self, indices: Indices) -> Any:
         """Nodes that each needs."""
-        facts = self._space.columns(self.columns(indices)).columns
+        facts = self.space.columns(self.columns(indices)).columns
         return np.broadcast_to(facts["num_nodes"], indices.shape)
 
     def _index(self, config: Mapping[str, Any]) -> int:
         key = tuple(config.items())
         if key not in self._known:  # the whole history comes with every draw
-            raw = self._space.raw(config)
+            raw = self.space.raw(config)
             digits = [p.place(raw[p.name]) for p in self._parameters]
             self._known[key] = int(np.ravel_multi_index(digits, self._radix))
         return self._known[key]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis import (
+    LIKELY,
     NOISE_LOG_SD,
     Array,
     CostModel,
@@ -42,6 +43,7 @@ from workflows.optimizer.expected_gain import (
 )
 from workflows.optimizer.model_trust import foresees, trusted
 from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks
+from workflows.optimizer.variants import Variants
 
 PRICED = 300_000  # configurations of a space that are priced at the start
 SHORTLIST = 8_000  # of them that stay in the race
@@ -89,6 +91,7 @@ class ModelGuidedSearch:
             self._space, candidates.columns(self._indices), len(self._indices)
         )
         self._features, self._unpriced = features(self._jobs, unpriced), unpriced.shape[1]
+        self._variants = Variants(candidates, self._indices)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
     def trusted(self, run: Run) -> bool:
@@ -125,13 +128,19 @@ class ModelGuidedSearch:
         aim = None if weights is None else self._aim(weights, prediction, successes)
         residual = self._residual(model, successes, run, aim)
         shift, deviation = residual.at(self._features[free])
-        mean = self._log_promise(prediction, aim) + shift
+        at_most = self._at_most(residual, successes, free, aim)
+        mean = np.minimum(self._log_promise(prediction, aim) + shift, at_most)
         ends = prediction.fits * in_time(self._space, prediction)
         runs = np.maximum(ends, 1e-12) * self._survival(model, told, free)
         curiosity = KAPPA * deviation + residual.untried(self._features[free])
-        at = int(np.argmax(mean + curiosity + np.log(runs)))
+        bound, new = mean + curiosity + np.log(runs), np.isinf(at_most)
+        if aim is None and run.best and positive(run.best) and new.any():
+            gains = improvement(mean, deviation, np.ones(len(free)), self._log_objective(run.best))
+            bound[~new & (gains < self._space.budget.expected_gain)] = -np.inf
+        at = int(np.argmax(bound))
         # A model that does not foresee its trials cannot say what is left to gain.
-        foreseen = len(successes) >= GAIN_TRIALS and foresees(run)
+        enough = self._variants.enough(successes) or not (new & (runs > LIKELY)).any()
+        foreseen = len(successes) >= GAIN_TRIALS and enough and foresees(run)
         judged = aim is None and foreseen and run.best and positive(run.best)
         best = run.best if judged else None
         if best and self._habits_known and len(successes) >= SETTLED:
@@ -145,7 +154,7 @@ class ModelGuidedSearch:
         expected = self._interval(float(log), edges[0] / scale, edges[1] / scale)
         expected["fits"] = float(runs[at])
         if best:
-            gain = self._gain(calibrated, residual, free, runs, run, rng)
+            gain = self._gain(calibrated, residual, free, runs, at_most, run, rng)
             expected |= {"gain": gain.next, "left": gain.left}
         after = counted(len(successes), "success") if told else "no trial yet"
         return Suggestion(
@@ -240,6 +249,7 @@ class ModelGuidedSearch:
         residual: ResidualProcess,
         free: Indices,
         runs: Array,
+        at_most: Array,
         run: Run,
         rng: np.random.Generator,
     ) -> ExpectedGain:
@@ -247,7 +257,7 @@ class ModelGuidedSearch:
         assert run.best is not None
         there = self._features[free]
         shift, deviation = residual.at(there)
-        mean = self._log_promise(model.predict(self._jobs[free])) + shift
+        mean = np.minimum(self._log_promise(model.predict(self._jobs[free])) + shift, at_most)
         first = most_promising(mean, deviation, runs)
         return expected_gain(
             mean[first],
@@ -277,6 +287,23 @@ class ModelGuidedSearch:
         left = logs - self._log_promise(model.predict(own), aim)
         there, noise = self._features_of(successes), scale * NOISE_LOG_SD
         return ResidualProcess(there, left, log_sd, noise, self._unpriced)
+
+    def _at_most(
+        self,
+        residual: ResidualProcess,
+        successes: Sequence[Trial],
+        free: Indices,
+        aim: Scalarization | None,
+    ) -> Array:
+        """What the candidates ``free`` are at most, by what was measured of their variants."""
+        successes = successes[-CALIBRATED_WITH:]
+        return self._variants.at_most(
+            free,
+            residual.effects(self._features[free]),
+            successes,
+            residual.effects(self._features_of(successes)),
+            np.array([self._log_objective(t, aim) for t in successes]),
+        )
 
     def _survival(self, model: CostModel, told: Sequence[Trial], free: Indices) -> Array:
         """Probability of no failure that memory does not explain, from the failures so far."""

@@ -197,29 +197,73 @@ def test_a_model_that_promises_room_where_there_is_none_hands_over(space: Search
         assert guided.trusted(run) == (number + 1 < MAX_UNFORESEEN_OOMS)
 
 
-def test_parameters_without_a_price_are_settled_in_five_trials(
-    make_space: Callable[..., SearchSpace],
-) -> None:
-    """Beside degrees that have one: whatever the right values are, each is tried once."""
-    space = make_space(
-        model="llama_8b",
-        cluster="dgx_h100",
-        parameters="{num_nodes: 1, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [8, 16], "
-        "kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}",
-        objective="{maximize: tokens_per_second}",
+KERNELS = {"eager": 0.7, "flash": 0.9, "fused": 1.0}
+WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
+DEGREES = ("tp", "pp", "mbs", "gas")
+
+
+@pytest.fixture
+def unpriced(tmp_path: Path) -> SearchSpace:
+    """Degrees, and a kernel and workers beside them that have no price."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [8, 16], "
+        "zero_stage: 1, kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}\n"
+        "objective: {maximize: tokens_per_second}\n"
     )
-    pricing = Pricing(space)
+    return load_space(str(path))
+
+
+@pytest.fixture
+def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
+    """As fast as the model says, times what kernel and workers allow."""
+    pricing = Pricing(unpriced)
 
     def speed(config: Mapping[str, Any]) -> float:
         figure = pricing.objective(pricing.predict([config]))
         assert figure is not None
-        kernel = {"eager": 0.7, "flash": 0.9, "fused": 1.0}[config["kernel"]]
-        return float(figure[0]) * kernel * {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}[config["workers"]]
+        return float(figure[0]) * KERNELS[config["kernel"]] * WORKERS[config["workers"]]
 
-    first = ask(make_policy(space, seed=0), Run(Path())).config
-    best = speed({**first, "kernel": "fused", "workers": 4})
-    run = search(make_policy(space, seed=0), 5, speed)
+    return speed
+
+
+def degrees_of(run: Run) -> list[tuple[Any, ...]]:
+    return [tuple(t.config[name] for name in DEGREES) for t in run.trials.values()]
+
+
+def test_parameters_without_a_price_are_settled_in_five_trials(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Beside degrees that have one: whatever the right values are, each is tried once."""
+    first = ask(make_policy(unpriced, seed=0), Run(Path())).config
+    best = as_predicted({**first, "kernel": "fused", "workers": 4})
+    run = search(make_policy(unpriced, seed=0), 5, as_predicted)
     assert max(t.objective or 0 for t in run.trials.values()) > 0.95 * best
+
+
+def test_what_was_slow_is_not_run_again_with_another_kernel(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """A single slow run may have been disturbed; its variants are no way to find out."""
+    slow = degrees_of(search(make_policy(unpriced, seed=0), 1, as_predicted))[0]
+
+    def speed(config: Mapping[str, Any]) -> float:
+        at = tuple(config[name] for name in DEGREES)
+        return as_predicted(config) * (0.3 if at == slow else 1.0)
+
+    assert degrees_of(search(make_policy(unpriced, seed=0), 6, speed)).count(slow) == 1
+
+
+def test_a_search_does_not_end_among_variants_of_a_few_configurations(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Those that cannot be the best are left out, and what is left to gain is open till then."""
+    run = search(make_policy(unpriced, seed=0), 16, as_predicted)
+    tried = degrees_of(run)
+    stated = [n for n, t in run.trials.items() if "gain" in t.expected]
+    assert stated and len(set(tried[: stated[0] - 1])) >= 8
+    assert max(tried.count(at) for at in tried) <= 6
 
 
 def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Speed) -> None:
