@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 
 SILENT_S = 1.0
 
@@ -57,13 +58,23 @@ class Working:
             if self._lines:
                 self._show = _print_line
             if sys.stderr.isatty():
-                from rich.console import Console
+                with _plain(self._text) if self._at_once else nullcontext():
+                    from rich.console import Console
 
                 status = Console(stderr=True).status(self._text)
                 self._stack.enter_context(status)
                 self._show = status.update
             if self._show:
                 self._show(self._text)
+
+
+@contextmanager
+def _plain(text: str) -> Iterator[None]:
+    """The text on a terminal for as long as it takes to import what draws it properly."""
+    line = f"{text} ..."[: shutil.get_terminal_size().columns - 1]
+    print(f"{line}\r", end="", file=sys.stderr, flush=True)
+    yield
+    print(f"{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _print_line(text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from support.waiting import wait_for
@@ -28,3 +30,18 @@ def test_what_takes_long_says_what_it_does_and_what_is_quick_nothing(
         assert heard("counting ...\nadding ...\n")
     tell("nothing more")
     assert heard("counting ...\nadding ...\n")
+
+
+def test_the_first_words_do_not_wait_for_what_draws_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "12")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "rich.console", None)
+        with pytest.raises(ImportError), Working("reading a space", at_once=True):
+            pass
+    assert capsys.readouterr().err.startswith("reading a s\r")
+    with Working("reading", at_once=True):
+        pass
+    assert capsys.readouterr().err.startswith(f"reading ...\r{' ' * 11}\r")

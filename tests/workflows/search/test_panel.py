@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import importlib
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,8 @@ from workflows.search.progress import Progress
 from workflows.search.session import open_driver
 from workflows.simulation.workload import simulated_launcher
 
+DOCS = Path(__file__).parents[3] / "docs"
+LABELS = ("$", "space", "best", "left", "constant", "trials", "spent", "trial")
 SPACE = """
 version: 1
 name: paper
@@ -78,6 +83,26 @@ def test_a_search_fits_a_terminal_and_says_what_runs_and_what_is_left(tmp_path: 
     assert middle.count("pp=2") == 1
     assert "ends in about" in middle and "[" in middle
     assert any("the best are measured again" in line for lines in seen for line in lines)
+
+
+@pytest.mark.heavy
+def test_the_picture_of_the_guide_is_what_a_terminal_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    script = importlib.import_module("terminal_picture")
+
+    def rows(svg: str) -> list[str]:
+        """Its lines, from left to right."""
+        cells: dict[str, list[tuple[float, str]]] = {}
+        for x, y, text in re.findall(r'x="([\d.]+)" y="([\d.]+)"[^>]*>([^<]*)</text>', svg):
+            cells.setdefault(y, []).append((float(x), html.unescape(text)))
+        return [" ".join(t for _, t in sorted(row)) for row in cells.values()]
+
+    drawn, shown = rows(script.picture()), rows(script.PICTURE.read_text())
+    for lines in (drawn, shown):
+        assert len(lines) <= script.LINES and "http" not in "".join(lines)
+        found = [line.split()[0] for line in lines if line.split()]
+        labels = [label for label in found if label in LABELS]
+        assert labels == list(LABELS), lines
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
