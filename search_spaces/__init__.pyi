@@ -20,7 +20,7 @@ from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
 from .load import load_space, shipped_spaces
-from .parameters import Parameter
+from .parameters import MAX_CONFIGS, Parameter
 from .points.candidates import Candidates
 from .points.counting import CheckReport, RuleCount, check
 from .points.enumeration import Indices, ValidConfigs
@@ -35,6 +35,7 @@ from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
     "FRAMEWORKS",
+    "MAX_CONFIGS",
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",
     "MEGATRON_DEEPSPEED",

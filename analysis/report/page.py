@@ -21,6 +21,9 @@ from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
 
+TITLE = b"meshtune report</title>"  # of every page, within its first HEAD bytes
+HEAD = 4096
+
 _FORMER_PICTURES = (
     *("trajectory", "front", "forecast"),
     *("model_shap", "objective_shap", "failure_shap"),
@@ -73,7 +76,13 @@ def write_imported(run: Run, folder: Path, sections: Sequence[Section] = SECTION
 
     Returns:
         Path of ``index.html``.
+
+    Raises:
+        FileExistsError: there is a page that is not meshtune's.
     """
+    page = folder / "index.html"
+    if page.exists() and TITLE not in page.read_bytes()[:HEAD]:
+        raise FileExistsError(f"{page} is no page of meshtune's, and is not replaced")
     folder.mkdir(parents=True, exist_ok=True)
     return _write(Content(run, _shown(run, frame_of(run)), run.directory), sections, folder)
 

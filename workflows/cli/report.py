@@ -103,11 +103,16 @@ def _read(where: str, study: str) -> Run:
 
 def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
     from analysis import SECTIONS, write_imported
+    from slurm import shown
+    from workflows.cli.errors import UsageError
 
     if not run.origin:
         return written(run.directory, tell)
     name = re.sub(r"[^\w.-]+", "_", run.space)
-    return write_imported(run, out or Path(f"{name}-report"), _told(SECTIONS, tell))
+    try:
+        return write_imported(run, out or Path(f"{name}-report"), _told(SECTIONS, tell))
+    except FileExistsError as error:
+        raise UsageError(f"{shown(str(error))}: move it away, or choose another --out") from None
 
 
 def _as_json(run: Run) -> dict[str, Any]:

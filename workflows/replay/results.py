@@ -6,17 +6,21 @@ no rule of a space holds.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from analysis import Run, TableError
-from search_spaces import SpaceError, load_space
+from search_spaces import MAX_CONFIGS, SpaceError, load_space
+from slurm import shown
 from workflows.replay.landscape import Answer, Key, Landscape
 
 INACTIVE = "inactive"  # the value of a parameter that a trial did not have
 KEY = "objective"
+SHOWN = 3  # parameters that an error names
 
 
 def of_results(run: Run) -> Landscape:
@@ -33,6 +37,7 @@ def of_results(run: Run) -> Landscape:
     columns = {to: _column([t.config.get(name) for t in trials]) for name, to in names.items()}
     if not columns:
         raise TableError(f"{run.where}: nothing to replay: there is no trial with a parameter")
+    _check_combinations(run.where, {n: len(set(columns[to])) for n, to in names.items()})
     content = {
         "version": 1,
         "name": "replay",
@@ -54,6 +59,19 @@ def of_results(run: Run) -> Landscape:
         reached = np.nan if trial.objective is None else trial.objective
         answers.setdefault(key, []).append(Answer(reached, str(trial.kind), trial.result))
     return Landscape(run.space, space, [*configs.values()], answers).checked(run.where)
+
+
+def _check_combinations(where: str, values: Mapping[str, int]) -> None:
+    """Raise if there are too many configurations to number them."""
+    if math.prod(values.values()) <= MAX_CONFIGS:
+        return
+    widest = sorted(values, key=lambda name: -values[name])[:SHOWN]
+    told = ", ".join(f"{shown(name)} {values[name]}" for name in widest)
+    raise TableError(
+        f"{where}: its {len(values)} parameters have more than 2^62 combinations of values that "
+        f"were tried (the most: {told}), accepted fewer: round them in a copy of the file, or "
+        "leave parameters out of it"
+    )
 
 
 def _names(given: list[str]) -> dict[str, str]:

@@ -35,6 +35,36 @@ def test_a_page_of_deephypers_trials_says_what_is_not_known(
     assert "<option selected>trials</option><option>time</option></select>" in text
 
 
+def test_a_page_of_somebody_elses_is_not_replaced(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_deephyper(folder)
+    Path("site").mkdir()
+    Path("site/index.html").write_text("<title>my home page</title>")
+    assert main(["report", "results.csv", "--out", "site"]) == 2
+    error = capsys.readouterr().err
+    assert "site/index.html" in error and "choose another --out" in error
+    assert Path("site/index.html").read_text() == "<title>my home page</title>"
+    for _ in range(2):  # one of meshtune's is
+        assert main(["report", "results.csv", "--out", "here"]) == 0
+
+
+def test_what_cannot_be_replayed_for_its_many_values_names_the_remedy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"p:x{n}" for n in range(9)]
+    rows = [",".join([*(str(row + n / 16) for n in range(9)), str(row)]) for row in range(200)]
+    Path("results.csv").write_text("\n".join([",".join([*names, "objective"]), *rows]))
+    assert main(["replay", "results.csv", "--policy", "random"]) == 2
+    error = capsys.readouterr().err
+    assert "results.csv: its 9 parameters have more than 2^62 combinations" in error
+    assert "x0 200" in error and "round them" in error
+    Path("results.csv").write_text(
+        "\n".join(line.split(",", 1)[1] for line in Path("results.csv").read_text().splitlines())
+    )
+    assert main(["replay", "results.csv", "--policy", "random", "--seeds", "1"]) == 0
+
+
 def test_results_of_two_folders_have_two_pages_whatever_their_clocks_count(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
