@@ -21,6 +21,9 @@ FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model
 TAUGHT = 100  # trials by which a model is calibrated: a dozen constants are settled by fewer
 LIKELY = 0.5  # probability to fit from which running out of memory comes unforeseen
 DOUBTFUL = 0.2  # median error of step times from which the page warns
+ORDERED = 8  # successes from which it warns of their order,
+APART = 1.5  # where the slowest step takes so many times the fastest,
+DISORDERED = 0.3  # and the rank correlation is below this
 FEW = 5  # trials below which neither a rank correlation nor a share of failures says much
 
 
@@ -107,11 +110,23 @@ class CrossValidation:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @property
-    def doubtful(self) -> bool:
-        """Whether step times are far off, or most failures by memory came unforeseen."""
+    def blind(self) -> bool:
+        """Whether most failures by memory came unforeseen."""
         failures = int(np.count_nonzero(self.out_of_memory))
-        blind = failures >= FEW and self.foreseen < failures / 2
-        return blind or self.median_errors["time"] > DOUBTFUL
+        return failures >= FEW and self.foreseen < failures / 2
+
+    @property
+    def disordered(self) -> bool:
+        """Whether it orders trials badly that differ by far more than noise."""
+        known = self.measured_s[np.isfinite(self.measured_s)]
+        if len(known) < ORDERED or known.max() < APART * known.min():
+            return False
+        return self.rank_correlation < DISORDERED
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether step times, their order or failures by memory are far off."""
+        return self.blind or self.disordered or self.median_errors["time"] > DOUBTFUL
 
 
 def cross_validated(run: Run) -> CrossValidation | None:

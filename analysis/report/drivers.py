@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis import units
-from analysis.prediction.held_out import CrossValidation
+from analysis.prediction.held_out import DOUBTFUL, CrossValidation
 from analysis.report.figures import MAX_PARAMETERS, effects
 from analysis.report.forests import Sensitivity
 from analysis.report.interactions import NAMED, dependence, interactions, memory_border
@@ -87,7 +87,11 @@ def doubt(validation: CrossValidation | None) -> str:
     """Why the model is not to be trusted; nothing where it is."""
     if validation is None or not validation.doubtful:
         return ""
-    failed = int(validation.out_of_memory.sum())
-    if validation.foreseen < failed / 2:
+    if validation.blind:
+        failed = int(validation.out_of_memory.sum())
         return f"{failed - validation.foreseen} of {failed} out-of-memory failures came unforeseen"
-    return f"median error of step times {percent(validation.median_errors['time'])}"
+    error = validation.median_errors["time"]
+    if validation.disordered and error <= DOUBTFUL:
+        rank = validation.rank_correlation
+        return f"rank correlation {rank:.2f} with trials that it had not seen"
+    return f"median error of step times {percent(error)}"

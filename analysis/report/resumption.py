@@ -37,7 +37,7 @@ def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[s
         return "The search is not done. Unless it runs, this resumes it", again
     if _TRIALS.match(run.closed):
         more = f"{again} --trials {max(budget or 0, trials)}"
-        return "The trials of its budget ended the search. With more it goes on", more
+        return "The search has used up the trials of its budget. This gives it more", more
     for reason, remedy in _LIMITS:
         if reason.match(run.closed):
             words = f"The search ended: {run.closed}. To let it go on, {remedy} in a copy of its "

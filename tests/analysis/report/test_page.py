@@ -16,6 +16,7 @@ from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
+from analysis.report.drivers import doubt
 from analysis.report.figures import embedded
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
@@ -330,6 +331,23 @@ def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
     )
     assert (many.foreseen, many.doubtful) == (3, False)
     assert replace(many, held_out_fits=np.where(failures < 2, 0.1, 0.9)).doubtful
+
+
+def test_a_model_that_orders_trials_badly_is_not_to_be_trusted():
+    told = np.array([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7])
+    one = replace(
+        forecast(), **dict.fromkeys(("before_s", "held_out_s", "measured_s"), told),
+        held_out_bytes=told, measured_bytes=told, held_out_fits=told, out_of_memory=told < 0,
+    )  # fmt: skip
+    assert not one.doubtful and doubt(one) == ""
+    swapped = replace(one, measured_s=told[[1, 0, 3, 2, 5, 4, 7, 6]])
+    assert not swapped.doubtful
+    backwards = replace(one, measured_s=told[[7, 3, 2, 4, 1, 5, 6, 0]])
+    assert backwards.median_errors["time"] <= 0.2
+    assert doubt(backwards).startswith("rank correlation -0.")
+    # Where all are nearly equal their order says nothing.
+    roots = {"measured_s": backwards.measured_s**0.5, "held_out_s": told**0.5}
+    assert not replace(backwards, **roots).doubtful
 
 
 def test_a_run_without_prices_has_no_word_of_the_model(priced):
