@@ -41,7 +41,7 @@ from workflows.optimizer.expected_gain import (
     improvement,
     most_promising,
 )
-from workflows.optimizer.model_trust import foresees, trusted
+from workflows.optimizer.model_trust import foresees, surprised, trusted
 from workflows.optimizer.scalarization import Scalarization, merits, reached, spread_ranks
 from workflows.optimizer.variants import Variants
 
@@ -141,6 +141,7 @@ class ModelGuidedSearch:
         # A model that does not foresee its trials cannot say what is left to gain.
         enough = self._variants.enough(successes) or not (new & (runs > LIKELY)).any()
         foreseen = len(successes) >= GAIN_TRIALS and enough and foresees(run)
+        foreseen = foreseen and not surprised(run, self._space.objective.maximize)
         judged = aim is None and foreseen and run.best and positive(run.best)
         best = run.best if judged else None
         if best and self._habits_known and len(successes) >= SETTLED:

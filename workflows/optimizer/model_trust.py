@@ -25,6 +25,7 @@ ALTERNATIVE_WIDTH = 5.0  # width in logarithms over which figures lie if it is n
 PROBES = 3  # successes that others chose, before a model in doubt is heard again
 MIN_RANK_CORRELATION = 0.5  # rank correlation from which it is
 NEAR = PRIOR_LOG_SD  # logarithms by which a prediction may be off and still be good
+SURPRISED = 5  # foretold successes after one that was faster than expected, in which to doubt
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
@@ -85,6 +86,18 @@ def foresees(run: Run) -> bool:
     others = (logs - logs.mean()) * len(logs) / (len(logs) - 1)
     by_constant = float(np.median(np.abs(others)))
     return float(np.median(np.abs(errors(run)))) <= max(by_constant, NEAR)
+
+
+def surprised(run: Run, maximize: bool) -> bool:
+    """Whether one of the latest trials was better than the interval that it was expected in.
+
+    Nothing makes a run faster than its configuration is, so there may be more that the model has
+    overlooked. Slower runs may have been disturbed.
+    """
+    recent = foretold(run)[-SURPRISED:]
+    if maximize:
+        return any((t.objective or 0.0) > t.expected["high"] for t in recent)
+    return any((t.objective or np.inf) < t.expected["low"] for t in recent)
 
 
 @lru_cache(maxsize=2**16)  # every proposal asks for every trial so far

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from analysis.run.fold import Run
+from analysis.run.trial import Trial
+from search_spaces import load_space
 from workflows.optimizer.expected_gain import expected_gain, improvement
+from workflows.optimizer.model_trust import SURPRISED
+from workflows.optimizer.registry import make_policy
 
 
 def test_what_a_candidate_alone_gains_is_the_mean_over_what_it_could_be() -> None:
@@ -28,3 +35,29 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
     assert one[0].next < batch.next < batch.left
     assert expected_gain(mean, covariance, 0 * runs + 1e-9, 0.0, 4, rng).left < 1e-3
     assert expected_gain(mean - 1.0, covariance, runs, 0.0, 4, rng).left < 1e-6
+
+
+@pytest.mark.parametrize(("off", "stated"), [(1.0, True), (0.25, True), (8.0, False)])
+def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_fast(
+    tmp_path: Path, off: float, stated: bool
+) -> None:
+    """The seventh trial is as fast as expected, disturbed, or faster than it can be."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2, 4], mbs: [1, 2, 4, 8], "
+        "gas: [4, 8, 16, 32], zero_stage: [0, 1], sequence_parallel: [false, true]}\n"
+        "objective: {maximize: tokens_per_second_per_gpu}\n"
+    )
+    policy, run, says = make_policy(load_space(str(path)), seed=0), Run(Path()), []
+    for number in range(1, 8 + SURPRISED + 1):
+        proposal = policy.propose(run, 2**31)
+        assert proposal is not None
+        says.append("gain" in proposal.expected)
+        trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
+        trial.kind, trial.ended_t = "ok", float(number)
+        trial.objective = trial.expected["objective"] * (off if number == 7 else 1.0)
+        run.trials[number] = trial
+    assert says[6]
+    assert says[7 : 7 + SURPRISED] == [stated] * SURPRISED
+    assert says[7 + SURPRISED]
