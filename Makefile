@@ -1,6 +1,7 @@
 # make demo   a real search over real distributed training on this machine, ending in a report
 # make test   the quick tests, on a real Slurm of this machine's own where it may be installed
-# Both set up what they need in .venv and can be run again at any time.
+# make test-cpus   the trainer's tests of numbers and memory as on CPUs without AVX-512, or AVX2
+# All set up what they need in .venv and can be run again at any time.
 
 PYTHON ?= python3
 VENV := .venv
@@ -14,7 +15,15 @@ export OMP_NUM_THREADS ?= 1
 # Or each of the many processes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all lint slurm browser clean
+# What libraries can be told to do as on other CPUs: with no vector instructions beyond SSE and
+# results that are the same on each x86, then as where AVX2 is all there is.
+OTHER_CPUS := \
+  "ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41" \
+  "ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2"
+ON_OTHER_CPUS := tests/trainer/test_exactness.py tests/trainer/deepspeed/test_engine.py \
+  tests/trainer/test_main.py tests/trainer/model tests/trainer/quantization
+
+.PHONY: demo test test-all test-cpus lint slurm browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
@@ -24,6 +33,10 @@ test: $(VENV)/.installed-dev slurm browser
 
 test-all: $(VENV)/.installed-dev slurm browser
 	$(BIN)/python -m pytest $(PYTEST)
+
+test-cpus: $(VENV)/.installed-dev
+	for cpu in $(OTHER_CPUS); do echo "$$cpu"; \
+	  env $$cpu $(BIN)/python -m pytest -m "not heavy" $(ON_OTHER_CPUS) $(PYTEST) || exit 1; done
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -159,6 +159,12 @@ def sixteen_bits(precision: str, zero: int) -> dict[str, Any]:
     )
 
 
+FP8: dict[str, Any] = {"precision": "fp8", "gas": 2, **ALL_STEPS}
+EIGHT_BITS = [
+    job("fp8 zero 3", "llama", 2, mbs=4, zero_stage=3, recompute="full", **FP8),
+    job("fp8 sp", "llama", 2, mbs=8, tp=2, sequence_parallel=True, recompute="selective", **FP8),
+]
+MORE_EIGHT_BITS = [job("fp8 tp", "llama", 2, mbs=8, tp=2, **FP8)]
 SPECIAL = [
     *COMPILED,
     # Fewer micro-batches than stages, or no multiple of them; several buckets; 16 bits.
@@ -177,14 +183,7 @@ SPECIAL = [
     job("buckets", "gpt", 4, ddp_bucket_size=5000, zero_stage=1, mbs=2, gas=2),
     job("buckets pp", "llama", 4, ddp_bucket_size=5000, pp=2, vpp=2, mbs=4, gas=2),
     *(sixteen_bits(precision, zero) for precision, zero in QUICK_SIXTEEN),
-    *(
-        job(f"fp8 {name}", "llama", 2, precision="fp8", gas=2, **ALL_STEPS, **more)
-        for name, more in (
-            ("zero 3", {"mbs": 4, "zero_stage": 3, "recompute": "full"}),
-            ("tp", {"mbs": 8, "tp": 2}),
-            ("sp", {"mbs": 8, "tp": 2, "sequence_parallel": True, "recompute": "selective"}),
-        )
-    ),
+    *EIGHT_BITS,
     job(
         "bf16 mesh", "llama", 4, precision="bf16", tp=2, pp=2, mbs=4, gas=4, sequence_parallel=True
     ),
@@ -203,11 +202,14 @@ SPECIAL = [
     job("buffers", "gpt", 4, {"buffers": True}, pp=4, mbs=1, gas=16),
     job("buffers vpp", "gpt", 4, {"buffers": True}, pp=4, vpp=2, mbs=1, gas=16),
 ]
-MORE_SPECIAL = [sixteen_bits(precision, zero) for precision, zero in OTHER_SIXTEEN]
+MORE_SPECIAL = [
+    *MORE_EIGHT_BITS,
+    *(sixteen_bits(precision, zero) for precision, zero in OTHER_SIXTEEN),
+]
 GOLDFISH: dict[str, Any] = {"goldfish": {"k": 2, "h": 3}}
 WITHOUT_SOME = [
     job("goldfish mesh", "gpt", 8, cp=2, pp=2, mbs=4, gas=2, zero_stage=1, **GOLDFISH),
-    job("goldfish zero3", "gpt", 4, tp=2, mbs=2, gas=4, zero_stage=3, **GOLDFISH),
+    job("goldfish zero3", "gpt", 2, mbs=4, gas=2, zero_stage=3, **GOLDFISH),
 ]
 GOLDFISH_REFERENCE = job("goldfish reference", "gpt", 0, **GOLDFISH)
 SCHEDULED: dict[str, Any] = {
@@ -408,10 +410,12 @@ def test_sixteen_bits_follow_float32_alike_in_every_zero_stage(
     assert found["skipped_steps"] == 0
 
 
-@pytest.mark.parametrize("case", ["llama fp8 zero 3", "llama fp8 tp", "llama fp8 sp"])
-def test_products_in_eight_bits_follow_float32(results: dict[str, Any], case: str) -> None:
+@pytest.mark.parametrize("case", quick_and_heavy(EIGHT_BITS, MORE_EIGHT_BITS))
+def test_products_in_eight_bits_follow_float32(
+    results: dict[str, Any], case: dict[str, Any]
+) -> None:
     """A product's error is 2**-5 of it; most of it cancels in a sum over all tokens."""
-    found, expected = results[case], results["llama reference"]["losses"]
+    found, expected = results[case["id"]], results["llama reference"]["losses"]
     assert found["losses"] == pytest.approx(expected, rel=2**-7)
     assert found["losses"] != pytest.approx(expected, rel=1e-5)
     assert found["skipped_steps"] == 0 and found["ranks_agree"]
