@@ -40,7 +40,9 @@ __all__ = [
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """What layers compute in; fp8: their matrix products, all else in bf16."""
-PipelineSchedule = Literal["1F1B", "LoopedBFS", "InterleavedZeroBubble"]
+PipelineSchedule = Literal[
+    "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
 
 
 class TrainConfig(Record):
@@ -269,7 +271,24 @@ class TrainConfig(Record):
     @property
     def defers_weight_gradients(self) -> bool:
         """Whether gradients of weights are computed apart from those of inputs."""
-        return self.pp > 1 and self.pipeline_schedule == "InterleavedZeroBubble"
+        return self.pp > 1 and self.pipeline_schedule not in ("1F1B", "LoopedBFS")
+
+    @property
+    def folded(self) -> bool:
+        """Whether the last stage is on the first pipeline rank: stages go there and back."""
+        return self.pp > 1 and self.pipeline_schedule in ("ZBVZeroBubble", "DualPipeV")
+
+    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
+        """The numbers of a pipeline rank's stages, in the order of the model."""
+        if self.folded:
+            return pp_rank, 2 * self.pp - 1 - pp_rank
+        return tuple(range(pp_rank, self.pp * self.vpp, self.pp))
+
+    def pipeline_rank(self, stage: int) -> int:
+        """The pipeline rank that a stage is on."""
+        if self.folded:
+            return min(stage, 2 * self.pp - 1 - stage)
+        return stage % self.pp
 
     @property
     def splits_samples(self) -> bool:
@@ -285,8 +304,8 @@ class TrainConfig(Record):
     def layers_of(self, stage: int) -> range:
         """The numbers of a stage's layers, of ``pp * vpp`` stages."""
         held = self._layers_by_rank
-        before = sum(held[one % self.pp] for one in range(stage)) // self.vpp
-        return range(before, before + held[stage % self.pp] // self.vpp)
+        before = sum(held[self.pipeline_rank(one)] for one in range(stage)) // self.vpp
+        return range(before, before + held[self.pipeline_rank(stage)] // self.vpp)
 
     @property
     def _layers_by_rank(self) -> list[int]:

@@ -55,7 +55,7 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
                 config.compile,
                 config.layers_of(index),
             )
-            for index in range(mesh.pp.rank, num_stages, config.pp)
+            for index in config.stages_of(mesh.pp.rank)
         ]
         opaque = config.compile or config.recompute == "selective"
         for stage in stages:

@@ -9,11 +9,13 @@ import numpy as np
 from analysis.cost.experts import activation_bytes as expert_bytes, mixed_share
 from analysis.cost.jobs import (
     BREADTH_FIRST,
+    DUAL_PIPE_V,
     FULL,
     NONE,
     ONE_F_ONE_B,
     SELECTIVE,
     ZERO_BUBBLE,
+    ZERO_BUBBLE_V,
     Array,
     Jobs,
     Mask,
@@ -59,9 +61,9 @@ def end_stages(jobs: Jobs, framework: Framework) -> tuple[StageLoad, StageLoad, 
         first, second, last = split.first, split.second, split.last
     embedding = np.ones(len(jobs), dtype=bool)
     return (
-        StageLoad(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one),
+        StageLoad(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one | jobs.folded),
         StageLoad(np.where(one, 0, second), _in_flight(jobs, 1), ~embedding, ~embedding),
-        StageLoad(np.where(one, layers, last), _in_flight(jobs, head_at), one, embedding),
+        StageLoad(np.where(one, layers, last), _in_flight(jobs, head_at), one, ~jobs.folded),
     )
 
 
@@ -85,12 +87,15 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
     on the first stage that is ``1 + (pp - 1) / (pp vpp)`` of a whole model's share (Korthikanti et
     al. 2022, section 4.2.3). Breadth-first, all forward passes come first (Lamy-Poirier
     2022). Zero bubble as torch has it delays the weights' products of stage s by s micro-batches,
-    whose operands stay, so that every stage keeps pp.
+    whose operands stay, so that every stage keeps pp. Folded, each rank keeps pp as well (Qi et al.
+    2023, section 6), DualPipeV one chunk of two more.
     """
     plain = jobs.pp - stage
     chunks = 2 * (plain - 1) + (jobs.vpp - 1) * jobs.pp + 1
     kept = np.where(jobs.vpp > 1, chunks / jobs.vpp, plain)
     kept = np.where(jobs.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.pp), kept)
+    kept = np.where(jobs.schedule == ZERO_BUBBLE_V, jobs.pp, kept)
+    kept = np.where(jobs.schedule == DUAL_PIPE_V, jobs.pp + 0.5, kept)
     kept = np.where(jobs.schedule == BREADTH_FIRST, jobs.gas, kept)
     return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
 
@@ -196,10 +201,12 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
     """Logits, or their gradients, that wait on the last stage beside the one at work.
 
-    1F1B needs each at once; the other schedules come back to the micro-batches in flight later.
+    1F1B needs each at once, and so do those in which one rank has both ends; the other schedules
+    come back to the micro-batches in flight later.
     """
     one = tokens(jobs) * jobs.element_bytes * jobs.vocab_size / jobs.tp
-    return np.where(jobs.schedule == ONE_F_ONE_B, 0.0, np.maximum(in_flight - 1, 0) * one)
+    at_once = (jobs.schedule == ONE_F_ONE_B) | jobs.folded
+    return np.where(at_once, 0.0, np.maximum(in_flight - 1, 0) * one)
 
 
 def logits_bytes(jobs: Jobs, framework: Framework) -> Array:

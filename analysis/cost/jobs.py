@@ -31,11 +31,13 @@ PRICED_AXES = ("gy", "gz", *FURTHER_AXES)
 """Axes that the cost model knows besides those that every job has; the grid's gx counts as tp."""
 NONE, SELECTIVE, FULL = 0, 1, 2
 RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
-ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE = 0, 1, 2
+ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = range(5)
 SCHEDULES = {
     "1F1B": ONE_F_ONE_B,
     "LoopedBFS": BREADTH_FIRST,
     "InterleavedZeroBubble": ZERO_BUBBLE,
+    "ZBVZeroBubble": ZERO_BUBBLE_V,
+    "DualPipeV": DUAL_PIPE_V,
 }
 
 
@@ -74,7 +76,8 @@ class Jobs:
         gas: micro-batches per step and replica.
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
         recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
-        schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST or ZERO_BUBBLE.
+        schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST, ZERO_BUBBLE,
+            ZERO_BUBBLE_V or DUAL_PIPE_V.
 
     Stages of the pipeline (see ``search_spaces.StageSettings``):
 
@@ -179,6 +182,11 @@ class Jobs:
     def layer_ranks(self) -> Array:
         """Ranks that split a layer's weights, whatever the placement."""
         return self.tp * self.gy * self.gz
+
+    @property
+    def folded(self) -> Mask:
+        """Where the first of several pipeline ranks has the last stage as well."""
+        return np.asarray((self.schedule >= ZERO_BUBBLE_V) & (self.pp > 1))
 
     @property
     def replicas(self) -> Array:

@@ -274,7 +274,8 @@ def _beside(stage: StageLoad, jobs: Jobs, mixture: Mixture) -> tuple[Array, Arra
 
 
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
-    both = stage.embedding & stage.head & jobs.tied_embeddings
+    # Ends of a pipeline on one rank have a copy each.
+    both = stage.embedding & stage.head & jobs.tied_embeddings & ~jobs.folded
     return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
 
 

@@ -53,7 +53,10 @@ def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
     layers, pp = jobs.num_layers, jobs.pp
     if framework.split != "by_weight":
         split = by_layers(jobs, framework)
-        return BusyStages(split.first, split.second, split.last)
+        # Where the first rank has the output layer, the last one is as those between.
+        between = np.maximum(split.second, np.where(jobs.folded, split.last, 0.0))
+        last = np.where(jobs.folded, split.first, 1.0 * split.last)
+        return BusyStages(split.first, between, last)
     head = table_weights(jobs) / layer_weights(jobs)  # in layers
     share = (layers + head) / pp
     whole = np.floor(share + _TINY)

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
-from analysis.cost.jobs import FULL, ZERO_BUBBLE, Array, Jobs
+from analysis.cost.jobs import DUAL_PIPE_V, FULL, ZERO_BUBBLE, Array, Jobs
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.states import exchanges, update
@@ -105,8 +105,7 @@ def step(
     sends = _sends(jobs, cluster, framework, c)
     alone = cluster.shared_by
     path = m * slowest + np.maximum(everything - slowest, 0) / v * _idle_share(jobs)
-    # Breadth-first with few micro-batches waits for the first of them before each further chunk.
-    path = path + np.maximum(p - m, 0) * slowest * (v - 1) / v
+    path = path + _unfilled(jobs) * slowest / v
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     data = exchanges(jobs, cluster, framework, c, count * one.device, slowest)
@@ -130,14 +129,34 @@ def step(
 
 
 def _idle_share(jobs: Jobs) -> Array:
-    """Of the bubble, what zero-bubble schedules leave of it.
+    """Of the bubble, what schedules leave of it that compute weights' gradients apart.
 
     Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with a pass
     each for outputs (F), gradients of inputs (B) and of weights (W), equally long; another F where
     layers are recomputed.
     """
-    passes = np.where(jobs.recompute == FULL, 4.0, 3.0)
-    return np.where(jobs.schedule == ZERO_BUBBLE, (passes - 2) / passes, 1.0)
+    again = jobs.recompute == FULL
+    left = np.where(again, 1 / 2, 1 / 3)
+    # DualPipeV ends with whole backward passes on most ranks; torch does not overlap its pairs.
+    whole = 3 / 4 - 1 / (4 * np.maximum(jobs.pp - 1, 1))
+    left = np.where((jobs.schedule == DUAL_PIPE_V) & again, whole, left)
+    deferred = jobs.schedule >= ZERO_BUBBLE
+    return np.where(deferred, left, 1.0)
+
+
+def _unfilled(jobs: Jobs) -> Array:
+    """Further turns of a chunk that are idle where micro-batches are few.
+
+    Breadth-first waits for the first of them before each further chunk. Folded stages are filled by
+    2 p - 1 of them: with fewer, each that is missing is a pass for outputs or, where layers are
+    recomputed, two.
+    """
+    m, p = jobs.gas, jobs.pp
+    looped = np.maximum(p - m, 0) * (jobs.vpp - 1)
+    missing = np.maximum(2 * p - 1 - m, 0)
+    again = jobs.recompute == FULL
+    folded = np.where(again, missing / 2, (missing + np.maximum(p - m, 0)) / 3)
+    return np.where(jobs.folded, folded, looped)
 
 
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:

@@ -54,7 +54,8 @@ def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
     """Weights on a rank of the fullest stage."""
     dealt = stage_layers(jobs, framework)
     # With a pipeline the first stage has the embedding, and the last one the output layer.
-    tables = np.where((jobs.pp == 1) & ~jobs.tied_embeddings, 2.0, 1.0)
+    both = ((jobs.pp == 1) & ~jobs.tied_embeddings) | jobs.folded
+    tables = np.where(both, 2.0, 1.0)
     ends = stage_weights(jobs, np.maximum(dealt.first, dealt.last), tables, jobs.layer_ranks)
     plain = np.maximum(ends, stage_weights(jobs, dealt.inner, 0.0, jobs.layer_ranks))
     if jobs.mixture is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
-from trainer.config import ConfigError, TrainConfig
+from trainer.config import ConfigError, PipelineSchedule, TrainConfig
 
 # Rules of policy: the trainer could run what they remove.
 POLICY = {"tp_within_node", "nodes_in_cluster", "sequence_parallel_needs_tp"}
@@ -27,7 +27,7 @@ FURTHER: list[dict[str, Any]] = [
     {"first_stage_layers": [0, 2, 3], "last_stage_layers": [0, 1]},
     {
         "zero_stage": [0, 2],
-        "pipeline_schedule": ["1F1B", "LoopedBFS", "InterleavedZeroBubble"],
+        "pipeline_schedule": [*get_args(PipelineSchedule)],
         "recompute": ["none", "selective"],
     },
     {"zero_stage": [0, 2], "reduce_gradients": ["micro_batch", "step"]},

@@ -87,6 +87,7 @@ QUICK = [
     ),
     layout("gpt", 2, 2, 1, 0, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
     layout("llama", 1, 2, 2, 1, recompute="full", pipeline_schedule="InterleavedZeroBubble"),
+    layout("llama", 2, 2, 1, 0, vpp=2, gas=4, pipeline_schedule="DualPipeV"),
     layout("gpt", 1, 1, 2, 1, cp=2, recompute="selective"),
     layout("llama", 2, 1, 1, 3, cp=2, recompute="full", sequence_parallel=True),
 ]  # fmt: skip
@@ -101,6 +102,10 @@ def every_schedule() -> list[dict[str, Any]]:
         layout("llama", 1, 2, 4, 3, vpp=2, pipeline_schedule="LoopedBFS", recompute="full"),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="LoopedBFS"),
         layout("gpt", 2, 2, 2, 1, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
+        layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="ZBVZeroBubble"),
+        layout("llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"),
+        layout("gpt", 1, 4, 2, 1, vpp=2, gas=8, pipeline_schedule="DualPipeV"),
+        layout("gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="DualPipeV"),
         layout(
             "llama", 1, 4, 2, 0, recompute="full", pipeline_schedule="InterleavedZeroBubble"
         ),
@@ -244,6 +249,10 @@ VALIDATIONS = [
     job(
         "validated vpp", "gpt", 4, tp=2, pp=2, vpp=2, mbs=4, gas=4, sequence_parallel=True,
         **GOLDFISH, **VALIDATED,
+    ),
+    job(
+        "validated zbv", "gpt", 4, pp=2, vpp=2, mbs=4, gas=2, zero_stage=1, recompute="full",
+        pipeline_schedule="ZBVZeroBubble", **VALIDATED,
     ),
     job("validated grid", "gpt", 4, gx=2, gz=2, mbs=8, gas=2, **VALIDATED),
 ]  # fmt: skip

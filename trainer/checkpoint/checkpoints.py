@@ -208,15 +208,17 @@ def restore(trainer: Checkpointed, path: Path) -> int:
         on_each(lambda: verify(path, checksums, mine))
         record = on_first(lambda: read_record(path))
         check_same(record, trainer.config, path)
+        planner = LoadChunks(_chunks(trainer))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             # Each rank reads by itself: a common plan would grow with ranks times chunks.
             dcp.load(
                 {},
                 storage_reader=SafeReader(path),
-                planner=LoadChunks(_chunks(trainer)),
+                planner=planner,
                 no_dist=True,
             )
+        planner.fill_copies()
     except (OSError, CheckpointError, CheckpointException) as error:
         raise CheckpointError(
             f"cannot read {path}: {_cause(error)}; without that folder the run goes on from the "

@@ -137,7 +137,17 @@ class LoadChunks(DefaultLoadPlanner):
 
     def __init__(self, chunks: list[Chunk]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.chunks = {(c.name, torch.Size(c.slice.offsets)): c for c in chunks}
+        self.chunks: dict[tuple[str, torch.Size], Chunk] = {}
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        for chunk in chunks:
+            first = self.chunks.setdefault((chunk.name, torch.Size(chunk.slice.offsets)), chunk)
+            if first is not chunk:  # a tied embedding, where one rank has both ends of a pipeline
+                self.copies.append((chunk.data, first.data))
+
+    def fill_copies(self) -> None:
+        """What this rank holds twice is loaded once."""
+        for copy, loaded in self.copies:
+            copy.copy_(loaded)
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None

@@ -61,6 +61,8 @@ class Mesh:
     traffic: Traffic
     timeout: timedelta
     """Of every collective in every group."""
+    folded: bool
+    """The last stage is on the first pipeline rank: see ``TrainConfig.folded``."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
@@ -76,7 +78,7 @@ class Mesh:
 
     @property
     def is_last(self) -> bool:
-        return self.pp.rank == self.pp.size - 1
+        return self.pp.rank == (0 if self.folded else self.pp.size - 1)
 
     @property
     def inside(self) -> tuple[Axis, ...]:
@@ -154,7 +156,7 @@ def build_mesh(
         return Group(handle, ranks, topology.level(ranks), traffic)
 
     embedding = None
-    if config.model.tied_embeddings and config.pp > 1:
+    if config.model.tied_embeddings and config.pp > 1 and not config.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
         handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
         if mesh.get_local_rank("pp") in (0, config.pp - 1):
@@ -181,6 +183,7 @@ def build_mesh(
         world=group(dist.group.WORLD),
         traffic=traffic,
         timeout=timeout,
+        folded=config.folded,
         embedding=embedding,
     )
 

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 
 from trainer.config import TrainConfig
@@ -129,12 +131,18 @@ def _stage_io(config: TrainConfig, mesh: Mesh, stage: Stage, dtype: torch.dtype)
     }
 
 
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "LoopedBFS": ScheduleLoopedBFS,
+    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+    "DualPipeV": ScheduleDualPipeV,
+}
+
+
 def _schedule(config: TrainConfig, parts: list[_LeanStage], loss_fn: LossFn) -> Any:
     options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
-    if config.pipeline_schedule == "LoopedBFS":
-        return ScheduleLoopedBFS(parts, config.gas, **options)
-    if config.pipeline_schedule == "InterleavedZeroBubble":
-        return ScheduleInterleavedZeroBubble(parts, config.gas, **options)
+    if config.pipeline_schedule in _BY_NAME:
+        return _BY_NAME[config.pipeline_schedule](parts, config.gas, **options)
     if config.vpp > 1:
         return ScheduleInterleaved1F1B(parts, config.gas, **options)
     if config.gas >= config.pp:
@@ -176,19 +184,20 @@ class Pipeline:
         assert mesh.pp.group is not None
         dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
         self.group = mesh.pp.group.handle
-        self.before, self.after = ((mesh.pp.rank + d) % mesh.pp.size for d in (-1, 1))
+        self.numbers = config.stages_of(mesh.pp.rank)
+        self.holder = config.pipeline_rank
         self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
         parts = [
             _LeanStage(
                 _Opaque(stage),
-                mesh.pp.rank + number * mesh.pp.size,
+                number,
                 config.pp * config.vpp,
                 device,
                 group=mesh.pp.group.handle,
                 dw_builder=deferred and deferred.taken,
                 **io,
             )
-            for number, (stage, io) in enumerate(zip(stages, self.io, strict=True))
+            for number, stage, io in zip(self.numbers, stages, self.io, strict=True)
         ]
         for part in parts:
             part.count = self._count
@@ -228,18 +237,20 @@ class Pipeline:
         """
         losses = []
         for number in range(self.gas):
-            for stage, io in zip(self.stages, self.io, strict=True):
-                x = tokens[number] if stage.is_first else self._received(io["input_args"])
+            x = tokens[number]
+            for index, stage, io in zip(self.numbers, self.stages, self.io, strict=True):
+                if not stage.is_first and self.holder(index - 1) != self.mesh.pp.rank:
+                    x = self._received(io["input_args"], self.holder(index - 1))
                 x = stage(x, starts[number] if starts else None)
                 if stage.is_last:
                     losses.append(self.loss_fn(x, targets[number]))
-                else:
-                    dist.send(x.contiguous(), group=self.group, group_dst=self.after)
+                elif self.holder(index + 1) != self.mesh.pp.rank:
+                    dist.send(x.contiguous(), group=self.group, group_dst=self.holder(index + 1))
         return losses
 
-    def _received(self, like: Tensor) -> Tensor:
+    def _received(self, like: Tensor, sender: int) -> Tensor:
         x = torch.empty(like.shape, dtype=like.dtype, device=self.device)
-        dist.recv(x, group=self.group, group_src=self.before)
+        dist.recv(x, group=self.group, group_src=sender)
         return x
 
 

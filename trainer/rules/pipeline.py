@@ -7,13 +7,27 @@ from trainer.rules.requirement import Requirement
 _ZERO_BUBBLE = tuple(
     Requirement(
         f"zero_bubble_{name}",
-        f"pp == 1 or pipeline_schedule != 'InterleavedZeroBubble' or {condition}",
-        f"pipeline_schedule InterleavedZeroBubble beside {words}; change it, or set "
+        f"pp == 1 or pipeline_schedule in ['1F1B', 'LoopedBFS'] or {condition}",
+        f"pipeline_schedule {{pipeline_schedule}} beside {words}; change it, or set "
         "pipeline_schedule: 1F1B",
         builtin_only=True,
     )
     for name, condition, words in (
-        ("gas", "gas % pp == 0", "gas {gas}, which pp {pp} does not divide"),
+        (
+            "gas",
+            "pipeline_schedule != 'InterleavedZeroBubble' or gas % pp == 0",
+            "gas {gas}, which pp {pp} does not divide",
+        ),
+        (
+            "chunks",
+            "pipeline_schedule == 'InterleavedZeroBubble' or vpp == 2",
+            "vpp {vpp}: each rank has two stages, of which the second ones go back; set vpp: 2",
+        ),
+        (
+            "filled",
+            "pipeline_schedule != 'DualPipeV' or gas >= 2 * pp",
+            "gas {gas}, which is below its stages, 2 * pp {pp}",
+        ),
         (
             "gradients",
             "gradient_shard == 1",
@@ -73,7 +87,8 @@ PIPELINE = (
     Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
     Requirement(
         "interleaved_gas",
-        "vpp == 1 or gas % pp == 0 or pipeline_schedule == 'LoopedBFS'",
+        "vpp == 1 or gas % pp == 0 or pipeline_schedule in ['LoopedBFS', 'ZBVZeroBubble', "
+        "'DualPipeV']",
         "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp}); change gas, or set "
         "pipeline_schedule: LoopedBFS",
         builtin_only=True,

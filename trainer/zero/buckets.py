@@ -231,6 +231,8 @@ class WholeWeights:
         phase.name = "communication"
         for bucket in self.buckets:
             bucket.finish_reduce()
+        if self.mesh.folded:
+            self._sum_both_ends()
         for bucket in self.buckets:
             if bucket.traits.shared and self.mesh.embedding is not None:
                 self.mesh.embedding.all_reduce(bucket.grad_share, "embedding")
@@ -243,6 +245,13 @@ class WholeWeights:
             depth = self.mesh.grid.z
             if depth.group is not None and depth.name not in bucket.traits.split:
                 depth.group.all_reduce(bucket.grad_share, "gradient_sync")
+
+    def _sum_both_ends(self) -> None:
+        """Of a tied embedding and its copy in the last stage, where one rank has both."""
+        ends = [bucket.grad_share for bucket in self.buckets if bucket.traits.shared]
+        if ends:
+            one, other = ends
+            other.copy_(one.add_(other))
 
     def publish(self) -> None:
         """Bring the updated weights to the model on every replica, those of its first layers first.

@@ -102,7 +102,7 @@ class _Seat:
 
 def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterator[_Calls]:
     num_stages = config.pp * config.vpp
-    indices = [seat.pp + chunk * config.pp for chunk in range(config.vpp)]
+    indices = config.stages_of(seat.pp)
     ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
     stages = [
         stage_parameters(config.model, i, num_stages, ranks, config.layers_of(i)) for i in indices
@@ -187,7 +187,7 @@ def _whole(
             size = ring.all_reduce_bytes(wire.num_bytes(share), copies)
             purpose = "gradients" if shares == 1 else "gradient_sync"
             yield _Calls(purpose, seat.of_replicas(copies, shares), size)
-        if bucket[0].traits.shared:
+        if bucket[0].traits.shared and not config.folded:
             yield _embedding(share, seat)
         if config.tp > 1 and config.sequence_parallel and not bucket[0].traits.split:
             yield _sum("tensor", share * _FLOAT32_BYTES, seat)
@@ -263,7 +263,6 @@ def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> 
     numel = config.model.seq_length // share * config.mbs * config.model.hidden_size
     numel //= config.gy * config.gz
     size = config.format.num_bytes(numel)
-    if index < num_stages - 1:
-        yield _Calls("pipeline", seat.of_stage(seat.pp + 1), size, config.gas)
-    if index > 0:
-        yield _Calls("pipeline", seat.of_stage(seat.pp - 1), size, config.gas)
+    for near in (index + 1, index - 1):
+        if 0 <= near < num_stages and (peer := config.pipeline_rank(near)) != seat.pp:
+            yield _Calls("pipeline", seat.of_stage(peer), size, config.gas)

@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.activations import end_stages
-from analysis.cost.jobs import BREADTH_FIRST, FULL, NONE, ONE_F_ONE_B, ZERO_BUBBLE, Jobs, jobs
+from analysis.cost.activations import end_stages, waiting_logits_bytes
+from analysis.cost.jobs import (
+    BREADTH_FIRST,
+    FULL,
+    NONE,
+    ONE_F_ONE_B,
+    SCHEDULES as ORDERS,
+    ZERO_BUBBLE,
+    Jobs,
+    jobs,
+)
 from analysis.cost.memory_fit import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import stage_layers
@@ -17,8 +26,11 @@ from analysis.cost.traffic import stage_parameters
 from analysis.prediction.pricing import Pricing, unpriced_parameters
 from search_spaces import SearchSpace, framework_named, load_space
 from search_spaces.cluster import shipped_cluster
+from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 
 MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
+MESHTUNE = framework_named("meshtune")
+COMPUTING = ("forward_backward", "recompute", "tensor", "launch", "head")
 
 
 def gpt(num_layers: int, pp: int, **columns: Any) -> Jobs:
@@ -155,3 +167,52 @@ def test_counted_ends_are_the_frameworks_habit_where_a_space_says_nothing(tmp_pa
     # 49 or 50 layers over four, with what counts.
     assert stage_layers(job, framework_named("torchtitan")).last.tolist() == [12, 11]
     assert unpriced_parameters(space(tmp_path, framework="axonn", **said)) == ["account_for_loss"]
+
+
+FOLDED = [
+    (schedule, p, m)
+    for schedule in SCHEDULES
+    for p in (2, 4, 8)
+    for m in (2, p, 2 * p, 6 * p)
+    if schedule == "ZBVZeroBubble" or m >= 2 * p
+]
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), FOLDED)
+@pytest.mark.parametrize("recompute", [NONE, FULL])
+def test_stages_that_go_there_and_back_idle_as_long_as_in_torchs_order(
+    schedule: str, p: int, m: int, recompute: int
+) -> None:
+    """With equally long passes, of which recomputation repeats one, and next to no output layer."""
+    model = CostModel(shipped_cluster("dgx_a100"), MESHTUNE)
+    job = gpt(16, p, vpp=2, gas=m, vocab_size=64, schedule=ORDERS[schedule], recompute=recompute)
+    time = model.predict(job).time
+    inputs = 2 if recompute == FULL else 1
+    busy = 2 * (2 + inputs) * m
+    idle = turns(schedule, p, m, inputs) - busy
+    computing = sum(time.as_dict()[name][0] for name in COMPUTING)
+    assert time.bubble[0] / computing == pytest.approx(idle / busy, rel=0.02)
+
+
+@pytest.mark.parametrize(("schedule", "p", "m"), FOLDED)
+def test_stages_that_go_there_and_back_keep_what_they_keep_in_torchs_order(
+    schedule: str, p: int, m: int
+) -> None:
+    job = gpt(16, p, vpp=2, gas=m, schedule=ORDERS[schedule])
+    every = [most_in_flight(schedule, p, m, rank) for rank in range(p)]
+    first, second, last = end_stages(job, MESHTUNE)
+    assert max(most for most, _ in every) / 2 == first.in_flight[0] == last.in_flight[0]
+    assert (first.embedding & first.head).all() and not (last.embedding | last.head).any()
+    assert not second.head.any()
+    assert every[0][1] == 1 and waiting_logits_bytes(job, first.in_flight).tolist() == [0]
+
+
+def test_a_rank_with_both_ends_holds_both_tables_tied_or_not() -> None:
+    folded, loop = (gpt(16, 4, vpp=2, gas=8, schedule=s) for s in (ORDERS["ZBVZeroBubble"], 0))
+    habits = (MESHTUNE, MemoryConstants())
+    table = loop.vocab_size[0] * loop.hidden_size[0] * loop.element_bytes[0] / loop.tp[0]
+    more = memory(folded, *habits).weights - memory(loop, *habits).weights
+    assert more == pytest.approx(table)
+    assert stage_parameters(folded, MESHTUNE) - stage_parameters(loop, MESHTUNE) == pytest.approx(
+        table / loop.element_bytes[0]
+    )

@@ -42,12 +42,16 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "mics tp2": (8, {"placement": "mics", "tp": 2, "sequence_parallel": True}),
     "topo": (8, {**_TOPO, "gas": 3}),
     "pp2 zero1": (4, {"pp": 2, "gas": 2, "zero_stage": 1}),
+    "zbv zero1": (
+        4,
+        {"pp": 2, "vpp": 2, "gas": 2, "zero_stage": 1, "pipeline_schedule": "ZBVZeroBubble"},
+    ),
     "grid": (8, {"gx": 2, "gy": 2, "gz": 2, "mbs": GLOBAL_BATCH}),
     "gy2 gz2 pp2": (8, {"gy": 2, "gz": 2, "pp": 2, "gas": 2, "mbs": GLOBAL_BATCH // 2}),
     "vpp2 tp2 zero3": (8, {"pp": 2, "vpp": 2, "tp": 2, "gas": 2, "zero_stage": 3}),
 }
 RING = (
-    *("one", "zero1 tp2", "cp2 zero2", "zero3 dp3", "hpz", "topo", "pp2 zero1", "grid"),
+    *("one", "zero1 tp2", "cp2 zero2", "zero3 dp3", "hpz", "topo", "zbv zero1", "grid"),
     "vpp2 tp2 zero3",
 )
 
