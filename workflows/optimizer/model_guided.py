@@ -134,12 +134,13 @@ class ModelGuidedSearch:
         runs = np.maximum(ends, 1e-12) * self._survival(model, told, free)
         curiosity = KAPPA * deviation + residual.untried(self._features[free])
         bound, new = mean + curiosity + np.log(runs), np.isinf(at_most)
-        if aim is None and run.best and positive(run.best) and new.any():
+        others = bool((new & (runs > LIKELY)).any())  # degrees that are worth a trial
+        if aim is None and run.best and positive(run.best) and others:
             gains = improvement(mean, deviation, np.ones(len(free)), self._log_objective(run.best))
             bound[~new & (gains < self._space.budget.expected_gain)] = -np.inf
         at = int(np.argmax(bound))
         # A model that does not foresee its trials cannot say what is left to gain.
-        enough = self._variants.enough(successes) or not (new & (runs > LIKELY)).any()
+        enough = self._variants.enough(successes) or not others
         foreseen = len(successes) >= GAIN_TRIALS and enough and foresees(run)
         foreseen = foreseen and not surprised(run, self._space.objective.maximize)
         judged = aim is None and foreseen and run.best and positive(run.best)

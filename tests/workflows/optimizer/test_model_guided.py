@@ -266,6 +266,23 @@ def test_a_search_does_not_end_among_variants_of_a_few_configurations(
     assert max(tried.count(at) for at in tried) <= 6
 
 
+def test_variants_come_before_what_does_not_fit(tmp_path: Path) -> None:
+    """Only tp 8 has room. Its slower variants are no good trials, those of tp 1 are none at all."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 1, tp: [1, 8], pp: 1, mbs: 1, gas: 16, zero_stage: 0, "
+        "kernel: [eager, flash, fused], workers: [1, 2, 4]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    run = search(
+        make_policy(load_space(str(path)), seed=0),
+        9,
+        lambda c: 1e4 * KERNELS[c["kernel"]] * WORKERS[c["workers"]] if c["tp"] == 8 else None,
+    )
+    assert [t.config["tp"] for t in run.trials.values()] == [8] * 9
+
+
 def test_what_failed_keeps_its_neighbours_back(space: SearchSpace, predicted: Speed) -> None:
     """A crash of every tp that the model likes: it soon tries others."""
     liked = ask(make_policy(space, seed=0), Run(Path())).config["tp"]
