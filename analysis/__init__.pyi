@@ -44,7 +44,7 @@ from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import ModelSensitivity, model_sensitivity
 from .report.outlook import LIKELY, Outlook
 from .report.page import write_imported, write_report
-from .report.plots import png, sensitivity_figure, trajectory_figure
+from .report.plots import image, sensitivity_figure, trajectory_figure
 from .report.scaling import scaling_figure
 from .report.section import Content, Section
 from .report.sections import SECTIONS
@@ -154,6 +154,7 @@ __all__ = [
     "foretold",
     "frame_of",
     "front_lines",
+    "image",
     "in_time",
     "is_deephyper",
     "is_storage",
@@ -174,7 +175,6 @@ __all__ = [
     "objectives_text",
     "of_engines",
     "parameters_of",
-    "png",
     "positive",
     "possible",
     "preflight_summary",

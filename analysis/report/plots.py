@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -19,22 +21,24 @@ from analysis.run.trial import TOLD, meaning
 
 DPI = 150
 EDGE = 1.03  # where the time axis ends, relative to the last trial
+# The page's in its light theme (templates/page.css), which colour-blind people can tell apart.
 BLUE, DARK, RED, GRAY, PALE, LIGHT = (
-    "#3b82c4",
-    "#1f3a5f",
-    "#c8322b",
+    "#0072b2",
+    "#1c2430",
+    "#d55e00",
     "#8a8f98",
     "#b9bec7",
-    "#d7dade",
+    "#dfe3e8",
 )
-COLOURS = {"green": "#2e8b57", "red": RED, "gray": GRAY}  # of how a trial ended
+COLOURS = {"green": BLUE, "red": RED, "gray": GRAY}  # of how a trial ended
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
+def image(figure: Figure, form: Literal["png", "svg"]) -> bytes:
+    """The figure as a file; in an SVG text is text."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    with rc_context({"svg.fonttype": "none"}):
+        figure.savefig(buffer, format=form, dpi=DPI)
     return buffer.getvalue()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from workflows.cli.arguments import (
     Commands,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from search_spaces import SearchSpace
 
 DEFAULT_TOKENS = 1e12  # to train on
+_FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 
 
 def add_commands(commands: Commands) -> None:
@@ -85,7 +87,9 @@ def add_commands(commands: Commands) -> None:
     parser.add_argument(
         "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
     )
-    parser.add_argument("--picture", type=path, metavar="FILE.png", help="plot the scaling")
+    parser.add_argument(
+        "--picture", type=path, metavar="FILE", help="plot the scaling: *.png, *.svg"
+    )
     add_json(parser)
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
@@ -197,8 +201,8 @@ def _check_scaling(arguments: Namespace) -> None:
     if arguments.tokens and not (arguments.scaling or arguments.explain):
         raise UsageError("--tokens goes with --explain or --scaling")
     out: Path | None = arguments.picture
-    if out is not None and (out.suffix != ".png" or not out.absolute().parent.is_dir()):
-        raise UsageError(f"--picture {out}: accepted a file *.png in a folder that exists")
+    if out is not None and (out.suffix not in _FORMS or not out.absolute().parent.is_dir()):
+        raise UsageError(f"--picture {out}: accepted a file *.png or *.svg in a folder that exists")
 
 
 def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> int:
@@ -213,9 +217,10 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
-        from analysis import png, scaling_figure
+        from analysis import image, scaling_figure
 
-        arguments.picture.write_bytes(png(scaling_figure(scaled)))
+        form = _FORMS[arguments.picture.suffix]
+        arguments.picture.write_bytes(image(scaling_figure(scaled), form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))

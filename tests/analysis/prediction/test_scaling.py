@@ -12,7 +12,8 @@ import yaml
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scaling import scale, scaling_table
-from analysis.report.plots import png
+from analysis.report import plots
+from analysis.report.plots import BLUE, image
 from analysis.report.scaling import scaling_figure
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -129,11 +130,20 @@ def test_a_cluster_of_unknown_power_has_no_energy() -> None:
     assert "J/token" not in scaling_table(scale(Pricing(space), config, "weak", [1]), 1e9)
 
 
-def test_the_figure_is_a_png(pricing: Pricing) -> None:
+def test_the_figure_is_a_png_or_an_svg_whose_text_is_text(pricing: Pricing) -> None:
     figure = scaling_figure(scale(pricing, RECIPE, "weak", [16, 32, 64]))
     left, right = figure.axes
     assert len(left.lines[1].get_xdata()) == len(right.lines[1].get_xdata()) == 3
-    assert png(figure).startswith(b"\x89PNG")
+    assert image(figure, "png").startswith(b"\x89PNG")
+    drawn = image(figure, "svg")
+    assert b">tokens/s</text>" in drawn and BLUE.encode() in drawn
+
+
+def test_figures_have_the_colours_of_the_page() -> None:
+    page = (Path(plots.__file__).parent / "templates" / "page.css").read_text().splitlines()[0]
+    names = {"ok": BLUE, "text": plots.DARK, "fail": plots.RED, "gray": plots.GRAY}
+    for name, colour in {**names, "line": plots.LIGHT}.items():
+        assert f"--{name}: {colour};" in page
 
 
 def test_every_degree_that_splits_a_replica_leaves_fewer_replicas(tmp_path: Path) -> None:
