@@ -25,7 +25,7 @@ ALTERNATIVE_WIDTH = 5.0  # width in logarithms over which figures lie if it is n
 PROBES = 3  # successes that others chose, before a model in doubt is heard again
 MIN_RANK_CORRELATION = 0.5  # rank correlation from which it is
 NEAR = PRIOR_LOG_SD  # logarithms by which a prediction may be off and still be good
-SURPRISED = 5  # foretold successes after one that was faster than expected, in which to doubt
+SURPRISED = 5  # latest trials of which none may be faster than expected, to say what is left
 MAX_UNFORESEEN_OOMS = 5  # in a row, of trials expected to fit
 
 
@@ -94,7 +94,8 @@ def surprised(run: Run, maximize: bool) -> bool:
     Nothing makes a run faster than its configuration is, so there may be more that the model has
     overlooked. Slower runs may have been disturbed.
     """
-    recent = foretold(run)[-SURPRISED:]
+    latest = [t for t in run.trials.values() if t.ended and not t.explores][-SURPRISED:]
+    recent = [t for t in latest if t.ok and t.objective and t.expected.get("objective")]
     if maximize:
         return any((t.objective or 0.0) > t.expected["high"] for t in recent)
     return any((t.objective or np.inf) < t.expected["low"] for t in recent)

@@ -37,11 +37,13 @@ def test_gain_is_that_of_the_normal_distribution_and_grows_with_the_batch() -> N
     assert expected_gain(mean - 1.0, covariance, runs, 0.0, 4, rng).left < 1e-6
 
 
-@pytest.mark.parametrize(("off", "stated"), [(1.0, True), (0.25, True), (8.0, False)])
+@pytest.mark.parametrize(
+    ("off", "then", "stated"), [(0.25, "ok", True), (8.0, "ok", False), (8.0, "crash", False)]
+)
 def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_fast(
-    tmp_path: Path, off: float, stated: bool
+    tmp_path: Path, off: float, then: str, stated: bool
 ) -> None:
-    """The seventh trial is as fast as expected, disturbed, or faster than it can be."""
+    """The seventh trial is disturbed, or faster than expected; the next ones run or fail."""
     path = tmp_path / "small.yaml"
     path.write_text(
         "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
@@ -55,8 +57,9 @@ def test_nothing_is_said_of_what_is_left_for_some_trials_after_one_that_was_too_
         assert proposal is not None
         says.append("gain" in proposal.expected)
         trial = Trial(number, proposal.config, 0.0, proposal.by, proposal.why, proposal.expected)
-        trial.kind, trial.ended_t = "ok", float(number)
-        trial.objective = trial.expected["objective"] * (off if number == 7 else 1.0)
+        trial.kind, trial.ended_t = "ok" if number <= 7 else then, float(number)
+        if trial.ok:
+            trial.objective = trial.expected["objective"] * (off if number == 7 else 1.0)
         run.trials[number] = trial
     assert says[6]
     assert says[7 : 7 + SURPRISED] == [stated] * SURPRISED
