@@ -54,7 +54,6 @@ SEARCHED = {
     "meshtune": Searched((0, 1, 2, 3), chunks=True),
     "megatron-lm": _MEGATRON,
     "megatron-bridge": _MEGATRON,
-    "megatron-bridge-26.06": _MEGATRON,
     "megatron-lm-v3": Searched(chunks=True),
     "megatron-deepspeed": _DEEPSPEED,
     "deepspeed-bf16": _DEEPSPEED,

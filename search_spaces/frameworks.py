@@ -76,8 +76,6 @@ class Framework:
         overlaps_tensor: tensor parallelism's collectives hide behind the products that need them
             (Transformer Engine's user buffers).
         own_kernels: what products and attention reach of a GPU goes with the framework.
-        after: the framework whose next generation this is: as fast as that one, as far as no runs
-            of its own say else.
         fills_pipeline: refuses fewer than pp - 1 micro-batches, and stages without a block.
         reports: what the peak memory that it prints is: what tensors held (``allocated``), with
             the allocator's free blocks (``reserved``), or all that the device held (``device``).
@@ -118,7 +116,6 @@ class Framework:
     sends_tokens_once: bool = False
     overlaps_tensor: bool = False
     own_kernels: bool = False
-    after: str = ""
     fills_pipeline: bool = False
     reports: Literal["allocated", "reserved", "device"] = "allocated"
     reports_first_stage: bool = False
@@ -162,10 +159,6 @@ MEGATRON_BRIDGE = Framework(
     sends_tokens_once=True,
     own_kernels=True,
     stage_settings=STAGE_SETTINGS,
-)
-# From the container of June 2026 on mixtures of experts are 1.3 to 1.4 times as fast.
-MEGATRON_BRIDGE_26_06 = replace(
-    MEGATRON_BRIDGE, name="megatron-bridge-26.06", after=MEGATRON_BRIDGE.name
 )
 MEGATRON_DEEPSPEED = Framework(
     "megatron-deepspeed",
@@ -229,7 +222,6 @@ FRAMEWORKS = {
         MEGATRON_LM,
         MEGATRON_LM_V3,
         MEGATRON_BRIDGE,
-        MEGATRON_BRIDGE_26_06,
         MEGATRON_DEEPSPEED,
         DEEPSPEED_BF16,
         FSDP,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.constants import Constants, constant
-from analysis.cost.experts import assigned_tokens, mixed_share
-from analysis.cost.jobs import Array, Jobs
+from analysis.cost.experts import assigned_tokens, local_experts, mixed_share
+from analysis.cost.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
 from search_spaces import Cluster, Framework
 from trainer import Latent, Mixture, latent_matrices
 
@@ -40,6 +40,9 @@ class ComputeConstants(Constants):
     expert_share: float = constant(0.8, 0.3, "of a product's rate, in the grouped ones of experts")
     permuted_copies: float = constant(
         6.0, 0.5, "of the experts' inputs that memory moves to sort tokens by expert and back"
+    )
+    expert_launch_s: float = constant(
+        1.5e-4, 0.7, "of the host, for one expert's forward kernels: casts, products, padding"
     )
 
 
@@ -127,7 +130,7 @@ class Compute:
 
     def forward(self, jobs: Jobs) -> PassTimes:
         """One layer's forward pass."""
-        rate, c = self.layer_rate(jobs), self.constants
+        rate = self.layer_rate(jobs)
         # Of the grid's layers the hidden size is split as well.
         tokens, h, tp = jobs.tokens, jobs.hidden_size / jobs.gy, jobs.tp
         head, queries = jobs.head_dim, jobs.attention_size
@@ -142,16 +145,29 @@ class Compute:
         split = np.where(jobs.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
         moved = jobs.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
-        launch = c.launch_s + np.zeros(len(jobs))
         if jobs.mixture is not None:
-            ffn, more, some = self._experts(jobs, jobs.mixture, rate, ffn, 2 * up / tp)
-            moved, launch = moved + more, launch * (1 + some)  # a router, and two ways of tokens
+            ffn, more = self._experts(jobs, jobs.mixture, rate, ffn, 2 * up / tp)
+            moved = moved + more
         return PassTimes(
             gemm=attention + ffn,
             attention=self._attention(jobs, self.rate(jobs), head),
             elementwise=moved / self.memory_bytes_per_s,
-            launch=launch,
+            launch=self._launch(jobs),
         )
+
+    def _launch(self, jobs: Jobs) -> Array:
+        """Of the host, for a layer's forward kernels that no graph has.
+
+        Layers with experts have a router and two ways of tokens beside, as much again, and a few
+        kernels for each of a rank's experts, whose numbers of rows are not known ahead.
+        """
+        c = self.constants
+        left = np.where(jobs.graphs == NO_GRAPHS, c.launch_s, 0.0)
+        if jobs.mixture is not None:
+            experts = local_experts(jobs, jobs.mixture)
+            more = mixed_share(jobs, jobs.mixture) * (c.launch_s + c.expert_launch_s * experts)
+            left = left + np.where(jobs.graphs == STEP_GRAPHS, 0.0, more)
+        return left
 
     def _latent(self, jobs: Jobs, latent: Latent, rate: Array, plain: Array) -> Array:
         """Seconds of latent attention's products; ``plain`` where a job has none.
@@ -173,7 +189,7 @@ class Compute:
 
     def _experts(
         self, jobs: Jobs, mixture: Mixture, rate: Array, dense: Array, dense_moved: Array
-    ) -> tuple[Array, Array, Array]:
+    ) -> tuple[Array, Array]:
         """A mixture's feed-forward part in the mean over all layers.
 
         Args:
@@ -184,14 +200,13 @@ class Compute:
             dense_moved: elements that memory moves in it, for each token.
 
         Returns:
-            Seconds of products; bytes that memory moves beyond those of the dense one; and the
-            share of layers that have experts.
+            Seconds of products, and bytes that memory moves beyond those of the dense one.
         """
         c, h, e = self.constants, jobs.hidden_size, jobs.element_bytes
         share = mixed_share(jobs, mixture)
         wide = np.where(jobs.gated, 2.0, 1.0)
         rows = assigned_tokens(jobs, mixture)
-        local = np.maximum(mixture.num_experts / jobs.ep, 1)
+        local = local_experts(jobs, mixture)
         inner = np.maximum(mixture.expert_ffn_size / jobs.etp, 1)
         each = np.maximum(rows / local, 1)
         grouped = self.gemm_s(each, wide * inner, h, rate, local)
@@ -207,7 +222,7 @@ class Compute:
         moved = rows * (c.permuted_copies * h + 2 * wide * inner)
         moved = moved + jobs.tokens * 2 * wide * mixture.shared_ffn_size / jobs.tp
         moved = moved - jobs.tokens * dense_moved
-        return dense + share * (mixed - dense), e * share * moved, share
+        return dense + share * (mixed - dense), e * share * moved
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:
         """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""

@@ -80,25 +80,14 @@ def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
     )
 
 
+def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
+    """Of one layer, on one rank; 1 where there are none."""
+    return np.asarray(np.maximum(mixture.num_experts / jobs.ep, 1))
+
+
 def activation_bytes(jobs: Jobs, mixture: Mixture) -> Array:
     """What the experts of one layer keep of a micro-batch: their inputs, what is between their
     matrices, and their outputs, which the router's gradient needs."""
     inner = np.where(jobs.gated, 4, 2) * mixture.expert_ffn_size / jobs.etp
     kept = jobs.element_bytes * (2 * jobs.hidden_size + inner)
     return np.asarray(assigned_tokens(jobs, mixture) * kept)
-
-
-def dispatched_bytes(jobs: Jobs, mixture: Mixture, once: bool) -> Array:
-    """What a rank sends to the ranks of expert parallelism in one pass of one layer, one way.
-
-    Args:
-        jobs: of which.
-        mixture: theirs.
-        once: a token that goes to several experts of one rank is sent there once.
-    """
-    copies = mixture.experts_per_token * mixture.capacity
-    if once:
-        # Of ep ranks, those that at least one of a token's experts is on.
-        met = jobs.ep * (1 - (1 - 1 / jobs.ep) ** mixture.experts_per_token)
-        copies = np.minimum(copies, met)
-    return np.asarray(jobs.tokens / jobs.tp * copies * jobs.hidden_size * jobs.element_bytes)

@@ -27,7 +27,10 @@ from analysis.cost.time_constants import OverlapConstants, TimeConstants
 from search_spaces import Cluster, Framework
 
 FILE = Path(__file__).with_name("fitted.yaml")
-OF_FRAMEWORK = ("score_bytes", "launch_s", *[f.name for f in fields(OverlapConstants)])
+OF_FRAMEWORK = (
+    *("score_bytes", "launch_s", "expert_launch_s"),
+    *[f.name for f in fields(OverlapConstants)],
+)
 OF_GPU = tuple(f.name for f in fields(ComputeConstants) if f.name not in OF_FRAMEWORK)
 
 

@@ -33,7 +33,7 @@ def hypotheses(named: Framework) -> Hypotheses:
     # How layers are split over stages is no matter of memory: the named one's holds for all.
     stages = {name: getattr(named, name) for name in ("split", "counts_ends", "stage_settings")}
     # Nor do generations of one framework differ in what they keep.
-    known = [f for f in FRAMEWORKS.values() if f.name != named.name and not f.after]
+    known = [f for f in FRAMEWORKS.values() if f.name != named.name]
     records = [replace(f, **stages) for f in known]
     others = [variant for record in records for variant in _variants(record)]
     if named.name not in FRAMEWORKS:

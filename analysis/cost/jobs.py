@@ -39,6 +39,10 @@ SCHEDULES = {
     "ZBVZeroBubble": ZERO_BUBBLE_V,
     "DualPipeV": DUAL_PIPE_V,
 }
+BY_HABIT, ALL_TO_ALL, FLEX = -1, 0, 1
+DISPATCHERS = {"alltoall": ALL_TO_ALL, "flex": FLEX}
+NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = 0, 1, 2
+GRAPHS = {"none": NO_GRAPHS, "layers": LAYER_GRAPHS, "step": STEP_GRAPHS}
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,11 @@ class Jobs:
             micro-batch.
         element_bytes: of weights and activations in the computation: 2 or 4.
         fp8: the layers' matrix products are computed in 8 bits.
+        dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
+            node, and from there once to each rank; BY_HABIT, the framework's own way.
+        overlaps_dispatch: that happens behind the layers of another micro-batch.
+        graphs: CUDA graphs, whose kernels the host launches at once: NO_GRAPHS; LAYER_GRAPHS, of a
+            layer without its experts; STEP_GRAPHS, of the whole step.
         engine: number of the model, where a space has several; see ``CostModel.others``.
 
     What few models have; None where no job's has it:
@@ -148,6 +157,9 @@ class Jobs:
     reduces_once: Mask
     element_bytes: Array
     fp8: Mask
+    dispatcher: Array
+    overlaps_dispatch: Mask
+    graphs: Array
     engine: Array
     mixture: Mixture | None = None
     latent: Latent | None = None
@@ -228,7 +240,10 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 
 
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
-_MASKS = {"gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"}
+_MASKS = {
+    *("gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"),
+    "overlaps_dispatch",
+}
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
     "gy": 1,
@@ -250,6 +265,9 @@ _DEFAULTS: dict[str, float] = {
     "reduces_once": 0,
     "element_bytes": 2,
     "fp8": 0,
+    "dispatcher": BY_HABIT,
+    "overlaps_dispatch": 0,
+    "graphs": NO_GRAPHS,
     "engine": 0,
 }
 

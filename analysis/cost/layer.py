@@ -13,9 +13,9 @@ import numpy as np
 from analysis.cost import collectives as links, grid
 from analysis.cost.activations import repeats_attention
 from analysis.cost.compute import Compute, PassTimes, smooth_max
-from analysis.cost.experts import assigned_tokens, dispatched_bytes, mixed_share
-from analysis.cost.groups import RankGroup, along
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs
+from analysis.cost.dispatch import dispatch_s
+from analysis.cost.groups import along
+from analysis.cost.jobs import FULL, SELECTIVE, STEP_GRAPHS, Array, Jobs
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.traffic import activation_bytes, key_value_bytes, splits_sequence
 from search_spaces import Cluster, Framework
@@ -48,7 +48,8 @@ def layer(
     backward = compute.backward(jobs, forward)
     one_sum, extra = _tensor(jobs, cluster, framework, c)
     full = jobs.recompute == FULL
-    calls = np.where(jobs.tp > 1, 2.0, 0.0) * np.where(extra > 0, 2.0, 1.0)
+    by_host = (jobs.tp > 1) & (jobs.graphs != STEP_GRAPHS)
+    calls = np.where(by_host, 2.0, 0.0) * np.where(extra > 0, 2.0, 1.0)
     across = (jobs.pp > 1) & (jobs.world_size > cluster.domain_gpus)
     call = c.host_call_s + np.where(across, c.contended_call_s * jobs.tp, 0.0)
     first = _host(forward, 2 * one_sum, calls * call)
@@ -66,7 +67,7 @@ def layer(
         again=again,
         tensor=sums,
         context=_context(jobs, cluster, c, forward, backward),
-        experts=_experts(jobs, cluster, framework, c),
+        experts=dispatch_s(jobs, cluster, framework, c, forward.device + backward.device),
         launch=first * np.where(full, 2.0, 1.0) + second,
     )
 
@@ -87,28 +88,6 @@ def _context(
     second = np.maximum(both - c.overlap * backward.attention, 0.05 * both)
     times = np.where(jobs.recompute > 0, 2.0, 1.0)  # attention is what either kind repeats
     return np.asarray(np.where(jobs.cp > 1, times * first + second, 0.0))
-
-
-def _experts(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
-    """Exposed seconds of one layer's tokens on their way to experts and back, in the mean.
-
-    Each pass has an all-to-all there and one back over the ranks of expert parallelism, which the
-    experts wait for, and gathers and sums over the ranks that split an expert (Megatron Core,
-    "Mixture of Experts"). In the order of ranks ``etp`` is innermost, then ``ep``.
-    """
-    mixture = jobs.mixture
-    if mixture is None:
-        return np.zeros(len(jobs))
-    world = jobs.world_size
-    sent = dispatched_bytes(jobs, mixture, framework.sends_tokens_once)
-    way = links.all_to_all_s(cluster, c, RankGroup(jobs.ep, jobs.etp, world), sent)
-    split = RankGroup(jobs.etp, np.ones(len(jobs)), world)
-    rows = assigned_tokens(jobs, mixture) * jobs.hidden_size * jobs.element_bytes
-    gather = links.all_gather_s(cluster, c, split, rows)
-    scatter = links.reduce_scatter_s(cluster, c, split, rows)
-    way, inner = np.where(jobs.ep > 1, way, 0.0), np.where(jobs.etp > 1, gather + scatter, 0.0)
-    passes = 2 + np.where(jobs.recompute == FULL, 1.0, 0.0)
-    return np.asarray(mixed_share(jobs, mixture) * passes * (2 * c.exposed_dispatch * way + inner))
 
 
 def _host(times: PassTimes, communication: Array, calls_s: Array) -> Array:

@@ -46,4 +46,4 @@ def without_effect(jobs: Jobs) -> Mask:
     return np.array([f.name in unused for f in fields(TimeConstants)])
 
 
-_OF_EXPERTS = ("expert_share", "permuted_copies", "exposed_dispatch")
+_OF_EXPERTS = ("expert_share", "permuted_copies", "expert_launch_s", "exposed_dispatch")

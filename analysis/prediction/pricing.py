@@ -12,7 +12,18 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
-from analysis.cost.jobs import PRICED_AXES, RECOMPUTE, SCHEDULES, Array, Jobs, jobs
+from analysis.cost.jobs import (
+    BY_HABIT,
+    DISPATCHERS,
+    GRAPHS,
+    NO_GRAPHS,
+    PRICED_AXES,
+    RECOMPUTE,
+    SCHEDULES,
+    Array,
+    Jobs,
+    jobs,
+)
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
@@ -40,7 +51,7 @@ from trainer import (
 )
 
 _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
-EXPERTS = ("ep", "etp")  # degrees that only mixtures have
+EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have
 FP8 = ("fp8", "mxfp8")
 """Words for the precision of a user's own trainer whose products are in 8 bits, priced alike."""
 # Every name that a job's columns are made of.
@@ -51,7 +62,7 @@ _READ = (
     *EXPERTS,
     *("placement", "engine", "sequence_parallel", "recompute", "precision"),
     *("quantize_weights", "quantize_gradients", "quantize_secondary", "reduce_gradients"),
-    "pipeline_schedule",
+    *("pipeline_schedule", "cuda_graphs"),
 )
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
@@ -146,11 +157,12 @@ class Pricing:
         columns["sequence_parallel"] = known.get("sequence_parallel", False)
         for name in STAGE_SETTINGS:
             columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
-        words = np.asarray(known.get("recompute", "none"))
-        columns["recompute"] = sum(np.where(words == w, code, 0) for w, code in RECOMPUTE.items())
+        columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
         columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
-        words = np.asarray(known.get("pipeline_schedule", "1F1B"))
-        columns["schedule"] = sum(np.where(words == w, code, 0) for w, code in SCHEDULES.items())
+        columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)
+        columns["dispatcher"] = _coded(known.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
+        columns["overlaps_dispatch"] = known.get("moe_comm_overlap", False)
+        columns["graphs"] = _coded(known.get("cuda_graphs"), GRAPHS, NO_GRAPHS)
         columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
         for name, key, narrow in (
             ("gather_bits", "quantize_weights", Format.INT8),
@@ -330,6 +342,14 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
 def _in_8_bits(space: SearchSpace) -> bool:
     searched = space.parameters.get("precision")
     return searched is not None and not {*FP8}.isdisjoint(searched.values)
+
+
+def _coded(words: Any, codes: Mapping[str, float], otherwise: float = 0) -> Array:
+    """The numbers that words stand for; ``otherwise`` where there is none."""
+    words = np.asarray("" if words is None else words)
+    return np.asarray(
+        sum((np.where(words == w, n - otherwise, 0) for w, n in codes.items()), otherwise)
+    )
 
 
 def unpriced_axes(space: SearchSpace) -> list[str]:

@@ -16,12 +16,14 @@ from analysis.cost.jobs import Array
 from analysis.cost.network import UNKNOWN, likelier
 from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
-from analysis.sweeps.record import Table
+from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2
+# Recipes of one's own kernels change with the model, in more than a table says.
+MODEL_LOG_SD = 0.15
 
 
 def parts_of(tables: Iterable[Table]) -> list[Table]:
@@ -46,15 +48,9 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
     """
     habits = framework_named(name)
     own = OF_GPU if habits.own_kernels else ()
-    found = _by_generations(parts, habits)
-    return part(found, (*OF_FRAMEWORK, *own)) if found else {}
-
-
-def _by_generations(parts: Sequence[Table], habits: Framework) -> TimeConstants | None:
-    """From a framework's own runs, beginning with what those of the one before it say."""
-    before = _by_generations(parts, framework_named(habits.after)) if habits.after else None
-    found = [p for p in parts if p.framework[0] == habits.name]
-    return shared(found, before) if found else before
+    found = [p for p in parts if p.framework[0] == name]
+    alike = MODEL_LOG_SD if habits.own_kernels else 0.0
+    return part(shared(found, alike), (*OF_FRAMEWORK, *own)) if found else {}
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
@@ -78,17 +74,21 @@ def transferred(parts: Sequence[Table], cluster: Cluster, habits: Framework) -> 
     return composed(of_framework(parts, habits.name), of_gpu(parts, gpu_kind(cluster)))
 
 
-def shared(parts: Sequence[Table], prior: TimeConstants | None = None) -> TimeConstants:
-    """The constants that explain several parts best, all at once."""
-    predictions = [_prediction(p[:: -(-len(p) // ROWS)]) for p in parts]
+def shared(parts: Sequence[Table], model_log_sd: float = 0.0) -> TimeConstants:
+    """The constants that explain several parts best, all at once.
+
+    Args:
+        model_log_sd: of what all rows of one model in a part have in common and no constant says.
+    """
+    predictions = [_prediction(p[:: -(-len(p) // ROWS)], model_log_sd) for p in parts]
 
     def residuals(constants: TimeConstants) -> Array:
         return np.concatenate([predict(constants) for predict in predictions], axis=-1)
 
-    return fit(prior or TimeConstants(), residuals, NOISE_LOG_SD).constants
+    return fit(TimeConstants(), residuals, NOISE_LOG_SD).constants
 
 
-def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
+def _prediction(rows: Table, model_log_sd: float) -> Callable[[TimeConstants], Array]:
     cluster, habits = cluster_of(rows), framework_named(str(rows.framework[0]))
 
     chance = UNKNOWN.crowded(rows.jobs, cluster)
@@ -97,6 +97,20 @@ def _prediction(rows: Table) -> Callable[[TimeConstants], Array]:
         calm_s = step(rows.jobs, cluster, habits, constants).total
         late_s = calm_s + crowded_s(rows.jobs, constants)
         calm, late = np.log(calm_s / rows.step_time_s), np.log(late_s / rows.step_time_s)
-        return likelier(calm, late, chance, NOISE_LOG_SD)
+        found = likelier(calm, late, chance, NOISE_LOG_SD)
+        return without_common(found, rows.model, model_log_sd) if model_log_sd else found
 
     return residuals
+
+
+def without_common(residuals: Array, models: Keys, log_sd: float) -> Array:
+    """Residuals, shape (..., n), with a deviation of each model's own integrated out.
+
+    The mean of a model's residuals counts as much as its variance lets it: noise and deviation.
+    """
+    found = residuals.copy()
+    for model in np.unique(models):
+        of = models == model
+        kept = 1 / np.sqrt(1 + of.sum() * (log_sd / NOISE_LOG_SD) ** 2)
+        found[..., of] -= (1 - kept) * found[..., of].mean(axis=-1, keepdims=True)
+    return found

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import Array, Mask, jobs
+from analysis.cost.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
 from analysis.sweeps.record import (
     Keys,
     Table,
@@ -30,7 +30,7 @@ from slurm import read_document, validate
 from trainer import Latent, Mixture, ModelConfig
 
 FRAMEWORK = "megatron-bridge"
-FROM_JUNE_2026 = "megatron-bridge-26.06"
+RECIPES = Path(__file__).with_name("megatron_bridge_recipes.csv")
 FP8 = ("FP8", "FP8-CS", "FP8-MX", "MXFP8")
 _GPU = r"(GB300|GB200|B300|B200|H200|H100|MI355X|MI350X|MI300X)"
 _MIXTURES = {
@@ -57,23 +57,10 @@ def bridge(path: Path, frame: pd.DataFrame) -> Table:
     """Megatron-Bridge on Llama 3."""
     tokens = number_column(frame, "gbs") * number_column(frame, "seq")
     rate = number_column(frame, "tokens_per_s_gpu") * number_column(frame, "n_gpu")
-    return _dense(path, frame, tokens / rate, frame["container"], _generation(frame["container"]))
+    return _dense(path, frame, tokens / rate, frame["container"])
 
 
-def _generation(containers: pd.Series[str]) -> Keys:
-    """The framework's record by the container, year and month: 26.04.01."""
-    months = containers.str.extract(r"^(\d+)\.(\d+)").astype(int)
-    later = months[0] * 100 + months[1] >= 2606
-    return np.where(later, FROM_JUNE_2026, FRAMEWORK)
-
-
-def _dense(
-    path: Path,
-    frame: pd.DataFrame,
-    step_time_s: Array,
-    campaign: Any,
-    framework: Keys | str = FRAMEWORK,
-) -> Table:
+def _dense(path: Path, frame: pd.DataFrame, step_time_s: Array, campaign: Any) -> Table:
     columns = {
         "num_layers": "layers",
         "hidden_size": "hidden",
@@ -86,7 +73,7 @@ def _dense(
     shape: dict[str, Any] = {key: number_column(frame, name) for key, name in columns.items()}
     llama = frame["model"].str.upper().str.contains("LLAMA").to_numpy()
     shape |= {"gated": llama, "tied_embeddings": ~llama}
-    return _table(path, frame, shape, step_time_s, keys(campaign), framework, {})
+    return _table(path, frame, shape, step_time_s, keys(campaign), {})
 
 
 def mixtures(path: Path, frame: pd.DataFrame) -> Table:
@@ -124,16 +111,29 @@ def mixtures(path: Path, frame: pd.DataFrame) -> Table:
         "shape not known": np.array([not name for name in names]),
         "tokens are dropped": frame["model"].str.contains("tokendrop").to_numpy(),
         "several recipes in one row": several | np.isnan(rate),
+        "slow by a fault of the release, as its notes say": (
+            frame["model_tflops_per_gpu"].astype(str).str.contains("[^", regex=False).to_numpy()
+        ),
     }
     step_time_s = tokens / (rate * number_column(frame, "n_gpu"))
     # DeepSeek-V3 is trained with a module that predicts a second token: a layer more.
     deeper = np.array([name == "deepseek_v3" for name in names])
     deeper &= ~frame["model"].str.contains("w/o MTP", regex=False).to_numpy()
     shape["num_layers"] = shape["num_layers"] + deeper
-    containers = frame["container"]
-    return _table(
-        path, frame, shape, step_time_s, keys(containers), _generation(containers), unknown
-    )
+    shape |= _recipes(frame)
+    return _table(path, frame, shape, step_time_s, keys(frame["container"]), unknown)
+
+
+def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
+    """What the published recipes of rows say beside their degrees; nothing of unknown ones."""
+    key = ["container", "model", "gpu", "precision"]
+    rows = frame.assign(gpu=frame["system"].str.extract(_GPU, expand=False))
+    known = rows[key].merge(pd.read_csv(RECIPES, comment="#", dtype=str), "left", on=key)
+    return {
+        "dispatcher": known["moe_token_dispatcher"].map(DISPATCHERS).fillna(BY_HABIT).to_numpy(),
+        "overlaps_dispatch": (known["moe_comm_overlap"] == "yes").to_numpy(),
+        "graphs": known["cuda_graphs"].map(GRAPHS).fillna(NO_GRAPHS).to_numpy(),
+    }
 
 
 def _model(name: str) -> ModelConfig:
@@ -152,7 +152,6 @@ def _table(
     shape: Mapping[str, Any],
     step_time_s: Array,
     campaign: Keys,
-    framework: Keys | str,
     reasons: Mapping[str, Mask],
 ) -> Table:
     """All rows, then without those that no price is meant for."""
@@ -190,7 +189,7 @@ def _table(
         path,
         j,
         next(iter(clusters.values())),
-        framework,
+        FRAMEWORK,
         clusters=clusters,
         cluster=cluster,
         step_time_s=step_time_s,

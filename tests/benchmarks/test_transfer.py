@@ -16,7 +16,14 @@ from analysis.sweeps.record import Table
 from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
-from benchmarks.cost_model.transfer import of_framework, parts_of, transferred
+from benchmarks.cost_model.transfer import (
+    NOISE_LOG_SD,
+    of_framework,
+    parts_of,
+    shared,
+    transferred,
+    without_common,
+)
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import framework_named
 
@@ -58,16 +65,23 @@ def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_t
     assert transferred([], shipped_cluster("frontier"), framework_named("nanotron")) == PRIOR
 
 
-def test_a_generation_is_as_fast_as_the_one_before_as_far_as_its_own_runs_do_not_say() -> None:
-    before = made("a", "megatron-bridge", "dgx_h100", 8192)
-    faster = replace(TRUE, gemm_share=0.8)
-    after = made("b", "megatron-bridge-26.06", "dgx_h100", 8192, faster)[4:]  # none that waits
-    parts = parts_of([before, after])
-    old, new = (of_framework(parts, f"megatron-bridge{which}") for which in ("", "-26.06"))
-    assert new["gemm_share"] > 1.1 * old["gemm_share"]
-    assert new["launch_s"] == pytest.approx(old["launch_s"], rel=0.1)
-    assert old["launch_s"] > 2 * PRIOR.launch_s
-    assert of_framework(parts_of([before]), "megatron-bridge-26.06") == old
+def test_a_deviation_of_each_models_own_is_integrated_out() -> None:
+    models = np.array(["a"] * 5 + ["b"] * 2)
+    residuals = np.random.default_rng(3).normal(0.3, 0.2, (4, 7))
+    found = without_common(residuals, models, 0.15)
+    same = models[:, None] == models
+    covariance = NOISE_LOG_SD**2 * np.eye(7) + 0.15**2 * same
+    for row, scaled in zip(residuals, found, strict=True):
+        expected = NOISE_LOG_SD**2 * row @ np.linalg.solve(covariance, row)
+        assert np.sum(np.square(scaled)) == pytest.approx(expected)
+
+
+def test_only_a_framework_of_own_kernels_has_models_that_deviate() -> None:
+    parts = parts_of([made("c", "fsdp", "dgx_h100", 8192), made("d", "fsdp", "dgx_h100", 6144)])
+    assert of_framework(parts, "fsdp")["launch_s"] == pytest.approx(shared(parts).launch_s, 1e-3)
+    own = parts_of([made("c", "megatron-bridge", "dgx_h100", size) for size in (8192, 6144)])
+    found = of_framework(own, "megatron-bridge")["launch_s"]
+    assert found != pytest.approx(shared(own).launch_s, 1e-3)
 
 
 def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:

@@ -9,8 +9,19 @@ import pytest
 import yaml
 
 from analysis.cost.collectives import LinkConstants, all_to_all_s, group_of
-from analysis.cost.experts import dispatched_bytes
-from analysis.cost.jobs import FULL, Jobs, jobs, joined
+from analysis.cost.dispatch import dispatched_bytes
+from analysis.cost.jobs import (
+    ALL_TO_ALL,
+    BY_HABIT,
+    FLEX,
+    FULL,
+    LAYER_GRAPHS,
+    NO_GRAPHS,
+    STEP_GRAPHS,
+    Jobs,
+    jobs,
+    joined,
+)
 from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_parameters
@@ -66,7 +77,7 @@ def test_dense_layers_come_first_and_have_no_experts() -> None:
 
 
 def test_tokens_that_leave_a_node_take_longer() -> None:
-    apart = model().predict(plan(ep=[1, 8, 16])).time.experts
+    apart = model().predict(plan(ep=[1, 8, 16], dispatcher=ALL_TO_ALL)).time.experts
     assert apart[0] == 0
     assert 0 < apart[1] < 0.5 * apart[2]
     # On an NVLink domain of 64 GPUs nothing leaves it.
@@ -94,8 +105,36 @@ def test_a_capacity_factor_computes_and_sends_that_many_rows() -> None:
     fuller = Jobs(**{**vars(mixed), "mixture": mixed.mixture._replace(capacity=np.array([1.5]))})
     times = [model().predict(job).time.forward_backward for job in (mixed, fuller)]
     assert times[1] > times[0]
-    sent = [dispatched_bytes(job, job.mixture, False) for job in (mixed, fuller) if job.mixture]
+    sent = [dispatched_bytes(job, job.mixture) for job in (mixed, fuller) if job.mixture]
     assert sent[1] == pytest.approx(1.5 * sent[0])
+
+
+def test_tokens_that_are_sent_once_to_a_node_cost_the_network_less() -> None:
+    # 8 experts of a token on 4 nodes are on 3.6 of them: 0.45 of the copies cross the network.
+    ways = plan("qwen3_235b_a22b", dp=32, ep=32, dispatcher=[ALL_TO_ALL, FLEX, BY_HABIT])
+    each, once, by_habit = model().predict(ways).time.experts
+    assert once / each == pytest.approx(4 * (1 - (3 / 4) ** 8) / 8, rel=0.02)
+    assert by_habit == once
+
+
+def test_sending_tokens_hides_behind_the_layers_of_another_micro_batch() -> None:
+    for ranks, most in ((8, 0.1), (64, 1.0)):  # in a node all of it, over eight nodes a part
+        both = plan("qwen3_30b_a3b", pp=1, dp=ranks, ep=ranks, overlaps_dispatch=[False, True])
+        time = model().predict(both).time
+        assert 0 < time.experts[1] < most * time.experts[0]
+        assert time.forward_backward[0] == time.forward_backward[1]
+
+
+def test_the_host_launches_every_local_expert_unless_a_graph_does() -> None:
+    graphs = [NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS]
+    short = {"pp": 1, "dp": 64, "seq_length": 256, "graphs": graphs}  # the device waits
+    few, many = (
+        model().predict(plan("qwen3_30b_a3b", ep=ep, **short)).time.launch for ep in (64, 8)
+    )
+    assert many[0] > few[0] > few[1] > few[2] == many[2] == 0
+    assert many[1] > 2 * few[1]  # 16 experts on a rank, not 2: no graph has them
+    dense = model().predict(plan("llama_8b", **short)).time.launch
+    assert dense[0] > dense[1] == dense[2] == 0
 
 
 @pytest.mark.parametrize("cluster", ["dgx_h100", "dgx_b200", "gb200_nvl72"])
@@ -174,6 +213,24 @@ def test_ep_is_priced_for_a_mixture_and_noticed_to_do_nothing_elsewhere(tmp_path
     priced = Pricing(made).predict([{**config, "ep": ep} for ep in (1, 8, 16)])
     assert len({*priced.peak_bytes}) == 3
     assert unpriced_parameters(space(tmp_path, model="llama_8b")) == ["ep"]
+
+
+def test_dispatcher_overlap_and_graphs_are_priced_by_the_words_of_a_space(tmp_path: Any) -> None:
+    words = {
+        "moe_token_dispatcher": ["alltoall", "flex"],
+        "moe_comm_overlap": [False, True],
+        "cuda_graphs": ["none", "layers", "step"],
+    }
+    made = space(tmp_path, parameters=words)
+    assert unpriced_parameters(made) == []
+    base = {"num_nodes": 2, "tp": 1, "pp": 1, "ep": 16, "mbs": 1, "gas": 8}
+    base |= {name: values[0] for name, values in words.items()}
+    changed = [{**base, name: value} for name in words for value in words[name][1:]]
+    slow, *fast = Pricing(made).predict([base, *changed]).step_time_s
+    assert max(fast) < slow
+    assert fast[3] < fast[2]  # the whole step's graph against the layers'
+    dense = space(tmp_path, model="llama_8b", parameters={**words, "ep": 1})
+    assert {*unpriced_parameters(dense)} == {"moe_token_dispatcher", "moe_comm_overlap"}
 
 
 def test_eight_bits_need_the_clusters_own_peak(tmp_path: Any) -> None:

@@ -55,9 +55,7 @@ def test_a_named_framework_has_most_of_the_weight_and_an_unknown_one_none() -> N
         assert own == ([NAMED] if name == "nanotron" else [])
     unknown = hypotheses(framework_named("in-house"))
     assert {habits.gradient_bytes for habits, _ in unknown} == {2, 4}
-    assert {habits.name for habits, _ in unknown} == {
-        name for name, known in FRAMEWORKS.items() if not known.after
-    }
+    assert {habits.name for habits, _ in unknown} == {name for name, known in FRAMEWORKS.items()}
 
 
 @pytest.mark.parametrize("named", ["megatron-lm", "in-house"])
