@@ -32,7 +32,7 @@ VALUES: dict[str, list[Any]] = {
     **{name: [True, False] for name in ("account_for_embedding", "account_for_loss")},
     "zero_stage": [1, 0, 2, 3],
     "recompute": ["none", "selective", "full"],
-    "overlap_param_gather": [False, True],
+    **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     "precision": ["bf16", "fp16", "fp32", "fp8"],
 }
 PASTED = ("tp", "pp", "cp", "mbs", "zero_stage")
