@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import shutil
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
 
 from support.checkpoint_cases import RunPhases, job
 from trainer.checkpoint.integrity import checksum
@@ -46,6 +50,27 @@ class Executed:
         return os.mkdir, (str(self.path),)
 
 
+class Asks:
+    """A pickle that asks for what is no member of an enumeration."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (Metadata, "__init__")
+
+
+class ByName(pickle.Pickler):
+    """Writes members of enumerations as Python 3.11.0 to 3.11.3 do."""
+
+    def reducer_override(self, value: object) -> Any:
+        return (getattr, (type(value), value.name)) if isinstance(value, Enum) else NotImplemented
+
+
+def write_by_name(table: Path) -> None:
+    written = io.BytesIO()
+    ByName(written).dump(pickle.loads(table.read_bytes()))
+    assert b"getattr" in written.getvalue()
+    replace(table, written.getvalue())
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "data": (lambda p: flip(p / "__1_0.distcp"), "__1_0.distcp is damaged: its CRC-32 is "),
     "table": (lambda p: flip(p / ".metadata"), ".metadata is damaged: "),
@@ -68,6 +93,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: replace(p / ".metadata", pickle.dumps(Executed(p / "executed"))),
         ".metadata names posix.mkdir: not loaded",
     ),
+    "attribute": (
+        lambda p: replace(p / ".metadata", pickle.dumps(Asks())), ".metadata asks for __init__ of "
+    ),
 }  # fmt: skip
 
 
@@ -85,7 +113,11 @@ def test_what_is_not_as_it_was_saved_is_told_in_a_line_that_names_the_file(
         shutil.copytree(saved, folder)
         damage(folder / step.name)
         jobs.append(job(name, ranks % 3 + 1, "train", {}, load=str(folder)))
+    shutil.copytree(saved, tmp_path / "older Python")
+    write_by_name(tmp_path / "older Python" / step.name / ".metadata")
+    jobs.append(job("older Python", 2, "train", {}, load=str(tmp_path / "older Python")))
     answers = run_phases(jobs)
+    assert "error" not in answers["older Python"]
     for name, (_, says) in DAMAGE.items():
         folder = tmp_path / name / step.name
         assert answers[name]["error"] == "CheckpointError"
