@@ -231,6 +231,9 @@ FRAMEWORKS = {
 }
 
 
+_FORMER = {"megatron-bridge-26.06": MEGATRON_BRIDGE.name}  # in files of before
+
+
 def framework_named(name: str) -> Framework:
     """The habits of a framework by name; of an unknown one those that most have."""
-    return FRAMEWORKS.get(name) or Framework(name)
+    return FRAMEWORKS.get(_FORMER.get(name, name)) or Framework(name)

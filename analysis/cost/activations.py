@@ -97,6 +97,8 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
     kept = np.where(jobs.schedule == ZERO_BUBBLE_V, jobs.pp, kept)
     kept = np.where(jobs.schedule == DUAL_PIPE_V, jobs.pp + 0.5, kept)
     kept = np.where(jobs.schedule == BREADTH_FIRST, jobs.gas, kept)
+    # The forward pass that hides another one's tokens begins before that has ended.
+    kept = kept + np.where(jobs.overlaps_dispatch, 1 / jobs.vpp, 0.0)
     return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
 
 

@@ -32,8 +32,11 @@ def dispatch_s(
         return np.zeros(len(jobs))
     passes = 2 + np.where(jobs.recompute == FULL, 1.0, 0.0)
     ways = 2 * passes * np.where(jobs.ep > 1, way_s(jobs, mixture, cluster, framework, c), 0.0)
+    alone = c.exposed_dispatch * ways
     left = np.maximum(ways - c.overlap * device_s, LEAST_SHOWN * ways)
-    shown = np.where(jobs.overlaps_dispatch, left, c.exposed_dispatch * ways)
+    # The first forward and the last backward pass have no other micro-batch beside them.
+    beside = np.where(jobs.overlaps_dispatch, 1 - 1 / jobs.gas, 0.0)
+    shown = beside * np.minimum(left, alone) + (1 - beside) * alone
     split = RankGroup(jobs.etp, np.ones(len(jobs)), jobs.world_size)
     rows = assigned_tokens(jobs, mixture) * jobs.hidden_size * jobs.element_bytes
     gather = links.all_gather_s(cluster, c, split, rows)
@@ -54,8 +57,7 @@ def way_s(
     members = members_per_node(cluster, group)
     near = RankGroup(members, jobs.etp, jobs.world_size)
     plain = links.all_to_all_s(cluster, c, group, dispatched_bytes(jobs, mixture))
-    to_ranks = dispatched_bytes(jobs, mixture, jobs.ep) * members / jobs.ep
-    inside = links.all_to_all_s(cluster, c, near, to_ranks)
+    inside = links.all_to_all_s(cluster, c, near, dispatched_bytes(jobs, mixture, jobs.ep))
     across = links.all_to_all_s(
         cluster, c, group, dispatched_bytes(jobs, mixture, jobs.ep / members)
     )

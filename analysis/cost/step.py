@@ -148,14 +148,14 @@ def _unfilled(jobs: Jobs) -> Array:
     """Further turns of a chunk that are idle where micro-batches are few.
 
     Breadth-first waits for the first of them before each further chunk. Folded stages are filled by
-    2 p - 1 of them: with fewer, each that is missing is a pass for outputs or, where layers are
-    recomputed, two.
+    2 p - 1 of them: each that is missing is a wait of two passes, as far as the bubble of p - 1 has
+    not room for it; where layers are recomputed, of one beside the bubble.
     """
     m, p = jobs.gas, jobs.pp
     looped = np.maximum(p - m, 0) * (jobs.vpp - 1)
     missing = np.maximum(2 * p - 1 - m, 0)
     again = jobs.recompute == FULL
-    folded = np.where(again, missing / 2, (missing + np.maximum(p - m, 0)) / 3)
+    folded = np.where(again, missing / 2, np.maximum(2 * missing - (p - 1), 0) / 3)
     return np.where(jobs.folded, folded, looped)
 
 

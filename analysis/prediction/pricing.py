@@ -54,6 +54,12 @@ _NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have
 FP8 = ("fp8", "mxfp8")
 """Words for the precision of a user's own trainer whose products are in 8 bits, priced alike."""
+# Parameters of others' trainers, whose values may be words of their own.
+_WORDS: dict[str, tuple[str | bool, ...]] = {
+    "moe_token_dispatcher": (*DISPATCHERS,),
+    "moe_comm_overlap": (False, True),
+    "cuda_graphs": (*GRAPHS,),
+}
 # Every name that a job's columns are made of.
 _READ = (
     *_NEEDED,
@@ -160,9 +166,10 @@ class Pricing:
         columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
         columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
         columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)
-        columns["dispatcher"] = _coded(known.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
-        columns["overlaps_dispatch"] = known.get("moe_comm_overlap", False)
-        columns["graphs"] = _coded(known.get("cuda_graphs"), GRAPHS, NO_GRAPHS)
+        said = {name: known.get(name) for name in _WORDS if _understood(self.space, name)}
+        columns["dispatcher"] = _coded(said.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
+        columns["overlaps_dispatch"] = said.get("moe_comm_overlap", False)
+        columns["graphs"] = _coded(said.get("cuda_graphs"), GRAPHS, NO_GRAPHS)
         columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
         for name, key, narrow in (
             ("gather_bits", "quantize_weights", Format.INT8),
@@ -344,6 +351,14 @@ def _in_8_bits(space: SearchSpace) -> bool:
     return searched is not None and not {*FP8}.isdisjoint(searched.values)
 
 
+def _understood(space: SearchSpace, name: str) -> bool:
+    """Whether a space has the parameter, and all of its values have a price."""
+    found = space.parameters.get(name)
+    return found is not None and all(
+        type(value) is type(_WORDS[name][0]) and value in _WORDS[name] for value in found.values
+    )
+
+
 def _coded(words: Any, codes: Mapping[str, float], otherwise: float = 0) -> Array:
     """The numbers that words stand for; ``otherwise`` where there is none."""
     words = np.asarray("" if words is None else words)
@@ -365,6 +380,7 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
     """
     mixed = space.model is not None and space.model.mixture is not None
     read = [name for name in _READ if mixed or name not in EXPERTS]
+    read = [name for name in read if name not in _WORDS or _understood(space, name)]
     read += framework_named(space.program.framework).stage_settings
     seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
     return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]

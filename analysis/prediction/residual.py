@@ -131,6 +131,9 @@ def features(of: Jobs, unpriced: Array) -> Array:
         APART * (of.gather_bits > 0),
         APART * (of.reduce_bits > 0),
         APART * (of.secondary_bits > 0),
+        *(np.log2(x) for x in (of.cp, of.ep, of.etp)),
+        *(APART * x for x in (of.fp8, of.schedule, of.overlaps_dispatch)),
+        *(APART * x for x in (of.dispatcher, of.graphs)),
     ]
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)
 

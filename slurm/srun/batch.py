@@ -82,7 +82,8 @@ def batch_script(
     program = [meshtune or _meshtune()]
     if site.environment is not None and meshtune is None:
         # A script of an environment begins with the path that it was installed at.
-        program = [f"{site.environment.folder}/bin/python", "-m", "meshtune"]
+        # -P: the folder that the job was submitted from may be a checkout of meshtune.
+        program = [f"{site.environment.folder}/bin/python", "-P", "-m", "meshtune"]
     search = [*program, "search", space, "--run-dir", str(run)]
     search += ["--launcher", "srun", "--site", site.reference, *options]
     return _SCRIPT.format(
@@ -98,9 +99,11 @@ def batch_script(
 
 def _environment(environment: Environment) -> str:
     """Lines that bring an environment to every node, or end the job."""
-    folder = shlex.quote(environment.folder)
     return _ENVIRONMENT.format(
-        archive=shlex.quote(environment.archive), folder=folder, unpack=shlex.quote(str(UNPACK))
+        archive=shlex.quote(environment.archive),
+        sent=shlex.quote(environment.sent),
+        folder=shlex.quote(environment.folder),
+        unpack=shlex.quote(UNPACK.read_text()),  # nodes need not see where this package is
     )
 
 
@@ -256,9 +259,10 @@ def _meshtune() -> str:
 _ENVIRONMENT = """
 # The environment is read from storage of each node's own: a shared file system is slow to import
 # from where many ranks do it at once.
-sbcast --force {archive} {folder}.tar &&
-    srun -N"$SLURM_JOB_NUM_NODES" -n"$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 -c1 --mem=0 \\
-        --overlap /bin/sh {unpack} {folder} || {{
+sbcast --force {archive} {sent} &&
+    env -u SLURM_NTASKS_PER_GPU -u SLURM_NTASKS_PER_TRES \\
+        srun -N"$SLURM_JOB_NUM_NODES" -n"$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 -c1 --mem=0 \\
+        --overlap /bin/sh -c {unpack} unpack {folder} || {{
     echo "not searched: the environment is not on all nodes" >&2
     exit 1
 }}
@@ -276,17 +280,18 @@ _SCRIPT = """\
 # lets its trials end and exits with 3 if the search is not done. The job is requeued then, and if
 # the driver was killed: that keeps its id, its log and this script. Where a site forbids it, the
 # next job is submitted. The run folder's journal carries the search from one job to the next.
-{modules}{environment}
+{modules}
 set -u
 ended() {{ cat {journal} 2>/dev/null | grep -cE {ended}; }}
 before=$(ended)
 
 driver='' interrupted='' cancelled=''
-trap 'interrupted=1; [ -z "$driver" ] || kill -USR1 "$driver"' USR1
-trap 'interrupted=1; cancelled=1; [ -z "$driver" ] || kill -TERM "$driver"' TERM
-
+trap 'interrupted=USR1; [ -z "$driver" ] || kill -USR1 "$driver"' USR1
+trap 'interrupted=TERM; cancelled=1; [ -z "$driver" ] || kill -TERM "$driver"' TERM
+{environment}
 {search} &
 driver=$!
+[ -z "$interrupted" ] || kill -"$interrupted" "$driver"  # it came before there was a driver
 while
     interrupted=''
     wait "$driver"

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
 
 from slurm.documents import read_document
 from slurm.files import FileError, shown
@@ -40,6 +47,17 @@ class Environment(BaseModel):
     folder: AbsolutePath = Field(
         description="where each node gets it; the folder above it must be there"
     )
+
+    @property
+    def sent(self) -> str:
+        """Where the archive lies on each node until it is unpacked."""
+        return f"{self.folder}.meshtune.tar"
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.archive == self.sent:
+            raise ValueError(f"archive {self.archive} is where nodes get it: name another folder")
+        return self
 
 
 class Site(BaseModel):

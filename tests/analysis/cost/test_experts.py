@@ -118,11 +118,17 @@ def test_tokens_that_are_sent_once_to_a_node_cost_the_network_less() -> None:
 
 
 def test_sending_tokens_hides_behind_the_layers_of_another_micro_batch() -> None:
-    for ranks, most in ((8, 0.1), (64, 1.0)):  # in a node all of it, over eight nodes a part
+    # In a node all of it, but that of the first and last of 16 micro-batches; over eight, a part.
+    for ranks, most in ((8, 0.15), (64, 1.0)):
         both = plan("qwen3_30b_a3b", pp=1, dp=ranks, ep=ranks, overlaps_dispatch=[False, True])
         time = model().predict(both).time
         assert 0 < time.experts[1] < most * time.experts[0]
         assert time.forward_backward[0] == time.forward_backward[1]
+    alone = plan("qwen3_30b_a3b", pp=1, dp=64, ep=64, gas=1, overlaps_dispatch=[False, True])
+    shown, hidden = model().predict(alone).time.experts
+    assert shown == hidden  # there is no other one
+    kept = model().predict(both).memory.activations
+    assert kept[1] == pytest.approx(2 * kept[0], rel=0.05)  # at pp 1: two of them at once
 
 
 def test_the_host_launches_every_local_expert_unless_a_graph_does() -> None:
@@ -229,6 +235,11 @@ def test_dispatcher_overlap_and_graphs_are_priced_by_the_words_of_a_space(tmp_pa
     slow, *fast = Pricing(made).predict([base, *changed]).step_time_s
     assert max(fast) < slow
     assert fast[3] < fast[2]  # the whole step's graph against the layers'
+    for own in ({"moe_comm_overlap": ["off", "on"]}, {"cuda_graphs": ["none", "local"]}):
+        strange = space(tmp_path, parameters={**words, **own})
+        assert unpriced_parameters(strange) == [*own]
+        told = [{**base, name: value} for name in own for value in own[name]]
+        assert np.ptp(Pricing(strange).predict(told).step_time_s) == 0
     dense = space(tmp_path, model="llama_8b", parameters={**words, "ep": 1})
     assert {*unpriced_parameters(dense)} == {"moe_token_dispatcher", "moe_comm_overlap"}
 

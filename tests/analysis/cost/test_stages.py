@@ -172,8 +172,8 @@ def test_counted_ends_are_the_frameworks_habit_where_a_space_says_nothing(tmp_pa
 FOLDED = [
     (schedule, p, m)
     for schedule in SCHEDULES
-    for p in (2, 4, 8)
-    for m in (2, p, 2 * p, 6 * p)
+    for p in (2, 3, 4, 5, 8)
+    for m in (2, p, p + 1, 2 * p - 2, 2 * p, 6 * p)
     if schedule == "ZBVZeroBubble" or m >= 2 * p
 ]
 
@@ -185,7 +185,7 @@ def test_stages_that_go_there_and_back_idle_as_long_as_in_torchs_order(
 ) -> None:
     """With equally long passes, of which recomputation repeats one, and next to no output layer."""
     model = CostModel(shipped_cluster("dgx_a100"), MESHTUNE)
-    job = gpt(16, p, vpp=2, gas=m, vocab_size=64, schedule=ORDERS[schedule], recompute=recompute)
+    job = gpt(4 * p, p, vpp=2, gas=m, vocab_size=64, schedule=ORDERS[schedule], recompute=recompute)
     time = model.predict(job).time
     inputs = 2 if recompute == FULL else 1
     busy = 2 * (2 + inputs) * m

@@ -130,12 +130,13 @@ def test_the_sites_environment_is_sent_before_the_search_which_runs_from_it(tmp_
     text = script(
         tmp_path, site=with_environment(tmp_path / "an archive", "/local/e"), meshtune=None
     )
-    sent = text.index(f"sbcast --force '{tmp_path}/an archive' /local/e.tar &&")
+    sent = text.index(f"sbcast --force '{tmp_path}/an archive' /local/e.meshtune.tar &&")
     assert (
         sent
         < text.index("export PATH=/local/e/bin:")
-        < text.index("/local/e/bin/python -m meshtune search tiny_cpu ")
+        < text.index("/local/e/bin/python -P -m meshtune search tiny_cpu ")
     )
+    assert str(batch.UNPACK) not in text  # nodes need not see where it is submitted from
     assert "sbcast" not in script(tmp_path)
 
 
@@ -143,6 +144,11 @@ def test_the_sites_environment_is_sent_before_the_search_which_runs_from_it(tmp_
 def test_an_environment_has_a_folder_of_its_own(tmp_path: Path, folder: str) -> None:
     with pytest.raises(SiteError, match=r"site\.yaml.*folder"):
         with_environment(tmp_path / "e.tar", folder)
+
+
+def test_an_archive_is_not_where_nodes_get_it(tmp_path: Path) -> None:
+    with pytest.raises(SiteError, match="is where nodes get it: name another folder"):
+        with_environment(tmp_path / "e.meshtune.tar", tmp_path / "e")
 
 
 def with_environment(archive: Path, folder: object) -> Site:
@@ -420,7 +426,7 @@ def test_a_node_replaces_an_environment_of_an_earlier_job_and_nothing_else(tmp_p
     archive, folder = packed(tmp_path), tmp_path / "on the node"
 
     def unpack() -> subprocess.CompletedProcess[str]:
-        shutil.copy(archive, f"{folder}.tar")
+        shutil.copy(archive, f"{folder}.meshtune.tar")
         told = {"SLURMD_NODENAME": "n7", "PATH": os.environ["PATH"]}
         command = ["/bin/sh", str(batch.UNPACK), str(folder)]
         return subprocess.run(command, env=told, capture_output=True, text=True)
@@ -429,11 +435,15 @@ def test_a_node_replaces_an_environment_of_an_earlier_job_and_nothing_else(tmp_p
     (folder / "old").touch()
     assert unpack().returncode == 0
     assert (folder / "bin/python").exists() and not (folder / "old").exists()
-    (folder / ".meshtune").unlink()
+    (folder / "bin/python").unlink()  # by a replacement that was interrupted
+    assert unpack().returncode == 0
+    mark = folder.with_name(f"{folder.name}.meshtune")
+    mark.unlink()
     refused = unpack()
     assert refused.returncode == 1
     assert refused.stderr == f"meshtune: n7: {folder} is there already: name another\n"
     assert (folder / "bin/python").exists()
     shutil.rmtree(folder)
     archive.write_text("no tar")
-    assert f"{folder}.tar cannot be unpacked" in unpack().stderr
+    assert "the archive cannot be unpacked" in unpack().stderr
+    assert {*tmp_path.iterdir()} == {archive, folder, mark}
