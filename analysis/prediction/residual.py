@@ -131,7 +131,8 @@ def features(of: Jobs, unpriced: Array) -> Array:
         APART * (of.gather_bits > 0),
         APART * (of.reduce_bits > 0),
         APART * (of.secondary_bits > 0),
-        *(np.log2(x) for x in (of.cp, of.ep, of.etp)),
+        *(np.log2(x) for x in (of.cp, of.ep)),
+        np.log2(of.etp) * (of.mixture is not None),  # of others it is tp
         *(APART * x for x in (of.fp8, of.schedule, of.overlaps_dispatch)),
         *(APART * x for x in (of.dispatcher, of.graphs)),
     ]

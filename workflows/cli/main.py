@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
@@ -29,9 +30,20 @@ from workflows.cli import (
 from workflows.cli.completion import complete
 
 
+def find_python(environ: MutableMapping[str, str]) -> None:
+    """Where no ``python`` is on the path, trials' commands find the one that runs this.
+
+    Debian has a python3 only, and a virtual environment need not be activated.
+    """
+    path = environ.get("PATH", os.defpath)
+    if shutil.which("python", path=path) is None:
+        environ["PATH"] = os.pathsep.join((path, os.path.dirname(sys.executable)))  # noqa: PTH120
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse ``argv`` (default: the process's) and run the command; returns the exit code."""
     _open_standard_streams()
+    find_python(os.environ)
     whole = parser()
     complete(whole)
     arguments = whole.parse_args(argv)

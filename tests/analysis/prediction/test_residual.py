@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.prediction.residual import ResidualProcess
+from analysis.cost.jobs import jobs
+from analysis.prediction.residual import ResidualProcess, features
+from trainer import Mixture
 
+JOB = {
+    "num_layers": 8, "hidden_size": 512, "num_heads": 8, "kv_heads": 8, "ffn_size": 2048,
+    "gated": True, "vocab_size": 32000, "seq_length": 1024, "tied_embeddings": False,
+    "tp": 2, "pp": 2, "vpp": 1, "dp": 8, "mbs": 1, "gas": 8, "zero_stage": 0,
+}  # fmt: skip
 LEVELS = np.eye(3)  # of a parameter without a price and without an order
 
 
@@ -71,3 +78,22 @@ def test_a_trial_that_was_slow_by_chance_perhaps_is_believed_as_often_as_that_is
     slowed = 0.1 / 5 * np.exp(-deviations / 5)
     assert believed == pytest.approx(normal / (normal + slowed), abs=0.07)
     assert all(mean[0] == pytest.approx(0.0, abs=0.02) for mean in drawn[:20])
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        *[("cp", [1, 2]), ("ep", [1, 8]), ("etp", [1, 2]), ("fp8", [0, 1]), ("schedule", [0, 2])],
+        *[("dispatcher", [0, 1]), ("overlaps_dispatch", [0, 1]), ("graphs", [0, 1])],
+    ],
+)
+def test_what_has_a_price_tells_configurations_apart(column: str, values: list[float]) -> None:
+    mixture = Mixture(*np.array([8, 2, 1024, 0, 0, 1], dtype=float)[:, None].repeat(2, axis=1))
+    asked = jobs({**JOB, "mixture": mixture, column: values})
+    one, other = features(asked, np.zeros((2, 0)))
+    assert np.abs(one - other).max() > 0.1
+
+
+def test_dense_models_experts_are_no_second_tensor_parallelism() -> None:
+    one, other = features(jobs({**JOB, "tp": [1, 4], "dp": 8}), np.zeros((2, 0)))
+    assert np.count_nonzero(one - other) == 1

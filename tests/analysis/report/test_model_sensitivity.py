@@ -40,8 +40,9 @@ def test_eight_trials_rank_the_parameters_as_the_whole_space_does(space: SearchS
 
 
 def test_the_interval_is_of_draws_of_the_constants_and_narrows_with_trials(
-    space: SearchSpace,
+    space: SearchSpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "NUM_REFITS", 12)  # of five, widths say little
     few, many = (
         model_sensitivity(priced_run(space, n, {}), Pricing(space)).found for n in (2, 150)
     )

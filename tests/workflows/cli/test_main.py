@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
 from support.small_search import QUICK
 from workflows import launching
-from workflows.cli.main import main, parser
+from workflows.cli.main import find_python, main, parser
 from workflows.cli.search_arguments import resume_flags
 
 
@@ -274,3 +275,13 @@ def test_output_that_nobody_takes_is_no_traceback(sink: str, code: int) -> None:
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert done.returncode == code
     assert done.stderr == ("meshtune: [Errno 28] No space left on device\n" if code else "")
+
+
+def test_trials_find_a_python_where_the_path_has_none(tmp_path: Path) -> None:
+    environ = {"PATH": str(tmp_path)}
+    find_python(environ)
+    found = shutil.which("python", path=environ["PATH"])
+    assert found is not None and Path(found).parent == Path(sys.executable).parent
+    before = {"PATH": found.rpartition("/")[0]}
+    find_python(environ := dict(before))
+    assert environ == before
