@@ -73,10 +73,11 @@ def grown(text: str, length: int) -> str:
     return start + piece * (length // max(1, len(piece)))
 
 
-def cpu_s(call: Callable[[], object]) -> float:
-    """Of this thread: what else runs on the machine does not count."""
+def cpu_s(call: Callable[[], object], tries: int = 2) -> float:
+    """Of this thread: what else runs on the machine does not count, but where it is a virtual one,
+    of which others take their share: so the least of several."""
     best = float("inf")
-    for _ in range(2):
+    for _ in range(tries):
         begin = time.thread_time()
         call()
         best = min(best, time.thread_time() - begin)
@@ -89,10 +90,13 @@ def cpu_s(call: Callable[[], object]) -> float:
 def test_no_pattern_takes_more_than_linear_time(pattern: re.Pattern[str]) -> None:
     for text in hostile_texts(pattern.pattern):
         small, large = grown(text, LENGTH), grown(text, 4 * LENGTH)
-        large_s = cpu_s(lambda large=large: list(pattern.finditer(large)))  # type: ignore[misc]
-        if large_s > FLOOR_S:
-            small_s = cpu_s(lambda small=small: list(pattern.finditer(small)))  # type: ignore[misc]
-            assert large_s < 9 * small_s, (text, small_s, large_s)
+        for tries in (2, 10):
+            large_s = cpu_s(lambda large=large: list(pattern.finditer(large)), tries)  # type: ignore[misc]
+            small_s = cpu_s(lambda small=small: list(pattern.finditer(small)), tries)  # type: ignore[misc]
+            if large_s < max(FLOOR_S, 9 * small_s):
+                break
+        else:
+            pytest.fail(f"{text!r}: {small_s} s, and {large_s} s for four times as much")
 
 
 def outcome_of(folder: Path, log: LogFormat | None = None) -> Outcome:
