@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from meshtune.testing.launchers import DEADLINE_S, SLEEP, LauncherContract, MakeTrial
-from slurm import EarlyStop, Kind, Launcher, StepReport, TrialSpec, processes
+from slurm import EarlyStop, Kind, Launcher, Outcome, StepReport, TrialSpec, processes
 
 _OK = """
 if rank == "0":
@@ -62,6 +62,21 @@ class ProcessLauncherContract(LauncherContract):
     def assert_gone(self, spec: TrialSpec) -> None:
         assert self.pids(spec), "it had never started"
         assert not self.alive(spec)
+
+    def ended_by_a_limit(
+        self, launcher: Launcher, make: Callable[[float], TrialSpec]
+    ) -> tuple[TrialSpec, Outcome]:
+        """The trial that ``make`` makes for a limit in seconds, and how that ended it.
+
+        Its ranks write ``ready`` and their number. Where a slow machine has not started them all
+        within the limit, which says nothing of what follows, another trial gets a longer one.
+        """
+        for limit_s in (5.0, 20.0, 80.0):
+            spec = make(limit_s)
+            outcome = self.start(launcher, spec).outcome()
+            if len(list(spec.directory.glob("ready*"))) == spec.world_size:
+                break
+        return spec, outcome
 
     # ---- a trial that goes well ----
 
@@ -225,9 +240,11 @@ class ProcessLauncherContract(LauncherContract):
                 write("bye" + rank, "")
                 os._exit(0)
             signal.signal(signal.SIGTERM, leave)
+            write("ready" + rank, "")
             """
-        spec = trial(code, SLEEP, timeout_s=5.0, grace_s=30.0)
-        outcome = self.start(launcher, spec).outcome()
+        spec, outcome = self.ended_by_a_limit(
+            launcher, lambda limit_s: trial(code, SLEEP, timeout_s=limit_s, grace_s=30.0)
+        )
         assert outcome.kind is Kind.TIMEOUT
         assert len(list(spec.directory.glob("bye*"))) == 2
         self.assert_gone(spec)
@@ -235,10 +252,14 @@ class ProcessLauncherContract(LauncherContract):
     def test_silence_is_a_hang_and_ends_even_ranks_that_ignore_the_polite_signal(
         self, launcher: Launcher, trial: MakeTrial
     ) -> None:
-        code = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        nodes = min(2, len(launcher.nodes()))
-        spec = trial(code, SLEEP, num_nodes=nodes, no_progress_timeout_s=5.0, grace_s=0.5)
-        outcome = self.start(launcher, spec).outcome()
+        code = """
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            write("ready" + rank, "")
+            """
+        changes = {"num_nodes": min(2, len(launcher.nodes())), "grace_s": 0.5}
+        spec, outcome = self.ended_by_a_limit(
+            launcher, lambda limit_s: trial(code, SLEEP, no_progress_timeout_s=limit_s, **changes)
+        )
         assert outcome.kind is Kind.TIMEOUT
         assert "a hang" in outcome.message
         assert outcome.lost_nodes == ()
