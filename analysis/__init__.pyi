@@ -12,10 +12,11 @@ from .imported.deephyper import is_deephyper
 from .imported.results import is_storage, read_results
 from .metrics import MissingMetricError, metric, numbers, possible, required_metric
 from .pareto import non_dominated
+from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
 from .prediction.foretold import errors, foretold, positive, residual_log_sd
 from .prediction.held_out import CrossValidation, cross_validated
-from .prediction.pricing import NotPricedError, Pricing, price, unpriced_parameters
+from .prediction.pricing import NotPricedError, Pricing, price
 from .prediction.ranking import (
     Ranking,
     calibration_note,

@@ -12,27 +12,16 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
-from analysis.cost.jobs import (
-    BY_HABIT,
-    DISPATCHERS,
-    GRAPHS,
-    NO_GRAPHS,
-    PRICED_AXES,
-    RECOMPUTE,
-    SCHEDULES,
-    Array,
-    Jobs,
-    jobs,
-)
+from analysis.cost.jobs import Array, Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
 from analysis.metrics import metric
+from analysis.prediction.columns import NEEDED, in_8_bits, jobs_from, unpriced_axes
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import (
     MEGATRON_DEEPSPEED,
-    STAGE_SETTINGS,
     Cluster,
     Facts,
     Framework,
@@ -43,33 +32,10 @@ from slurm import Kind
 from trainer import (
     DEEPSPEED_BUCKET_ELEMENTS,
     FURTHER_AXES,
-    GRID,
-    Format,
     ModelConfig,
-    beside_dp,
     ordered,
 )
 
-_NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
-EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have
-FP8 = ("fp8", "mxfp8")
-"""Words for the precision of a user's own trainer whose products are in 8 bits, priced alike."""
-# Parameters of others' trainers, whose values may be words of their own.
-_WORDS: dict[str, tuple[str | bool, ...]] = {
-    "moe_token_dispatcher": (*DISPATCHERS,),
-    "moe_comm_overlap": (False, True),
-    "cuda_graphs": (*GRAPHS,),
-}
-# Every name that a job's columns are made of.
-_READ = (
-    *_NEEDED,
-    *("gx", *PRICED_AXES),
-    *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
-    *EXPERTS,
-    *("placement", "engine", "sequence_parallel", "recompute", "precision"),
-    *("quantize_weights", "quantize_gradients", "quantize_secondary", "reduce_gradients"),
-    *("pipeline_schedule", "cuda_graphs"),
-)
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
@@ -117,13 +83,13 @@ class Pricing:
                 f"{', '.join(ordered([*FURTHER_AXES]))}; the search is Bayesian optimization "
                 "without it"
             )
-        if _in_8_bits(space) and not space.cluster.peak_fp8_tflops:
+        if in_8_bits(space) and not space.cluster.peak_fp8_tflops:
             raise NotPricedError(
                 f"cluster {space.cluster.name} states no peak_fp8_tflops, which precision fp8 needs"
             )
         self.space, self._shape = space, space.model
         some = {name: np.array(p.values[:1]) for name, p in space.parameters.items()}
-        missing = [name for name in _NEEDED if name not in space.columns(some).columns]
+        missing = [name for name in NEEDED if name not in space.columns(some).columns]
         if missing:
             raise NotPricedError(f"the space says nothing of {', '.join(missing)}")
         builtin = space.trainer.builtin
@@ -142,43 +108,7 @@ class Pricing:
 
     def jobs(self, facts: Facts, count: int) -> Jobs:
         """The jobs of ``count`` configurations whose facts are given as columns."""
-        known = facts.columns
-        columns: dict[str, Any] = {name: known[name] for name in _NEEDED if name != "num_layers"}
-        for name in ("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard"):
-            if name in known:
-                columns[name] = known[name]
-        columns["zero_stage"] = known.get("zero_stage", 0)
-        if self._shape.mixture is not None and "ep" not in self.space.program.axes:
-            columns["ep"] = known.get("ep", 1)
-            columns["etp"] = known.get("etp", known["tp"])
-        precision = known.get("precision", "bf16")
-        columns["fp8"] = np.isin(precision, FP8)
-        axes = self.space.program.axes
-        columns |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
-        if "gx" in axes:
-            columns["tp"] = known["tp"] * known["gx"]
-        if len(self._engines) > 1:
-            engines = enumerate(self._engines)
-            columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in engines)
-        columns["sequence_parallel"] = known.get("sequence_parallel", False)
-        for name in STAGE_SETTINGS:
-            columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
-        columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
-        columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
-        columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)
-        said = {name: known.get(name) for name in _WORDS if _understood(self.space, name)}
-        columns["dispatcher"] = _coded(said.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
-        columns["overlaps_dispatch"] = said.get("moe_comm_overlap", False)
-        columns["graphs"] = _coded(said.get("cuda_graphs"), GRAPHS, NO_GRAPHS)
-        columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
-        for name, key, narrow in (
-            ("gather_bits", "quantize_weights", Format.INT8),
-            ("reduce_bits", "quantize_gradients", Format.INT4),
-            ("secondary_bits", "quantize_secondary", Format.INT8),
-        ):
-            columns[name] = np.where(known.get(key, False), narrow.bits_with_scales, 0.0)
-        columns = {name: np.broadcast_to(column, (count,)) for name, column in columns.items()}
-        return jobs(columns, self._shape)
+        return jobs_from(self.space, self._shape, self._engines, facts, count)
 
     def predict(self, configs: Sequence[Mapping[str, Any]]) -> Prediction:
         """Predictions for configurations of the space, raw or canonical."""
@@ -344,46 +274,6 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
         fixed_buffer_bytes=min(framework.fixed_buffer_bytes, buckets),
     )
     return replace(cost_model(cluster, framework), memory=CPU_MEMORY)
-
-
-def _in_8_bits(space: SearchSpace) -> bool:
-    searched = space.parameters.get("precision")
-    return searched is not None and not {*FP8}.isdisjoint(searched.values)
-
-
-def _understood(space: SearchSpace, name: str) -> bool:
-    """Whether a space has the parameter, and all of its values have a price."""
-    found = space.parameters.get(name)
-    return found is not None and all(
-        type(value) is type(_WORDS[name][0]) and value in _WORDS[name] for value in found.values
-    )
-
-
-def _coded(words: Any, codes: Mapping[str, float], otherwise: float = 0) -> Array:
-    """The numbers that words stand for; ``otherwise`` where there is none."""
-    words = np.asarray("" if words is None else words)
-    return np.asarray(
-        sum((np.where(words == w, n - otherwise, 0) for w, n in codes.items()), otherwise)
-    )
-
-
-def unpriced_axes(space: SearchSpace) -> list[str]:
-    """Parallel axes that the cost model does not know, and that are not 1 everywhere."""
-    unknown = [name for name in space.program.axes if name not in (*PRICED_AXES, *GRID)]
-    return [name for name in unknown if set(space.parameters[name].values) != {1}]
-
-
-def unpriced_parameters(space: SearchSpace) -> list[str]:
-    """Parameters of several values in which the cost model sees no difference.
-
-    Those of a condition or an axis count as seen, and so do all that a rule reads only.
-    """
-    mixed = space.model is not None and space.model.mixture is not None
-    read = [name for name in _READ if mixed or name not in EXPERTS]
-    read = [name for name in read if name not in _WORDS or _understood(space, name)]
-    read += framework_named(space.program.framework).stage_settings
-    seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
-    return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]
 
 
 def price(space: SearchSpace) -> Pricing | None:

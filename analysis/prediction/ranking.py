@@ -11,11 +11,10 @@ import numpy as np
 
 from analysis.cost.groups import MissingFactError
 from analysis.cost.model import Prediction
+from analysis.prediction.columns import unpriced_axes, unpriced_parameters
 from analysis.prediction.pricing import (
     NotPricedError,
     Pricing,
-    unpriced_axes,
-    unpriced_parameters,
 )
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run

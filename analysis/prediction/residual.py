@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import expit, stdtrit
 
 from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.prediction.pricing import unpriced_parameters
+from analysis.prediction.columns import unpriced_parameters
 from search_spaces import Indices, SearchSpace
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.groups import MissingFactError
+from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.drawn_model import drawn
-from analysis.prediction.pricing import Pricing, unpriced_parameters
+from analysis.prediction.pricing import Pricing
 from analysis.report.encoding import encode
 from analysis.report.folding import folded, parents
 from analysis.report.forests import (

@@ -24,7 +24,8 @@ from analysis.cost.jobs import (
 )
 from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
-from analysis.prediction.pricing import NotPricedError, Pricing, unpriced_parameters
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.pricing import NotPricedError, Pricing
 from search_spaces import SearchSpace, check, load_space, shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE
 from search_spaces.language.schema import ModelFile

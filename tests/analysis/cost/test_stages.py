@@ -23,7 +23,8 @@ from analysis.cost.memory_fit import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.cost.stages import stage_layers
 from analysis.cost.traffic import stage_parameters
-from analysis.prediction.pricing import Pricing, unpriced_parameters
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.pricing import Pricing
 from search_spaces import SearchSpace, framework_named, load_space
 from search_spaces.cluster import shipped_cluster
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
