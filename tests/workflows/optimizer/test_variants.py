@@ -1,0 +1,136 @@
+"""The guided search over parameters that the model does not price, beside some that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.prediction.pricing import Pricing
+from analysis.run.fold import Run
+from search_spaces import SearchSpace, load_space
+from search_spaces.points.candidates import Candidates
+from support.guided_search import ask, search
+from workflows.optimizer.registry import make_policy
+
+KERNELS = {"eager": 0.7, "flash": 0.9, "fused": 1.0}
+WORKERS = {1: 0.85, 2: 0.95, 4: 1.0, 8: 0.98}
+DEGREES = ("tp", "pp", "mbs", "gas")
+
+
+@pytest.fixture
+def unpriced(tmp_path: Path) -> SearchSpace:
+    """Degrees, and a kernel and workers beside them that have no price."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2, 4], gas: [8, 16], "
+        "zero_stage: 1, kernel: [eager, flash, fused], workers: [1, 2, 4, 8]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    return load_space(str(path))
+
+
+@pytest.fixture
+def as_predicted(unpriced: SearchSpace) -> Callable[[Mapping[str, Any]], float]:
+    """As fast as the model says, times what kernel and workers allow."""
+    pricing = Pricing(unpriced)
+
+    def speed(config: Mapping[str, Any]) -> float:
+        figure = pricing.objective(pricing.predict([config]))
+        assert figure is not None
+        return float(figure[0]) * KERNELS[config["kernel"]] * WORKERS[config["workers"]]
+
+    return speed
+
+
+def degrees_of(run: Run) -> list[tuple[Any, ...]]:
+    return [tuple(t.config[name] for name in DEGREES) for t in run.trials.values()]
+
+
+def test_parameters_without_a_price_are_settled_in_five_trials(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Beside degrees that have one: whatever the right values are, each is tried once."""
+    first = ask(make_policy(unpriced, seed=0), Run(Path())).config
+    best = as_predicted({**first, "kernel": "fused", "workers": 4})
+    run = search(make_policy(unpriced, seed=0), 5, as_predicted)
+    assert max(t.objective or 0 for t in run.trials.values()) > 0.95 * best
+
+
+def test_what_was_slow_is_not_run_again_with_another_kernel(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """A single slow run may have been disturbed; its variants are no way to find out."""
+    slow = degrees_of(search(make_policy(unpriced, seed=0), 1, as_predicted))[0]
+
+    def speed(config: Mapping[str, Any]) -> float:
+        at = tuple(config[name] for name in DEGREES)
+        return as_predicted(config) * (0.3 if at == slow else 1.0)
+
+    assert degrees_of(search(make_policy(unpriced, seed=0), 6, speed)).count(slow) == 1
+
+
+def test_a_search_does_not_end_among_variants_of_a_few_configurations(
+    unpriced: SearchSpace, as_predicted: Callable[[Mapping[str, Any]], float]
+) -> None:
+    """Those that cannot be the best are left out, and what is left to gain is open till then."""
+    run = search(make_policy(unpriced, seed=0), 16, as_predicted)
+    tried = degrees_of(run)
+    stated = [n for n, t in run.trials.items() if "gain" in t.expected]
+    assert stated and len(set(tried[: stated[0] - 1])) >= 8
+    assert max(tried.count(at) for at in tried) <= 6
+
+
+def test_variants_come_before_what_does_not_fit(tmp_path: Path) -> None:
+    """Only tp 8 has room. Its slower variants are no good trials, those of tp 1 are none at all."""
+    path = tmp_path / "kernels.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 1, tp: [1, 8], pp: 1, mbs: 1, gas: 16, zero_stage: 0, "
+        "kernel: [eager, flash, fused], workers: [1, 2, 4]}\n"
+        "objective: {maximize: tokens_per_second}\n"
+    )
+    run = search(
+        make_policy(load_space(str(path)), seed=0),
+        9,
+        lambda c: 1e4 * KERNELS[c["kernel"]] * WORKERS[c["workers"]] if c["tp"] == 8 else None,
+    )
+    assert [t.config["tp"] for t in run.trials.values()] == [8] * 9
+
+
+def test_parameters_that_the_model_does_not_price_are_tried_early_and_learnt(
+    tmp_path: Path,
+) -> None:
+    """Beside tp, pp and mbs: a kernel, workers and a switch, whose best levels come last."""
+    path = tmp_path / "switches.yaml"
+    path.write_text(
+        "version: 1\nmodel: llama_8b\ncluster: dgx_h100\ntrainer: {command: [train]}\n"
+        "parameters: {num_nodes: 2, tp: [1, 2, 4, 8], pp: [1, 2], mbs: [1, 2], gas: 16, "
+        "zero_stage: 1, kernel: [eager, sdpa, flash], workers: [1, 2, 4, 8], graphs: [false, true]}"
+        "\nobjective: {maximize: tokens_per_second_per_gpu}\n"
+    )
+    space = load_space(str(path))
+    pricing = Pricing(space)
+    factors: dict[str, dict[Any, float]] = {
+        "kernel": {"eager": 0.7, "sdpa": 0.9, "flash": 1.0},
+        "workers": {1: 0.8, 2: 0.9, 4: 0.97, 8: 1.0},
+        "graphs": {False: 0.85, True: 1.0},
+    }
+
+    def speed(config: Mapping[str, Any]) -> float | None:
+        prediction = pricing.predict([config])
+        figure = pricing.objective(prediction)
+        assert figure is not None
+        slower = np.prod([levels[config[name]] for name, levels in factors.items()])
+        return float(figure[0] * slower) if prediction.fits[0] > 0.5 else None
+
+    candidates = Candidates(space).draw(999, np.random.default_rng(0), [], 64)
+    best = max(speed(c) or 0.0 for c in candidates)
+    run = search(make_policy(space, seed=0), 12, speed)
+    reached = [(t.objective or 0.0) / best for t in run.trials.values()]
+    assert max(reached[:6]) > 0.95
+    assert np.mean(reached[4:]) > 0.8  # what is learnt of a level holds elsewhere
