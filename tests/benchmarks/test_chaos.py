@@ -101,7 +101,7 @@ def test_the_second_of_two_ctrl_c_is_not_for_the_next_driver(world: World) -> No
         world.driver = first
         course = FAULTS["interrupt_twice"].act(world, fault("interrupt_twice"))
         next(course)
-        assert first.wait(60) == -signal.SIGINT
+        assert first.wait(250) == -signal.SIGINT
         world.driver = second
         assert not list(course)
         assert second.poll() is None

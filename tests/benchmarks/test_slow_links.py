@@ -72,7 +72,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next(network: SlowNetwork) -> 
         assert child.stdout is not None
         assert child.stdout.readline() == "made\n"
         child.send_signal(signal.SIGKILL)
-        child.wait(timeout=30)
+        child.wait(timeout=250)
     assert len(names(f"sl{child.pid}")) == 5
     remove_stale()
     assert names(f"sl{child.pid}") == []

@@ -94,7 +94,7 @@ def test_a_module_imported_before_is_named_with_its_file(project: Path) -> None:
     code = "import trainer\nimport meshtune"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=project, env=environ, capture_output=True, text=True, timeout=60,
+        cwd=project, env=environ, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert f"{project / 'trainer.py'} was imported as 'trainer'" in done.stderr
     assert "pipx install meshtune" in done.stderr
@@ -105,7 +105,7 @@ def test_a_module_without_a_file_is_named_too() -> None:
         "import sys, types\nsys.modules['trainer'] = types.ModuleType('trainer')\nimport meshtune"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=250
     )
     assert "a module without a file was imported as 'trainer'" in done.stderr
 
@@ -126,7 +126,7 @@ def test_an_installed_distribution_that_overwrites_a_package_is_named(tmp_path: 
     done = subprocess.run(
         [sys.executable, "-m", "meshtune", "--help"],
         env={**os.environ, "PYTHONPATH": str(site)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 2
     assert f"{site / 'trainer' / '__init__.py'} is not meshtune's" in done.stderr
@@ -150,6 +150,6 @@ def test_the_packages_as_installed_are_accepted(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "meshtune", "--help"],
         env={**os.environ, "PYTHONPATH": str(site)},
-        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

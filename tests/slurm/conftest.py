@@ -50,7 +50,7 @@ def allocate(minicluster: mini.Minicluster) -> Callable[[int], str]:
         options = ["--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t20"]
         said = subprocess.run(
             ["salloc", f"-N{num_nodes}", *options],
-            capture_output=True, text=True, check=True, timeout=60,
+            capture_output=True, text=True, check=True, timeout=250,
         ).stderr  # fmt: skip
         return said.split("job allocation ")[1].split()[0]
 

@@ -14,7 +14,7 @@ def modules_after(code: str) -> set[str]:
     """Modules that a fresh interpreter has imported after these statements."""
     program = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True
     )
     return set(json.loads(done.stdout))
 

@@ -60,7 +60,7 @@ trainer:
 parameters:
 {parameters}
 objective: {{maximize: speed}}
-trial: {{timeout: 90s, no_progress_timeout: 10s}}
+trial: {{timeout: 300s, no_progress_timeout: 20s}}
 budget: {{trials: {trials}}}
 finalists: false
 """
@@ -99,11 +99,11 @@ def test_a_submitted_search_survives_kill_9_and_a_requeue(
     parameters = "  num_nodes: [1, 2]\n  case: [ok]\n  mbs: {range: [1, 6]}"
     space, run_dir = write_space(tmp_path, parameters, trials=10), tmp_path / "run"
     command = meshtune("submit", space, "--nodes", 3, "--time", "00:10:00", "--run-dir", run_dir)
-    submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    submitted = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     assert "submitted job" in submitted.stdout
     frozen = (run_dir / "space.yaml").read_text()
     space.write_text(space.read_text().replace("trials: 10", "trials: 20"))
-    again = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    again = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert again.returncode == 2
     job = submitted.stdout.split()[2].rstrip(";")
     assert f"job {job} (" in again.stderr and f"`scancel {job}`" in again.stderr
@@ -135,15 +135,15 @@ def test_a_space_that_was_submitted_may_be_mended_until_its_job_has_begun(
     everything = allocate(8)  # so that the job waits
     command = meshtune("submit", space, "--nodes", 8, "--time", "00:10:00", "--run-dir", run_dir)
     try:
-        submitted = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        submitted = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
         job = submitted.stdout.split()[2].rstrip(";")
         space.write_text(space.read_text().replace("mbs: [1]", "mbs: [2]"))
-        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=250)
         assert refused.returncode == 2
         assert f"job {job} (pending)" in refused.stderr
         minicluster.run("scancel", job)
         wait_for(lambda: job not in minicluster.run("squeue", "-h", "-o", "%A"), "it is gone")
-        subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     finally:
         minicluster.run("scancel", "--user=root")
         wait_for(lambda: not minicluster.run("squeue", "-h"), "the queue is empty")
@@ -239,7 +239,7 @@ def test_every_failure_is_told_apart_and_the_search_goes_on(
     assert [a.kind for a in trial.attempts] == ["node_failure", "ok"]
     assert node not in trial.attempts[-1].nodes
     messages = {t.config["case"]: t.message for t in run.trials.values()}
-    assert "no progress" in messages["hang"] or "10 s" in messages["hang"]
+    assert "no progress" in messages["hang"] or "20 s" in messages["hang"]
     crash = next(t for t in run.trials.values() if t.config["case"] == "crash")
     assert "this trainer is broken" in crash.stderr_tail
 
@@ -254,7 +254,7 @@ def test_a_cancelled_allocation_ends_the_search_with_work_left_and_nobody_is_bla
     try:
         wait_for(lambda: ended(run_dir) >= 2, "two trials ended")
         minicluster.run("scancel", job)
-        output, _ = driver.communicate(timeout=120)
+        output, _ = driver.communicate(timeout=250)
     finally:
         driver.kill()
         driver.wait()
@@ -281,7 +281,7 @@ def test_a_search_waits_for_a_controller_that_is_away_when_it_starts(
         assert driver.stdout is not None
         said = driver.stdout.readline()
         os.kill(controller, signal.SIGCONT)
-        output, _ = driver.communicate(timeout=120)
+        output, _ = driver.communicate(timeout=250)
     finally:
         os.kill(controller, signal.SIGCONT)
         driver.kill()

@@ -3,7 +3,7 @@
 Reads one JSON object per line: ``configs`` (one path per rank), ``logs`` (a folder), ``kill``
 (rank to kill when the line that follows appears in rank 0's log, if any, by the signal that follows
 that, or SIGKILL). Answers with
-``codes``, negative for a signal; null for a rank that was still there 10 s after the first had
+``codes``, negative for a signal; null for a rank that was still there 60 s after the first had
 gone, or at the deadline.
 """
 
@@ -22,8 +22,8 @@ from ports import free_port
 
 from trainer.__main__ import main
 
-DEADLINE_S = 120.0
-LEAVE_S = 10.0
+DEADLINE_S = 300.0
+LEAVE_S = 60.0
 
 
 def become_rank(rank: int, configs: list[str], port: int, logs: Path) -> None:

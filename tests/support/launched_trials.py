@@ -22,7 +22,7 @@ def trial(folder: Path, name: str, code: str, **changes: Any) -> TrialSpec:
     """One that runs this Python code in each of two ranks."""
     directory = folder / name
     directory.mkdir()
-    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60, "grace_s": 1}
+    fields: dict[str, Any] = {"num_nodes": 1, "ranks_per_node": 2, "timeout_s": 600, "grace_s": 1}
     name = f"{folder.parent.name}-{folder.name}-{name}"  # unique in this Slurm
     return TrialSpec(name, directory, (sys.executable, "-c", code), **{**fields, **changes})
 

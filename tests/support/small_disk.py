@@ -38,7 +38,7 @@ def small_disk(path: Path, size: str = "512k") -> Iterator[SmallDisk]:
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path)]
     try:
-        done = subprocess.run(mount, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(mount, capture_output=True, text=True, timeout=250)
     except FileNotFoundError:
         pytest.skip("no small file system: there is no mount")
     if done.returncode != 0:
@@ -46,4 +46,4 @@ def small_disk(path: Path, size: str = "512k") -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=60)
+        subprocess.run(["umount", "--lazy", str(path)], check=True, timeout=250)

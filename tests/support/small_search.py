@@ -37,7 +37,7 @@ parameters:
   tp: [1, 2]
   mbs: {{range: [1, 8]}}
 objective: {{maximize: speed}}
-trial: {{timeout: 60s, no_progress_timeout: 30s}}
+trial: {{timeout: 600s, no_progress_timeout: 300s}}
 budget: {{trials: 6}}
 finalists: false
 """

@@ -46,19 +46,19 @@ def address(book: RunBook) -> Iterator[str]:
         yield process.stdout.readline().strip()
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(250) == 130
 
 
 def get(address: str, **headers: str) -> str:
     request = urllib.request.Request(address, headers=headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=250) as answer:
         return str(answer.read().decode())
 
 
 def status(address: str, method: str = "GET", **headers: str) -> int:
     request = urllib.request.Request(address, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=250) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -141,5 +141,5 @@ def test_who_asks_nothing_is_not_waited_for(book: RunBook, monkeypatch: pytest.M
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workflows.cli.main", "watch", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=os.environ)
     assert done.returncode == 2 and done.stdout == ""

@@ -28,7 +28,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., TrialSpec]]:
     def make(*argv: str, **changes: Any) -> TrialSpec:
         fields: dict[str, Any] = {
             "name": f"{tmp_path.name}-{os.getpid()}", "directory": tmp_path, "argv": argv,
-            "num_nodes": 1, "ranks_per_node": 2, "timeout_s": 60.0, "grace_s": 5.0,
+            "num_nodes": 1, "ranks_per_node": 2, "timeout_s": 600.0, "grace_s": 5.0,
         }  # fmt: skip
         spec = TrialSpec(**{**fields, **changes})
         made.append(spec)

@@ -57,7 +57,7 @@ def talk(
         wait_for(signs["said"].exists, "it has said all")
         then()
         signs["free"].touch()
-        thread.join(60)
+        thread.join()
         return outcomes[0], spec
 
     return talk

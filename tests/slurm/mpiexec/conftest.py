@@ -99,7 +99,7 @@ def hosts() -> Iterator[Hosts]:
     made = Hosts(folder)
     yield made
     # Daemons whose mpiexec was killed notice it, but not at once.
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while left := made.processes_on_any():
         if time.monotonic() > end:
             processes.send(left, signal.SIGKILL)

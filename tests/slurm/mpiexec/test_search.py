@@ -29,7 +29,7 @@ def search(folder: Path, environ: dict[str, str], hosts: str) -> subprocess.Comp
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
 
 

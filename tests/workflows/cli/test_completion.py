@@ -38,5 +38,5 @@ def test_the_shell_is_offered_commands_options_names_and_files(
     command = [sys.executable, "-m", "meshtune"]
     paths = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), *sys.path]))
     environ = {**os.environ, **asks, "PYTHONPATH": paths}
-    subprocess.run(command, env=environ, cwd=tmp_path, timeout=60, check=True)
+    subprocess.run(command, env=environ, cwd=tmp_path, timeout=250, check=True)
     assert set(answer.read_text().split("\v")) == offered

@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy_and_a_refusal_only_what_reads_a_space(tmp_pa
         "heavy = {'torch', 'scipy', 'sklearn', 'pandas', 'matplotlib', 'deephyper'}\n"
         "print('REFUSED', sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert "HEAVY []" in done.stdout
     assert "REFUSED []" in done.stdout
 
@@ -166,7 +166,7 @@ def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
         ["bash", "-c", f"{meshtune} | true; exit ${{PIPESTATUS[0]}}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

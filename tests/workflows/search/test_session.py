@@ -108,7 +108,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(place: Path) -> None:
     )
     wait_for(lambda: living(place), "a rank runs")
     driver.send_signal(signal.SIGINT)
-    output, _ = driver.communicate(timeout=60)
+    output, _ = driver.communicate(timeout=250)
     assert driver.returncode == 130, output
     assert "resume with: meshtune search" in output
     assert not living(place)
@@ -121,18 +121,18 @@ def test_a_changed_space_does_not_continue_an_old_run(place: Path) -> None:
     finish(place)
     text = (place / "space.yaml").read_text()
     (place / "space.yaml").write_text(text.replace("[1, 8]", "[1, 4]"))
-    refused = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(search(place), capture_output=True, text=True, timeout=250)
     assert refused.returncode == 2
     assert "choose another --run-dir" in refused.stderr
     (place / "space.yaml").write_text(text.replace("trials: 6", "trials: 8"))
-    raised = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+    raised = subprocess.run(search(place), capture_output=True, text=True, timeout=250)
     assert raised.returncode == 0, raised.stderr
     assert len(read_run(place / "run").trials) == 8
 
 
 def test_a_dry_run_prints_commands_and_touches_nothing(place: Path) -> None:
     dry = subprocess.run(
-        search(place, "--dry-run"), capture_output=True, text=True, timeout=60, check=True
+        search(place, "--dry-run"), capture_output=True, text=True, timeout=250, check=True
     )
     assert f"{sys.executable} {place / 'train.py'} " in dry.stdout
     assert not (place / "run").exists()
@@ -144,20 +144,20 @@ def test_a_second_driver_is_refused(place: Path) -> None:
     try:
         wait_for(lambda: living(place), "a rank runs")
         driver.send_signal(signal.SIGSTOP)  # or it might be done before the second one asks
-        second = subprocess.run(search(place), capture_output=True, text=True, timeout=60)
+        second = subprocess.run(search(place), capture_output=True, text=True, timeout=250)
         assert second.returncode == 2
         assert "another meshtune" in second.stderr
     finally:
         driver.send_signal(signal.SIGCONT)
         driver.send_signal(signal.SIGINT)
-        driver.wait(timeout=60)
+        driver.wait(timeout=250)
     assert not living(place)
 
 
 def test_status_tells_how_a_run_stands(place: Path) -> None:
     finish(place)
     command = [sys.executable, "-m", "workflows.cli.main", "status", str(place / "run")]
-    status = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    status = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
     assert "6 of 6 done, 0 running" in status.stdout
     assert "budget: 6 trials" in status.stdout
 
@@ -168,7 +168,7 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path: Path, command: str) -
         [sys.executable, "-m", "workflows.cli.main", command, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=250,
     )
     assert asked.returncode == 2
     assert "journal.jsonl" in asked.stderr
