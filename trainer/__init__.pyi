@@ -1,5 +1,15 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
-from .axes import FURTHER_AXES, GRID, SPLITS, Axes, beside_dp, ordered, ranks_of_replica
+from .axes import (
+    FURTHER_AXES,
+    GRID,
+    RANK_ORDERS,
+    SPLITS,
+    Axes,
+    beside_dp,
+    is_pp_inside,
+    ordered,
+    ranks_of_replica,
+)
 from .config import (
     ConfigError,
     Documents,
@@ -65,6 +75,7 @@ __all__ = [
     "MAX_NUMBER",
     "PRESETS",
     "QUANTIZED",
+    "RANK_ORDERS",
     "SPLITS",
     "SWITCHED_OFF_BY",
     "Array",
@@ -98,6 +109,7 @@ __all__ = [
     "ffn_weights",
     "gathers_per_step",
     "hardware_flops",
+    "is_pp_inside",
     "latent_matrices",
     "layer_matrices",
     "layer_weights",

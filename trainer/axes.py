@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 Size = Any  # int, or a numpy column
 
@@ -21,8 +21,17 @@ SPLITS = {
 """The axes that the trainer and the cost model know, innermost first, and what each splits.
 
 Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest apart,
-since they talk least (Narayanan et al. 2021, section 3).
+since they talk least (Narayanan et al. 2021, section 3), unless ``RankOrder`` says otherwise.
 """
+RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
+RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
+"""Orders of the axes on ranks, innermost first.
+
+The second keeps a pipeline's stages within a node and spreads replicas over nodes. Ranks of cp and
+dp hold the same weights and are therefore neighbours in both; Megatron-LM's
+``--use-tp-pp-dp-mapping`` differs from the second only in that it leaves cp beside tp.
+"""
+_OF_COPIES = ("cp", "dp")
 FURTHER_AXES = {"cp": "every sequence, and with it activations: ``trainer.parallel.context``"}
 """Axes that they know as well, between tp and dp; 1 where a configuration says nothing."""
 
@@ -45,6 +54,11 @@ def ordered(own: Sequence[str] = ()) -> tuple[str, ...]:
     return (innermost, *own, *others)
 
 
+def is_pp_inside(rank_order: Any) -> Any:
+    """Whether pp counts before cp and dp in an order, or in each of a column of them."""
+    return rank_order == "tp-pp-cp-dp"
+
+
 def beside_dp(own: Sequence[str] = ()) -> tuple[str, ...]:
     """The axes that a configuration has degrees of; dp is what they leave of the ranks."""
     return tuple(name for name in ordered(own) if name != "dp")
@@ -61,9 +75,12 @@ class Axes:
 
     Attributes:
         sizes: of every axis; a rank's number counts through them, the first one fastest.
+        pp_inside: the last axis, pp, counts before cp and dp: ``tp-pp-cp-dp``. One for all jobs, or
+            a numpy column.
     """
 
     sizes: Mapping[str, Size]
+    pp_inside: Size = False
 
     @property
     def of_states(self) -> Axes:
@@ -73,7 +90,8 @@ class Axes:
         together with the data-parallel ones, as in Megatron.
         """
         sizes = {name: size for name, size in self.sizes.items() if name != "cp"}
-        return Axes({**sizes, "dp": sizes["dp"] * self.sizes.get("cp", 1)})
+        sizes["dp"] = sizes["dp"] * self.sizes.get("cp", 1)
+        return Axes(sizes, self.pp_inside)
 
     @property
     def world_size(self) -> Size:
@@ -83,7 +101,21 @@ class Axes:
     def stride(self, name: str) -> Size:
         """From one rank of an axis to the next: ranks of all axes inside it."""
         names = [*self.sizes]
-        return math.prod(self.sizes[inner] for inner in names[: names.index(name)])
+        place = names.index(name)
+        inner = math.prod(self.sizes[one] for one in names[:place])
+        first = next((i for i, one in enumerate(names) if one in _OF_COPIES), len(names))
+        # To the power of a truth value: only where that is so.
+        if name == "pp":
+            outside = math.prod(self.sizes[one] for one in names[first:place])
+            return inner // outside**self.pp_inside
+        if place >= first:
+            return inner * self.sizes.get("pp", 1) ** self.pp_inside
+        return inner
+
+    @property
+    def outermost_first(self) -> tuple[str, ...]:
+        """The axes as nested loops over all ranks would stand, of one job."""
+        return tuple(sorted(self.sizes, key=self.stride, reverse=True))
 
     def place(self, rank: int, name: str) -> int:
         """Where a rank stands on an axis."""

@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from trainer.axes import FURTHER_AXES, GRID, Axes, beside_dp, ordered, ranks_of_replica
+from trainer.axes import (
+    FURTHER_AXES,
+    GRID,
+    Axes,
+    RankOrder,
+    beside_dp,
+    is_pp_inside,
+    ordered,
+    ranks_of_replica,
+)
 from trainer.files import FileError, mistakes, read_json
 from trainer.formats import Format
 from trainer.placement import Placement, PlacementError, Topology
@@ -74,6 +83,11 @@ class TrainConfig(Record):
     )
     last_stage_layers: int = Field(
         default=0, ge=0, le=100_000, description="the same of the last one, which has the logits"
+    )
+    rank_order: RankOrder = Field(
+        default="tp-cp-dp-pp",
+        description="axes on ranks, innermost first; tp-pp-cp-dp keeps stages within a node and "
+        "spreads replicas over nodes",
     )
     mbs: Sequences = Field(default=1, description="sequences per micro-batch and replica")
     gas: Sequences = Field(default=1, description="micro-batches per step and replica")
@@ -347,7 +361,8 @@ class TrainConfig(Record):
         if broken := refusal(self._requirements(), {"world_size": world_size, **degrees}):
             raise ConfigError(broken)
         dp = world_size // ranks_of_replica(degrees, own)
-        return Axes({name: degrees.get(name, dp) for name in ordered(own)})
+        sizes = {name: degrees.get(name, dp) for name in ordered(own)}
+        return Axes(sizes, bool(is_pp_inside(self.rank_order)))
 
     @property
     def grid_axes(self) -> tuple[str, ...]:
@@ -370,14 +385,15 @@ class TrainConfig(Record):
 
     def place(self, world_size: int, local_world_size: int | None = None) -> Placement:
         """Where weights, gradients and optimizer states go; raises ConfigError."""
-        dp = self.data_parallel(world_size)
+        axes = self.axes(world_size)
+        dp = axes.sizes["dp"]
         wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}
         try:
             return place(
                 self.placement or STAGES[self.zero_stage],
                 Wishes(**wishes),
                 dp,
-                self.tp * self.gx * self.gy * self.gz,
+                axes.of_states.stride("dp"),
                 self.topology(world_size, local_world_size),
                 self.format,
                 Format(self.reduce_precision),

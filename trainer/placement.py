@@ -62,25 +62,26 @@ class Topology:
             return Level.NODE
         return Level.INTER_NODE
 
-    def replicas_per_node(self, dp: int, tp: int) -> int:
+    def replicas_per_node(self, dp: int, apart: int) -> int:
         """Consecutive data-parallel ranks that share a node and divide ``dp``."""
-        return int(shared_within(self.ranks_per_node, dp, tp))
+        return int(shared_within(self.ranks_per_node, dp, apart))
 
-    def replicas_per_pair(self, dp: int, tp: int) -> int:
+    def replicas_per_pair(self, dp: int, apart: int) -> int:
         """Consecutive data-parallel ranks that share a pair and divide ``dp``."""
-        return int(shared_within(self.ranks_per_pair, dp, tp))
+        return int(shared_within(self.ranks_per_pair, dp, apart))
 
 
-def shared_within(ranks: int, dp: Any, tp: Any) -> Any:
+def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
     """Consecutive data-parallel ranks among so many ranks of a node or card, dividing ``dp``.
 
-    1 where tensor-parallel ranks do not divide those of the node or card.
+    1 where the ranks between two of them do not divide those of the node or card.
 
     Args:
         ranks: of the node or card.
-        dp, tp: degrees, numbers or columns of them.
+        dp: their degree, a number or a column.
+        apart: from one of them to the next, likewise.
     """
-    return np.where(ranks % tp == 0, np.gcd(dp, np.maximum(ranks // tp, 1)), 1)
+    return np.where(ranks % apart == 0, np.gcd(dp, np.maximum(ranks // apart, 1)), 1)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def resolve_presets(
     said: Mapping[str, Column],
     counts: Mapping[str, Column],
     dp: Column,
-    tp: Column,
+    apart: Column,
     topology: Topology,
 ) -> dict[str, Column]:
     """The preset, degrees and quantizations that configurations end with.
@@ -80,7 +80,7 @@ def resolve_presets(
         said: of placements; ``zero_stage`` stands for a preset where ``placement`` does not count.
         counts: by name, where what is said counts; a name that is left out counts nowhere.
         dp: data-parallel ranks.
-        tp: tensor-parallel ranks, which lie between two data-parallel ones.
+        apart: from one data-parallel rank to the next.
         topology: of the cluster.
 
     Returns:
@@ -96,7 +96,7 @@ def resolve_presets(
 
     stage = np.asarray(said["zero_stage"]).astype(np.int64)
     placement = either("placement", np.array(STAGES)[stage])
-    preset = _meant(placement, dp, tp, topology)
+    preset = _meant(placement, dp, apart, topology)
     weights = either("weight_shard", preset["weight_shard"])
     gradients = either("gradient_shard", np.maximum(preset["gradient_shard"], weights))
     optimizer = either("optimizer_shard", np.maximum(preset["optimizer_shard"], gradients))
@@ -116,12 +116,12 @@ def resolve_presets(
     }
 
 
-def _meant(placement: Column, dp: Column, tp: Column, topology: Topology) -> dict[str, Column]:
+def _meant(placement: Column, dp: Column, apart: Column, topology: Topology) -> dict[str, Column]:
     """The degrees and quantizations that presets stand for on a cluster."""
     dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
-    tp = np.asarray(tp).astype(np.int64)
-    node = shared_within(topology.ranks_per_node, dp, tp)
-    pair = shared_within(topology.ranks_per_pair, dp, tp)
+    apart = np.asarray(apart).astype(np.int64)
+    node = shared_within(topology.ranks_per_node, dp, apart)
+    pair = shared_within(topology.ranks_per_pair, dp, apart)
     spans = (1, np.where(pair > 1, pair, node), node, dp)
     names = sorted(PRESETS)
     which = np.searchsorted(names, placement)
@@ -149,7 +149,7 @@ def place(
     preset: Preset,
     wishes: Wishes,
     dp: int,
-    tp: int,
+    apart: int,
     topology: Topology,
     precision: Format,
     reduce_precision: Format = Format.FP32,
@@ -165,7 +165,7 @@ def place(
         preset: what the wishes leave open.
         wishes: of the configuration; ``secondary_shard`` 0 asks for none.
         dp: data-parallel ranks.
-        tp: ranks of a replica's layers, which lie between two data-parallel ones.
+        apart: from one data-parallel rank to the next: ranks of a replica's layers, say.
         topology: of the cluster.
         precision: of the computation.
         reduce_precision: of gradients on their way, where they are not quantized.
@@ -178,7 +178,7 @@ def place(
     wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
     said = {"zero_stage": 0, "placement": preset, **wished}
     given = dict.fromkeys(("placement", *wished), True)
-    found = resolve_presets(said, given, dp * cp, tp, topology)
+    found = resolve_presets(said, given, dp * cp, apart, topology)
     degrees = {name: int(found[name]) for name in DEGREES}
     quantized = {name: bool(found[name]) for name in QUANTIZED}
     asked = requirements(["cp"] if cp > 1 else [])

@@ -1,8 +1,9 @@
 """Groups of ranks, and the links of a cluster that each crosses.
 
-Ranks are laid out tp innermost, then dp, then pp; consecutive ranks fill a node. A group is
-therefore known by its size and by its stride, the distance of its members in rank order. "Node" is
-here what no message leaves but by network adapters: where links join several nodes, all of these.
+Ranks are laid out tp innermost, then dp, then pp, or pp before dp; consecutive ranks fill a node. A
+group is therefore known by its size and by its stride, the distance of its members in rank order.
+"Node" is here what no message leaves but by network adapters: where links join several nodes, all
+of these.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class RankGroup:
     Attributes:
         size: ranks.
         stride: from one member's global rank to the next one's: 1 for tp, tp for dp, tp * dp
-            for pp.
+            for pp, where that is outermost.
         world: ranks of the job, or None. A block of size * stride ranks that does not divide a
             node straddles two of them somewhere, unless the job is in one node.
     """

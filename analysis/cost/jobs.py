@@ -80,6 +80,7 @@ class Jobs:
         gas: micro-batches per step and replica.
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
         recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
+        pp_inside: stages stand inside the ranks of ``cp`` and ``dp``, as ``trainer.Axes`` has it.
         schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST, ZERO_BUBBLE,
             ZERO_BUBBLE_V or DUAL_PIPE_V.
 
@@ -141,6 +142,7 @@ class Jobs:
     gas: Array
     sequence_parallel: Mask
     recompute: Array
+    pp_inside: Mask
     schedule: Array
     first_stage_layers: Array
     last_stage_layers: Array
@@ -183,7 +185,7 @@ class Jobs:
     @property
     def axes(self) -> Axes:
         """The parallel axes and their sizes."""
-        return Axes({name: getattr(self, name) for name in ordered(PRICED_AXES)})
+        return Axes({name: getattr(self, name) for name in ordered(PRICED_AXES)}, self.pp_inside)
 
     @property
     def state_axes(self) -> Axes:
@@ -242,7 +244,7 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
 _MASKS = {
     *("gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"),
-    "overlaps_dispatch",
+    *("overlaps_dispatch", "pp_inside"),
 }
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
@@ -251,6 +253,7 @@ _DEFAULTS: dict[str, float] = {
     "ep": 1,
     "vpp": 1,
     "recompute": NONE,
+    "pp_inside": 0,
     "schedule": ONE_F_ONE_B,
     "sequence_parallel": 0,
     "first_stage_layers": 0,

@@ -20,7 +20,7 @@ from analysis.cost.jobs import (
     jobs,
 )
 from search_spaces import STAGE_SETTINGS, Facts, SearchSpace, framework_named
-from trainer import GRID, Format, ModelConfig, beside_dp
+from trainer import GRID, RANK_ORDERS, Format, ModelConfig, beside_dp, is_pp_inside
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have
@@ -31,6 +31,7 @@ _WORDS: dict[str, tuple[str | bool, ...]] = {
     "moe_token_dispatcher": (*DISPATCHERS,),
     "moe_comm_overlap": (False, True),
     "cuda_graphs": (*GRAPHS,),
+    "rank_order": RANK_ORDERS,
 }
 # Every name that a job's columns are made of.
 _READ = (
@@ -40,7 +41,7 @@ _READ = (
     *EXPERTS,
     *("placement", "engine", "sequence_parallel", "recompute", "precision"),
     *("quantize_weights", "quantize_gradients", "quantize_secondary", "reduce_gradients"),
-    *("pipeline_schedule", "cuda_graphs"),
+    *("pipeline_schedule", "rank_order", "cuda_graphs"),
 )
 
 
@@ -80,6 +81,7 @@ def jobs_from(
     columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
     columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
     columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)
+    columns["pp_inside"] = is_pp_inside(known.get("rank_order", ""))
     said = {name: known.get(name) for name in _WORDS if _understood(space, name)}
     columns["dispatcher"] = _coded(said.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
     columns["overlaps_dispatch"] = said.get("moe_comm_overlap", False)

@@ -123,7 +123,7 @@ def reads(
     if "dp" not in parameters:
         found["dp"] = of("num_nodes", *beside_dp(own_axes))
     if _places(known):
-        placed = of("zero_stage", "dp", *own_axes, *placements.TYPES)
+        placed = of("zero_stage", "dp", "tp", "pp", "rank_order", *own_axes, *placements.TYPES)
         for name in placements.TYPES:
             if name not in parameters or name in conditions:
                 found[name] = placed

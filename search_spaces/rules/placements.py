@@ -19,6 +19,7 @@ from trainer import (
     Expression,
     Topology,
     ValueType,
+    is_pp_inside,
     resolve_presets,
 )
 
@@ -46,8 +47,9 @@ def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[
         counts: by parameter of the space, where what it says counts.
     """
     topology = Topology(int(columns["gpus_per_node"]), int(columns["ranks_per_pair"]))
-    inside = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
-    return resolve_presets(columns, counts, _same_weights(columns), inside, topology)
+    apart = columns["tp"] * columns["gx"] * columns["gy"] * columns["gz"]
+    apart = apart * np.where(is_pp_inside(columns["rank_order"]), columns["pp"], 1)
+    return resolve_presets(columns, counts, _same_weights(columns), apart, topology)
 
 
 def _same_weights(columns: Mapping[str, Array]) -> Array:
@@ -80,7 +82,7 @@ def counted_once(
     Spaces that search no more than ZeRO's stages are left as they list them.
     """
     spelling = [name for name in parameters if name in _SPELLING]
-    context = {"num_nodes", "tp", "pp", *axes}
+    context = {"num_nodes", "tp", "pp", "rank_order", *axes}
     asked = list(spelling)
     while asked:  # what decides whether a parameter is active
         condition = conditions.get(asked.pop())

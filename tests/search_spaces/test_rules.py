@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
+from trainer.axes import RANK_ORDERS
 from trainer.config import ConfigError, PipelineSchedule, TrainConfig
 
 # Rules of policy: the trainer could run what they remove.
 POLICY = {"tp_within_node", "nodes_in_cluster", "sequence_parallel_needs_tp"}
-POLICY |= {"reduce_gradients_needs_split", "schedule_needs_pp"}
+POLICY |= {"reduce_gradients_needs_split", "schedule_needs_pp", "rank_order_needs_pp_and_dp"}
 FURTHER: list[dict[str, Any]] = [
     {},
     {"cp": [1, 2, 3]},
@@ -31,6 +32,7 @@ FURTHER: list[dict[str, Any]] = [
         "recompute": ["none", "selective"],
     },
     {"zero_stage": [0, 2], "reduce_gradients": ["micro_batch", "step"]},
+    {"rank_order": [*RANK_ORDERS], "cp": [1, 2]},
 ]
 
 _sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=3, unique=True)
@@ -116,7 +118,7 @@ def test_every_setting_of_the_trainer_is_searched_or_fixed_by_the_space() -> Non
     settings_ = set(BuiltinTrainer.model_fields) | {"model", "warmup_steps", "measured_steps"}
     settings_ |= {"ranks_per_node", "ranks_per_pair"}  # facts of the cluster
     assert set(SEARCHABLE) == {
-        *("first_stage_layers", "last_stage_layers", "pipeline_schedule"),
+        *("first_stage_layers", "last_stage_layers", "pipeline_schedule", "rank_order"),
         *("tp", "cp", "pp", "vpp", "mbs", "gas", "zero_stage", "placement", "engine"),
         *("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard"),
         *("quantize_weights", "quantize_gradients", "quantize_secondary"),

@@ -73,7 +73,7 @@ QUICK = [
     job("one rank", "gpt", 1, mbs=8, gas=2),
     job("one rank", "llama", 1, mbs=8, gas=2),
     layout("gpt", 2, 1, 2, 2, sequence_parallel=True, recompute="selective", recompute_every=2),
-    layout("llama", 2, 2, 2, 2, vpp=2),
+    layout("llama", 2, 2, 2, 2, vpp=2, rank_order="tp-pp-cp-dp"),
     layout("gpt", 1, 4, 1, 0, first_stage_layers=1, last_stage_layers=3),
     layout(
         "llama", 1, 2, 2, 3, vpp=2, first_stage_layers=6, recompute="full",
@@ -100,6 +100,12 @@ def every_schedule() -> list[dict[str, Any]]:
         layout("llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=8, pipeline_schedule="DualPipeV"),
         layout("gpt", 2, 2, 1, 1, vpp=2, cp=2, gas=4, pipeline_schedule="DualPipeV"),
+        *(
+            layout(model, 2, 2, dp, zero_stage, cp=2 // dp, rank_order="tp-pp-cp-dp")
+            for model in MODELS
+            for dp in (1, 2)
+            for zero_stage in range(4)
+        ),
         layout(
             "llama", 1, 4, 2, 0, recompute="full", pipeline_schedule="InterleavedZeroBubble"
         ),
@@ -247,12 +253,23 @@ VALIDATIONS = [
     ),
     job(
         "validated zbv", "gpt", 4, pp=2, vpp=2, mbs=4, gas=2, zero_stage=1, recompute="full",
-        pipeline_schedule="ZBVZeroBubble", **VALIDATED,
+        pipeline_schedule="ZBVZeroBubble", rank_order="tp-pp-cp-dp", ranks_per_node=2, **VALIDATED,
     ),
     job("validated grid", "gpt", 4, gx=2, gz=2, mbs=8, gas=2, **VALIDATED),
 ]  # fmt: skip
 MORE_VALIDATIONS = [
-    job("validated zero2 pp", "gpt", 4, pp=2, mbs=4, gas=2, zero_stage=2, **VALIDATED)
+    job(
+        "validated zero2 pp",
+        "gpt",
+        4,
+        pp=2,
+        mbs=4,
+        gas=2,
+        zero_stage=2,
+        rank_order="tp-pp-cp-dp",
+        ranks_per_node=2,
+        **VALIDATED,
+    )
 ]
 VALIDATION_REFERENCES = [
     job("validated reference", "gpt", 0, **VALIDATED),

@@ -15,33 +15,40 @@ import pytest
 from trainer.axes import SPLITS, Axes, beside_dp, ordered, ranks_of_replica
 
 FOUR = Axes({"tp": 2, "cp": 3, "dp": 4, "pp": 2})
+INSIDE = Axes(FOUR.sizes, pp_inside=True)
 
 
+@pytest.mark.parametrize("axes", [FOUR, INSIDE])
 @pytest.mark.parametrize("name", FOUR.sizes)
-def test_the_groups_of_an_axis_hold_every_rank_once(name: str) -> None:
-    groups = FOUR.groups(name)
-    assert sorted(itertools.chain(*groups)) == list(range(FOUR.world_size))
+def test_the_groups_of_an_axis_hold_every_rank_once(name: str, axes: Axes) -> None:
+    groups = axes.groups(name)
+    assert sorted(itertools.chain(*groups)) == list(range(axes.world_size))
     for ranks in groups:
-        assert [FOUR.place(rank, name) for rank in ranks] == list(range(FOUR.sizes[name]))
-        others = {tuple(FOUR.place(r, o) for o in FOUR.sizes if o != name) for r in ranks}
+        assert [axes.place(rank, name) for rank in ranks] == list(range(axes.sizes[name]))
+        others = {tuple(axes.place(r, o) for o in axes.sizes if o != name) for r in ranks}
         assert len(others) == 1, "members differ in this axis only"
 
 
+@pytest.mark.parametrize("axes", [FOUR, INSIDE])
 @pytest.mark.parametrize(("size", "apart"), [(4, 1), (2, 1), (2, 2), (1, 1)])
-def test_a_rank_finds_its_own_group(size: int, apart: int) -> None:
-    groups = FOUR.groups("dp", size, apart)
-    for rank in range(FOUR.world_size):
+def test_a_rank_finds_its_own_group(size: int, apart: int, axes: Axes) -> None:
+    groups = axes.groups("dp", size, apart)
+    for rank in range(axes.world_size):
         own = [ranks for ranks in groups if rank in ranks]
-        assert own == [list(FOUR.group_of(rank, "dp", size, apart))]
+        assert own == [list(axes.group_of(rank, "dp", size, apart))]
 
 
 def test_strides_are_the_ranks_of_the_axes_inside() -> None:
     assert [FOUR.stride(name) for name in FOUR.sizes] == [1, 2, 6, 24]
-    assert FOUR.world_size == 48
+    assert [INSIDE.stride(name) for name in INSIDE.sizes] == [1, 4, 12, 2]
+    assert FOUR.world_size == INSIDE.world_size == 48
+    assert FOUR.outermost_first == ("pp", "dp", "cp", "tp")
+    assert INSIDE.outermost_first == ("dp", "cp", "pp", "tp")
 
 
 def test_ranks_with_the_same_weights_are_those_of_dp_and_cp() -> None:
     states = FOUR.of_states
+    assert INSIDE.of_states.groups("dp")[0] == list(range(0, 48, 4))
     assert states.sizes == {"tp": 2, "dp": 12, "pp": 2}
     assert states.groups("dp")[0] == list(range(0, 24, 2))
     assert all(set(ranks) <= set(states.group_of(ranks[0], "dp")) for ranks in FOUR.groups("cp"))
@@ -51,6 +58,8 @@ def test_sizes_may_be_columns() -> None:
     axes = Axes({"tp": np.array([1, 2]), "dp": np.array([8, 2]), "pp": np.array([1, 4])})
     assert axes.world_size.tolist() == [8, 16]
     assert axes.stride("pp").tolist() == [8, 4]
+    orders = Axes({"tp": 2, "dp": 8, "pp": 4}, pp_inside=np.array([False, True]))
+    assert orders.stride("pp").tolist() == [16, 2] and orders.stride("dp").tolist() == [2, 8]
 
 
 def test_an_axis_of_ones_own_lies_between_tp_and_dp_and_counts_in_a_replica() -> None:

@@ -55,6 +55,12 @@ ANY_DEVICE = (
         "first_stage_layers {first_stage_layers}, last_stage_layers {last_stage_layers}: its "
         "pipeline shares layers out equally here; set both to 0",
     ),
+    Requirement(
+        "deepspeed_stages",
+        "rank_order == 'tp-cp-dp-pp'",
+        "rank_order {rank_order}: its pipeline's stages stand outside its replicas; set "
+        "rank_order: tp-cp-dp-pp",
+    ),
     # All replicas or one, for each: ZeRO's stages.
     Requirement(
         "deepspeed_degrees",
@@ -193,7 +199,7 @@ def unsupported(
     copy = placement.secondary
     own = {"tp", *GRID, "cp", "pp", "vpp", "sequence_parallel", "recompute", "recompute_every"}
     own |= {"compile", "tune_kernels", "precision", "time_communication", "reduce_gradients"}
-    own |= {"pipeline_schedule", "first_stage_layers", "last_stage_layers"}
+    own |= {"pipeline_schedule", "first_stage_layers", "last_stage_layers", "rank_order"}
     values = {
         **config.model_dump(include=own),
         **{name: getattr(placement, name) for name in ("dp", *DEGREES)},

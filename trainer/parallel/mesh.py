@@ -142,9 +142,8 @@ def build_mesh(
     config.check(world_size, local_world_size)
     topology = config.topology(world_size, local_world_size)
     axes = config.axes(world_size)
-    sizes = axes.of_states.sizes
-    names = tuple(reversed([*sizes]))  # torch names the outermost first
-    shape = tuple(sizes[name] for name in names)
+    names = axes.of_states.outermost_first  # as torch names them
+    shape = tuple(axes.of_states.sizes[name] for name in names)
     mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
     timeout = timedelta(seconds=config.collective_timeout_s)
     for name, size in zip(names, shape, strict=True):

@@ -94,5 +94,11 @@ PIPELINE = (
         builtin_only=True,
     ),
     Requirement("schedule_needs_pp", "pipeline_schedule == '1F1B' or pp > 1", builtin_only=True),
+    # Elsewhere both orders are the same.
+    Requirement(
+        "rank_order_needs_pp_and_dp",
+        "rank_order == 'tp-cp-dp-pp' or (pp > 1 and world_size > tp * gx * gy * gz * pp)",
+        builtin_only=True,
+    ),
     *_ZERO_BUBBLE,
 )

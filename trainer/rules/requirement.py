@@ -31,7 +31,9 @@ TYPES: dict[str, ValueType] = {
         ("sequence_parallel", "time_communication", "compile", "tune_kernels", *QUANTIZED),
         "boolean",
     ),
-    **dict.fromkeys(("recompute", "precision", "reduce_gradients", "pipeline_schedule"), "text"),
+    **dict.fromkeys(
+        ("recompute", "precision", "reduce_gradients", "pipeline_schedule", "rank_order"), "text"
+    ),
 }
 """Every name that requirements read."""
 

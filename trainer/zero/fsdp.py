@@ -101,7 +101,7 @@ class ShardedWeights:
             module.set_reshard_after_backward(False, recurse=False)
         if not members:
             return []
-        near = mesh.topology.replicas_per_node(mesh.states.size, mesh.tp.size)
+        near = mesh.topology.replicas_per_node(mesh.states.size, mesh.axes.of_states.stride("dp"))
         layout = UnitLayout(placement, shapes, near)
         return [FsdpUnit(module, members, layout, mesh, self.context)]
 

@@ -133,7 +133,7 @@ def _sharded(
     units: list[list[Parameter]], config: TrainConfig, seat: _Seat, placement: Placement
 ) -> Iterator[_Calls]:
     """Of the weights of a stage, where FSDP2 holds them."""
-    node = seat.topology.replicas_per_node(seat.copies, seat.tp)
+    node = seat.topology.replicas_per_node(seat.copies, seat.states.stride("dp"))
     partial = 0
     for shapes, same in Counter(tuple(p.shape for p in unit) for unit in units).items():
         unit = UnitLayout(placement, shapes, node)

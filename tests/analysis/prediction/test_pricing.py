@@ -11,12 +11,14 @@ import pytest
 import yaml
 
 from analysis.cost.memory_fit import rank_state_bytes
+from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
 from search_spaces.frameworks import MESHTUNE
 from search_spaces.points.candidates import Candidates
+from trainer.axes import RANK_ORDERS
 from trainer.config import TrainConfig
 
 
@@ -69,6 +71,46 @@ def engines(tmp_path: Path, name: str, values: Any, device: str = "cuda") -> Pri
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(content))
     return Pricing(load_space(path))
+
+
+def test_the_order_of_ranks_decides_what_crosses_nodes(tmp_path: Path) -> None:
+    """Two nodes of eight: either two stages or eight replicas have a node for themselves."""
+    content = {
+        "version": 1,
+        "model": "gpt_1_4b",
+        "cluster": "dgx_a100",
+        "trainer": {"builtin": {"data": "x", "precision": "bf16"}},
+        "parameters": {
+            "num_nodes": 2,
+            "pp": 2,
+            "rank_order": [*RANK_ORDERS],
+            "placement": ["zero1", "mics"],
+            "mbs": 1,
+            "gas": 4,
+        },
+        "objective": {"maximize": "tokens_per_second"},
+    }
+    path = tmp_path / "orders.yaml"
+    path.write_text(yaml.safe_dump(content))
+    space = load_space(path)
+    pricing = Pricing(space)
+    assert not unpriced_parameters(space)
+    common = {"num_nodes": 2, "pp": 2, "mbs": 1, "gas": 4}
+    rows = [
+        {**common, "rank_order": order, "placement": placement}
+        for placement in ("zero1", "mics")
+        for order in RANK_ORDERS
+    ]
+    found = pricing.predict(rows)
+    outside, inside = range(2)
+    assert found.time.pipeline[inside] < found.time.pipeline[outside]
+    states = found.time.gradients + found.time.publish
+    assert states[inside] > states[outside]
+    # A node has a stage of all replicas, or both stages of half of them.
+    assert found.jobs.weight_shard.tolist() == [1, 1, 8, 4]
+    for row, shard in zip(rows, found.jobs.weight_shard, strict=True):
+        train = TrainConfig.parse(space.train_config(row, "none"))
+        assert train.place(16, 8).weight_shard == shard
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

@@ -22,6 +22,7 @@ def ask(ranks: int = 8, device: Any = "cpu", node: int | None = None, **values: 
         ({"gx": 2, "gz": 2, "mbs": 2}, "gx 2, gy 1, gz 2: .*set all of them to 1"),
         ({"sequence_parallel": True}, "sequence_parallel: .*set sequence_parallel: false"),
         ({"pp": 2, "vpp": 2, "zero_stage": 1}, "vpp 2: .*set vpp: 1"),
+        ({"pp": 2, "zero_stage": 1, "rank_order": "tp-pp-cp-dp"}, "rank_order: tp-cp-dp-pp"),
         ({"pp": 2, "zero_stage": 2}, "pp 2 with gradient_shard 4: .*set zero_stage: 1"),
         ({"pp": 2, "zero_stage": 3}, "pp 2 with gradient_shard 4: .*set zero_stage: 1"),
         ({"pp": 2}, "pp 2 with ZeRO-0: .*set zero_stage: 1"),
