@@ -133,7 +133,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
 
     >>> import meshtune
     >>> frame = meshtune.predict("gpt_22b_frontier", top=3)
-    >>> list(frame.columns)[-7:-2]
+    >>> list(frame.columns)[-8:-3]
     ['step_time_s', 'step_time_low_s', 'step_time_high_s', 'tokens_per_second', 'tflops_per_gpu']
 
     Args:
@@ -142,7 +142,8 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
 
     Returns:
         A row for each: its parameters, the predicted step time with its 95 % interval, throughput,
-        ``memory_bytes`` of the fullest GPU and ``fits``, the probability that this is enough.
+        ``memory_bytes`` of the fullest GPU, of which torch's allocator reserves ``reserved_bytes``,
+        and ``fits``, the probability that they are there.
 
     Raises:
         ArgumentError: for an argument that cannot be.
@@ -168,6 +169,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
         tokens_per_second=prediction.tokens_per_second,
         tflops_per_gpu=prediction.tflops_per_gpu,
         memory_bytes=prediction.memory.total,
+        reserved_bytes=prediction.memory.reserved,
         fits=prediction.fits,
     )
 

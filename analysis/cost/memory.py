@@ -106,6 +106,11 @@ class MemoryParts:
     def total(self) -> Array:
         return np.asarray(sum(self.as_dict().values()))
 
+    @property
+    def reserved(self) -> Array:
+        """What torch's allocator reserves: all but what is outside it."""
+        return self.total - self.framework
+
     def as_dict(self) -> dict[str, Array]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 

@@ -40,6 +40,7 @@ from trainer import (
 CPU_MEMORY = MemoryModel(
     MemoryConstants(context_bytes=4e6, communicator_bytes=1e6, workspace_bytes=4e6), log_sd=0.15
 )
+_NOTHING = 1.0  # bytes; constants are positive
 # Result keys that follow from a step's time; each by its own convention in trainer.result.
 _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "tokens_per_second": lambda p: p.tokens_per_second,
@@ -95,12 +96,11 @@ class Pricing:
         builtin = space.trainer.builtin
         cluster = space.cluster
         on_cpu = cluster.is_cpu if builtin is None else builtin.device == "cpu"
-        if builtin is not None and builtin.device_memory_bytes:
-            gib = builtin.device_memory_bytes / 2**30
-            cluster = cluster.model_copy(update={"memory_gib": gib})
         self._engines = _engines(space)
+        limit = builtin.device_memory_bytes if builtin else None
         self.model = of_engines(
-            _model(cluster, framework, on_cpu, space.model) for framework in self._engines.values()
+            _limited(_model(cluster, framework, on_cpu, space.model), limit, on_cpu)
+            for framework in self._engines.values()
         )
         # The host's memory is what the model predicts only where it is the device's.
         limits = ("device memory", "host memory") if on_cpu else ("device memory",)
@@ -274,6 +274,23 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
         fixed_buffer_bytes=min(framework.fixed_buffer_bytes, buckets),
     )
     return replace(cost_model(cluster, framework), memory=CPU_MEMORY)
+
+
+def _limited(model: CostModel, limit_bytes: int | None, on_cpu: bool) -> CostModel:
+    """With a limit of the trainer's on memory.
+
+    That of a GPU is on what torch's allocator reserves: the context and communicators count beside
+    it, and so no more. One that leaves them no room on the device is none.
+    """
+    if limit_bytes is None:
+        return model
+    constants = model.memory.constants
+    if not on_cpu:
+        if limit_bytes > model.memory_limit_bytes - constants.context_bytes:
+            return model
+        constants = replace(constants, context_bytes=_NOTHING, communicator_bytes=_NOTHING)
+    cluster = model.cluster.model_copy(update={"memory_gib": limit_bytes / 2**30})
+    return replace(model, cluster=cluster, memory=replace(model.memory, constants=constants))
 
 
 def price(space: SearchSpace) -> Pricing | None:

@@ -271,7 +271,8 @@ def explain(ranking: Ranking, tokens: float, index: int = 0) -> str:
     total = float(prediction.memory.total[index])
     lines.append(
         f"memory: {total / GIB:.4g} of {limit / GIB:.4g} GiB, "
-        f"fits with {100 * prediction.fits[index]:.0f} %"
+        f"fits with {100 * prediction.fits[index]:.0f} %; of it torch's allocator reserves "
+        f"{prediction.memory.reserved[index] / GIB:.4g} GiB"
     )
     lines += _bars(prediction.memory.as_dict(), index, total, GIB, "GiB")
     step_s = float(prediction.step_time_s[index])

@@ -136,6 +136,7 @@ def _rows(prediction: Prediction) -> list[dict[str, Any]]:
         "tokens_per_second": prediction.tokens_per_second,
         "tflops_per_gpu": prediction.tflops_per_gpu,
         "memory_bytes": prediction.memory.total,
+        "reserved_bytes": prediction.memory.reserved,
         "fits": prediction.fits,
     }
     return [{name: column[i] for name, column in columns.items()} for i in range(len(low_s))]

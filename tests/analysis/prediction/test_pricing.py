@@ -131,6 +131,27 @@ def test_each_engines_trials_are_priced_as_that_engines(tmp_path: Path, device: 
     assert ours != theirs
 
 
+def test_a_limit_on_a_gpu_is_on_what_the_allocator_reserves(tmp_path: Path) -> None:
+    """As ``trainer.runtime.memory.limit_memory`` sets it: the context is beside it."""
+    config = {"engine": "meshtune", "mbs": 1, "gas": 4, "zero_stage": 1}
+    fits = {}
+    free = engines(tmp_path, "free", ["meshtune"])
+    whole = free.predict([config])
+    reserved, device = int(whole.memory.reserved[0]), free.space.cluster.memory_bytes
+    assert reserved < whole.memory.total[0] < device
+    for limit in (reserved // 2, reserved * 102 // 100, int(device)):
+        content = yaml.safe_load(Path(free.space.file).read_text())
+        content["trainer"]["builtin"]["device_memory_bytes"] = limit
+        path = tmp_path / f"{limit}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        limited = Pricing(load_space(path)).predict([config])
+        fits[limit] = float(limited.fits[0])
+        assert limited.memory.reserved[0] == pytest.approx(reserved)
+    below, above, none = fits.values()
+    # Room for what is reserved is enough, although the context needs more than 2 %.
+    assert below < 0.01 and 0.5 < above < none == whole.fits[0]
+
+
 def test_on_a_cpu_both_engines_have_the_hosts_memory(tmp_path: Path) -> None:
     searched = {"ours": ["meshtune"], "theirs": ["deepspeed"], "both": ["meshtune", "deepspeed"]}
     for name, values in searched.items():

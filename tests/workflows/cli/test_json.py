@@ -33,6 +33,8 @@ def test_a_space_and_its_ranking_are_told_as_json(capsys: pytest.CaptureFixture[
     first = ranked["configurations"][0]
     assert first["step_time_low_s"] < first["step_time_s"] < first["step_time_high_s"]
     assert sum(first["memory_parts_bytes"].values()) == pytest.approx(first["memory_bytes"])
+    outside = first["memory_parts_bytes"]["framework"]
+    assert first["reserved_bytes"] == pytest.approx(first["memory_bytes"] - outside)
     assert sum(first["time_parts_s"].values()) == pytest.approx(first["step_time_s"])
     scaled = answer(capsys, "predict", TABLE_4, "--scaling", "weak", "--nodes", "16,32")
     assert [size["num_nodes"] for size in scaled["sizes"]] == [16, 32]
