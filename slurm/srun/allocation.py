@@ -7,13 +7,15 @@ import os
 import re
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm.launcher import AllocationGoneError, AllocationState, LauncherError
 from slurm.srun import shell
 from slurm.srun.shell import NoAnswerError, Run, SlurmError, UnknownJobError
 
+LEFT_OUT = "MESHTUNE_LEFT_OUT"
+"""Variable of a batch script: nodes of the job that cannot be used, such as without environment."""
 _TIME_CHECK_S = 60.0
 _DOWN = ("down", "fail", "future")
 _HELD = ("CONFIGURING", "RESIZING", "RUNNING", "SIGNALING", "STOPPED", "SUSPENDED")
@@ -41,13 +43,14 @@ class Allocation:
     Args:
         job: the job's id.
         run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
+        left_out: nodes that cannot be used.
 
     Raises:
         AllocationGoneError: if the job does not run.
         SlurmError: if Slurm's controller does not answer for ten minutes.
     """
 
-    def __init__(self, job: str, run: Run = shell.run) -> None:
+    def __init__(self, job: str, run: Run = shell.run, left_out: Collection[str] = ()) -> None:
         self.job = job
         self._run = run
         told = ""
@@ -59,7 +62,7 @@ class Allocation:
                 "another allocation, or with `meshtune submit`"
             )
         compact, cpus, num_nodes, left = told.split("|")
-        self.nodes = self.hostnames(compact)
+        self.nodes = tuple(n for n in self.hostnames(compact) if n not in left_out)
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
         self._end_t: float | None = None  # on the monotonic clock
@@ -78,7 +81,7 @@ class Allocation:
                 "the srun launcher needs a Slurm allocation and SLURM_JOB_ID is not set: start it "
                 "with `meshtune submit`, or inside salloc; --launcher local needs no Slurm"
             )
-        return cls(job)
+        return cls(job, left_out=environ.get(LEFT_OUT, "").split())
 
     def state(self) -> AllocationState:
         """Whether this is still ours; asks once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -32,6 +33,9 @@ Option = Annotated[str, AfterValidator(_option)]
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\n]*[^/\n]$", max_length=4096)]
 
 
+_REMEDY = "make it with `conda-pack -o env.tar.gz`, or of a venv `tar -czf env.tar.gz -C .venv .`"
+
+
 class SiteError(LauncherError, FileError):
     """A site profile that cannot be used; the message names the file, the key and the remedy."""
 
@@ -52,6 +56,36 @@ class Environment(BaseModel):
     def sent(self) -> str:
         """Where the archive lies on each node until it is unpacked."""
         return f"{self.folder}.meshtune.tar"
+
+    def check(self) -> None:
+        """Look into the archive, by the program that will unpack it.
+
+        Raises:
+            SiteError: if it cannot be read here, or has no ``bin/python`` at its top.
+        """
+        what = f"environment: archive {shown(self.archive)}"
+        try:
+            Path(self.archive).open("rb").close()
+        except OSError as error:
+            raise SiteError(f"{what}: {error.strerror}; {_REMEDY}") from error
+        deeper = None
+        listing = ["tar", "-tf", self.archive]
+        with subprocess.Popen(
+            listing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        ) as tar:
+            assert tar.stdout is not None and tar.stderr is not None
+            for line in tar.stdout:
+                name = line.rstrip("\n").removeprefix("./")
+                if name == "bin/python":
+                    tar.kill()  # the rest is of no interest, and may be gigabytes
+                    return
+                if name.endswith("/bin/python"):
+                    deeper = deeper or name
+            said = " ".join(tar.stderr.read().split())
+        if tar.returncode != 0:
+            raise SiteError(f"{what}: cannot be read: {shown(said)}; {_REMEDY}")
+        has = f", only {shown(deeper)}" if deeper else ""
+        raise SiteError(f"{what}: has no bin/python at its top{has}; {_REMEDY}")
 
     @model_validator(mode="after")
     def _apart(self) -> Self:

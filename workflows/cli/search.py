@@ -179,10 +179,11 @@ def submit(arguments: Namespace) -> int:
     pricing = warm_prices(space, arguments.warm_start)
     earlier = [run.absolute() for run in arguments.warm_start]
     seed = [] if arguments.seed is None else ["--seed", str(arguments.seed)]
+    site = load_site(arguments.site)
     script = batch_script(
         space=str(folder.space_file),  # frozen: what is edited while the job waits is another run
         run_dir=folder.path,
-        site=load_site(arguments.site),
+        site=site,
         nodes=arguments.nodes,
         time=time_limit(arguments.time),
         account=arguments.account,
@@ -194,6 +195,8 @@ def submit(arguments: Namespace) -> int:
     if arguments.dry_run:
         print(script, end="")
         return 0
+    if site.environment is not None:
+        site.environment.check()
     refuse_second_job(folder)
     _warn(space, pricing)
     with undone_if_refused(folder):

@@ -76,6 +76,14 @@ def test_each_question_of_the_start_is_asked_again_where_it_times_out() -> None:
     assert asked == ["squeue", "squeue", "scontrol", "scontrol"]
 
 
+def test_nodes_that_the_batch_script_leaves_out_are_not_used() -> None:
+    def run(argv: list[str]) -> str:
+        return "n1\nn2\nn3" if argv[0] == "scontrol" else "n[1-3]|24|3|30:00"
+
+    found = Allocation("7", run, left_out=["n2"])
+    assert (found.nodes, found.cpus_per_node) == (("n1", "n3"), 8)
+
+
 def test_outside_an_allocation_the_remedy_is_named() -> None:
     with pytest.raises(LauncherError, match="meshtune submit"):
         Allocation.current({})

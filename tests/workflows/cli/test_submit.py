@@ -54,6 +54,18 @@ def test_a_submission_that_sbatch_refuses_leaves_nothing(
     assert not Path("runs").exists()
 
 
+def test_an_environment_that_cannot_be_sent_is_refused_before_anything_is_written(
+    refused: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("here.yaml").write_text(
+        f"source: a test\nenvironment: {{archive: {Path.cwd()}/no.tar, folder: /local/e}}\n"
+    )
+    assert main([*refused, "--site", "here.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "no.tar: No such file or directory; make it with `conda-pack" in said
+    assert not Path("runs").exists()
+
+
 def test_a_second_submission_that_is_refused_leaves_the_first_as_it_was(
     refused: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
