@@ -192,12 +192,18 @@ def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
 
 def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
     """What a stage keeps of one micro-batch, logits apart, given what a layer does."""
-    kept = stage.layers * layer
+    kept = stage.layers * layer + mask_bytes(jobs)
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
     kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
     if framework.keeps_outputs:
         kept = kept + np.where(stage.head, 0.0, stage_output_bytes(jobs, framework))
     return np.asarray(kept)
+
+
+def mask_bytes(jobs: Jobs) -> Array:
+    """What keeps documents apart in a micro-batch: a number for each score, once in each chunk."""
+    scores = tokens(jobs) * jobs.seq_length
+    return np.where(jobs.masks_documents, jobs.vpp * scores * jobs.element_bytes, 0.0)
 
 
 def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:

@@ -103,6 +103,7 @@ class Jobs:
             micro-batch.
         element_bytes: of weights and activations in the computation: 2 or 4.
         fp8: the layers' matrix products are computed in 8 bits.
+        masks_documents: attention takes a mask that keeps documents apart.
         dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
             node, and from there once to each rank; BY_HABIT, the framework's own way.
         overlaps_dispatch: that happens behind the layers of another micro-batch.
@@ -159,6 +160,7 @@ class Jobs:
     reduces_once: Mask
     element_bytes: Array
     fp8: Mask
+    masks_documents: Mask
     dispatcher: Array
     overlaps_dispatch: Mask
     graphs: Array
@@ -244,7 +246,7 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
 _MASKS = {
     *("gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"),
-    *("overlaps_dispatch", "pp_inside"),
+    *("overlaps_dispatch", "pp_inside", "masks_documents"),
 }
 _DEFAULTS: dict[str, float] = {
     "cp": 1,
@@ -268,6 +270,7 @@ _DEFAULTS: dict[str, float] = {
     "reduces_once": 0,
     "element_bytes": 2,
     "fp8": 0,
+    "masks_documents": 0,
     "dispatcher": BY_HABIT,
     "overlaps_dispatch": 0,
     "graphs": NO_GRAPHS,

@@ -108,17 +108,23 @@ class Places(NamedTuple):
     table: tuple[Tensor, Tensor] | None
     """Of rotary positions, see ``rotary_table``; (sequence, batch or 1, 1, head/2) each."""
     seen: Tensor | None
-    """Which keys each query sees, bool (batch, 1, sequence, sequence); None: all before it."""
+    """Added to scores: 0 where a query sees a key, else -inf; (batch, 1, sequence, sequence).
+
+    None: it sees all before it. In the number format of the queries: torch's kernels turn another
+    one into it, and each layer would keep the result for its backward pass.
+    """
 
 
-def own_document(starts: Tensor) -> Tensor:
-    """Which tokens each one sees: those before it in its document; see ``Places.seen``.
+def own_document(starts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Lets tokens see those before them in their document; see ``Places.seen``.
 
     Args:
         starts: where each token's document begins in its sample, (batch, sequence).
+        dtype: of the queries.
     """
     same = starts[:, :, None] == starts[:, None, :]
-    return same.tril()[:, None]
+    seen = torch.zeros(same.shape, dtype=dtype, device=starts.device)
+    return seen.masked_fill_(~same.tril_(), -torch.inf)[:, None]
 
 
 class Attention(nn.Module):
@@ -337,8 +343,10 @@ class Stage(nn.Module):
         table = self.table
         if table is not None and positions is not None:
             table = (table[0][positions, 0], table[1][positions, 0])
-        apart = starts is not None and self.resets_attention
-        places = Places(table, own_document(starts) if apart and starts is not None else None)
+        seen = None
+        if starts is not None and self.resets_attention:
+            seen = own_document(starts, x.dtype)
+        places = Places(table, seen)
         for block in self.blocks.values():
             x = block(x, places)
         if self.norm is not None and self.head is not None:

@@ -129,6 +129,26 @@ def test_recomputing_keeps_less_for_the_backward_pass() -> None:
     assert kept["selective", 2] == (everything + kept["selective", 1]) / 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mask_of_documents_is_kept_once(dtype: torch.dtype) -> None:
+    """In the number format of the queries: a boolean one would be turned into it in each layer."""
+    stage = whole(LLAMA).to(dtype)
+    starts = torch.zeros(2, LLAMA.seq_length, dtype=torch.int64)
+    starts[:, 3:] = 3
+    masks = {}
+
+    def note(kept: Tensor) -> Tensor:
+        if kept.shape[-2:] == (LLAMA.seq_length, LLAMA.seq_length):
+            masks[kept.untyped_storage().data_ptr()] = kept
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
+        stage(tokens(LLAMA), starts)
+    assert len(stage.blocks) > 1
+    (mask,) = masks.values()
+    assert mask.dtype == dtype and mask.numel() == 2 * LLAMA.seq_length**2
+
+
 def activation_bytes(stage: Stage) -> int:
     """What a forward pass leaves alive, beside the weights."""
     with MemTracker() as tracker:
