@@ -234,7 +234,7 @@ class Compute:
             causal_s = 2 * scores * padded / (rate * c.attention_share / c.gemm_share)
             # With a mask no block is skipped, and each head reads it.
             masked_s = 2 * causal_s + scores * jobs.element_bytes / self.memory_bytes_per_s
-            return np.where(jobs.masks_documents, masked_s, causal_s)
+            return np.asarray(np.where(jobs.masks_documents, masked_s, causal_s))
         products = 4 * scores * head / rate * (1 + c.inner_size / head)
         products = products * np.where(head % ALIGNMENT != 0, UNALIGNED_HEADS, 1.0)
         return np.asarray(products + scores * c.score_bytes / self.memory_bytes_per_s)

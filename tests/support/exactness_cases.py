@@ -96,6 +96,10 @@ def every_schedule() -> list[dict[str, Any]]:
         layout("llama", 1, 2, 4, 3, vpp=2, pipeline_schedule="LoopedBFS", recompute="full"),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="LoopedBFS"),
         layout("gpt", 2, 2, 2, 1, vpp=2, pipeline_schedule="InterleavedZeroBubble"),
+        layout(
+            "llama", 2, 2, 2, 0, vpp=2, gas=8, sequence_parallel=True,
+            pipeline_schedule="InterleavedZeroBubble",
+        ),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=2, pipeline_schedule="ZBVZeroBubble"),
         layout("llama", 1, 4, 2, 0, vpp=2, first_stage_layers=2, pipeline_schedule="ZBVZeroBubble"),
         layout("gpt", 1, 4, 2, 1, vpp=2, gas=8, pipeline_schedule="DualPipeV"),

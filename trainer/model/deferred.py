@@ -2,11 +2,13 @@
 
 A stage of a pipeline waits for the gradient of the next stage's input, and for nothing else. So a
 backward pass first computes gradients of inputs alone; the products that give weights theirs fill
-what would be idle time.
+what would be idle time. That is at a step's end, when no forward pass is left. Before, nobody is
+idle, and products that wait hide the sums of inputs' gradients over tensor-parallel ranks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import torch
@@ -30,7 +32,12 @@ class DeferredKernels(Kernels):
 
     def __init__(self, inner: Kernels) -> None:
         self.inner = inner
-        self.waiting: list[Callable[[], None]] = []
+        self.waiting: deque[Callable[[], None]] = deque()
+        """Of the backward pass at work."""
+        self.passes: deque[deque[Callable[[], None]]] = deque()
+        """Of those before it, the oldest first."""
+        self.forwards_left = 0
+        """Forward passes through this rank's stages that the step still has."""
 
     def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
         """Let autograd leave the weights of all products to these kernels.
@@ -56,14 +63,23 @@ class DeferredKernels(Kernels):
             lambda: self.receive(weight, self.inner.weight_gradient(grad, x, weight))
         )
 
+    def behind_sum(self, grad: Tensor, x: Tensor, weight: nn.Parameter) -> None:
+        self.weight_gradient(grad, x, weight)
+        if self.forwards_left:
+            oldest = next(one for one in (*self.passes, self.waiting) if one)
+            with torch.no_grad():
+                oldest.popleft()()
+
     def taken(self) -> Callable[[], None]:
-        """All that wait, which are those of one backward pass; to be computed by calling."""
-        mine, self.waiting = self.waiting, []
+        """What waits of one backward pass; to be computed by calling, as far as it still does."""
+        mine, self.waiting = self.waiting, deque()
+        while self.passes and not self.passes[0]:
+            self.passes.popleft()
+        self.passes.append(mine)
 
         def compute() -> None:
             with torch.no_grad():
-                for product in mine:
-                    product()
-            mine.clear()  # they hold activations and gradients
+                while mine:
+                    mine.popleft()()  # and let go of its activations
 
         return compute

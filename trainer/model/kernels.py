@@ -49,6 +49,10 @@ class Kernels:
         """That of W, by that of y; None where it comes later."""
         return grad.flatten(0, 1).t() @ x.flatten(0, 1)
 
+    def behind_sum(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
+        """``weight_gradient`` while the gradient of x is summed over ranks: it is to hide that."""
+        return self.weight_gradient(grad, x, weight)
+
 
 class Product(NamedTuple):
     """One matrix product: (rows, inner) times (inner, columns).

@@ -40,14 +40,17 @@ class _Opaque(nn.Module):
     what ZeRO 2 and 3 are for.
     """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, deferred: DeferredKernels | None) -> None:
         super().__init__()
         self.stage = stage
+        self.deferred = deferred
 
     def forward(self, x: Tensor, starts: Tensor | None = None) -> Tensor:
         phase.name = "forward"
         x = self.stage(x, starts)
         phase.name = "backward"
+        if self.deferred is not None:
+            self.deferred.forwards_left -= 1
         return x
 
 
@@ -180,6 +183,7 @@ class Pipeline:
         self.stages = stages
         self.loss_fn = loss_fn
         self.device = device
+        self.deferred = deferred
         # NCCL joins a group at its first use, which all ranks must share; the schedule's are not.
         assert mesh.pp.group is not None
         dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
@@ -189,7 +193,7 @@ class Pipeline:
         self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
         parts = [
             _LeanStage(
-                _Opaque(stage),
+                _Opaque(stage, deferred),
                 number,
                 config.pp * config.vpp,
                 device,
@@ -225,6 +229,8 @@ class Pipeline:
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
         target = torch.cat(targets) if self.mesh.is_last else None
         more = {"starts": torch.cat([*starts])} if starts else {}
+        if self.deferred is not None:
+            self.deferred.forwards_left = self.gas * len(self.stages)
         self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **more)
         return [loss.detach() for loss in losses]
 

@@ -55,7 +55,7 @@ def column_backward(
         grad_x, summing = scatter_sum(grad_x, group, async_op=True)
     else:
         summing = group.all_reduce(grad_x, "tensor", async_op=True)
-    grad_weight = kernels.weight_gradient(grad, x, parameter)
+    grad_weight = kernels.behind_sum(grad, x, parameter)
     grad_bias = grad.flatten(0, 1).sum(0) if has_bias else None
     summing.wait()
     return grad_x, grad_weight, grad_bias
