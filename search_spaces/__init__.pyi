@@ -19,6 +19,7 @@ from .language.adapter_schema import AdapterFile
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
+from .layouts import NO_LAYOUT
 from .load import load_space, shipped_spaces
 from .parameters import MAX_CONFIGS, Parameter
 from .points.candidates import Candidates
@@ -27,19 +28,22 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .shipped import shipped_records
 from .space import Objective, SearchSpace, Violations
-from .stages import STAGE_SETTINGS, StageLayers, StageSettings
+from .stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
 from .trainers.adapters import read_adapter, shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.sizes import Sizes, implied_options, told_sizes
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
+    "COUNTED",
     "FRAMEWORKS",
+    "GIVEN",
+    "LAYOUT",
     "MAX_CONFIGS",
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",
     "MEGATRON_DEEPSPEED",
-    "STAGE_SETTINGS",
+    "NO_LAYOUT",
     "AdapterFile",
     "Candidates",
     "CheckReport",

@@ -19,6 +19,7 @@ from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
 from search_spaces.spans import COARSEST, FINEST
+from search_spaces.stages import LAYOUT
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
     check_trainer,
@@ -51,6 +52,7 @@ class Builder:
         ranks = file.trial.ranks_per_node or 1
         names = {*facts.static_facts(None, cluster), *facts.DERIVED[:2], *TRIAL_PLACEHOLDERS}
         names |= facts.defaults(file.trainer).keys()
+        self.written = file.parameters.keys()
         file, self.model = adapted(document, file, model.config() if model else None, names)
         file = with_workdir(document, with_known_axes(file), there=not frozen)
         self.file = file = standing_alone(document, file)
@@ -80,6 +82,9 @@ class Builder:
         self._facts()
         self._axes()
         own = self._parameters()
+        if LAYOUT in framework_named(self.program.framework).stage_settings:
+            layers = self.model.num_layers if self.model else None
+            parameter_values.check_layouts(self.document, own, self.written, layers)
         types = facts.types(own, self.static, self.defaults)
         conditions = self._conditions(own, types)
         constraints = tuple(

@@ -99,6 +99,7 @@ def _unmapped(
 ) -> list[str]:
     """Parameters that the trainer is not told, and demands of its that do not hold."""
     lines = []
+    sources = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in said))
     for name, value in space.canonical(config).items():
         broken = [
             text
@@ -108,11 +109,6 @@ def _unmapped(
         ]
         if broken:
             lines.append(f"{name}: {value}: {record.name} demands {' and '.join(broken)}")
-        elif name != "num_nodes" and not (space.reads[name] & _sources(space, said)):
+        elif name != "num_nodes" and name not in sources:
             lines.append(f"{name}: {value}: {record.name} has no such setting")
     return lines
-
-
-def _sources(space: SearchSpace, said: set[str]) -> frozenset[str]:
-    """The parameters that names come from."""
-    return frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in said))

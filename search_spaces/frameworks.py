@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from search_spaces.stages import STAGE_SETTINGS, Split
+from search_spaces.stages import COUNTED, GIVEN, STAGE_SETTINGS, Split
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ MESHTUNE = Framework(
     logit_copies=2,
     sharded_masters=True,
     fp8_copy_bytes=0,
-    stage_settings=STAGE_SETTINGS[:2],
+    stage_settings=GIVEN,
 )
 NANOTRON = Framework(
     "nanotron",
@@ -173,7 +173,7 @@ MEGATRON_DEEPSPEED = Framework(
     live_parameters=1e9,
     keeps_outputs=True,
     split="last_fewer",
-    stage_settings=STAGE_SETTINGS[2:],
+    stage_settings=COUNTED,
     reports="device",
 )
 DEEPSPEED_BF16 = Framework(
@@ -189,7 +189,7 @@ DEEPSPEED_BF16 = Framework(
     live_parameters=1e9,
     keeps_outputs=True,
     split="last_fewer",
-    stage_settings=STAGE_SETTINGS[2:],
+    stage_settings=COUNTED,
     reports="device",
 )
 FSDP = Framework(
@@ -207,7 +207,7 @@ TORCHTITAN = Framework(
     whole_in_pipelines=True,
     split="first_more",
     counts_ends=True,
-    stage_settings=STAGE_SETTINGS[2:],
+    stage_settings=COUNTED,
     logits_bytes=12,
     sharded_masters=True,
     reports="reserved",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import product
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from search_spaces.language.fields import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
+from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed
 from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
-from search_spaces.stages import STAGE_SETTINGS
+from search_spaces.stages import COUNTED, GIVEN, LAYOUT
 from slurm import Document, as_written, wrong_value
 from trainer import MAX_NUMBER
 
@@ -24,8 +26,9 @@ _TYPES: dict[str, TypeAdapter[Any]] = {
 _DEGREE = TypeAdapter[Any](Count)
 # Of a user's own trainer: layers of a stage, and whether something counts as a layer.
 _STAGE_SETTINGS: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(bool if name.startswith("account") else Annotated[int, Field(ge=0)])
-    for name in STAGE_SETTINGS
+    **dict.fromkeys(GIVEN, TypeAdapter(Annotated[int, Field(ge=0)])),
+    **dict.fromkeys(COUNTED, TypeAdapter(bool)),
+    LAYOUT: TypeAdapter(str),
 }
 # A user's own trainer may mean something else by these; no built-in rule reads them.
 _FREE = {
@@ -195,3 +198,56 @@ def _log2(spec: Log2, path: tuple[str | int, ...], document: Document) -> list[i
             at_value=True,
         )
     return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
+
+
+def check_layouts(
+    document: Document,
+    own: Mapping[str, Parameter],
+    written: Collection[str],
+    num_layers: int | None,
+) -> None:
+    """Check the values of :data:`LAYOUT`, if a space has it.
+
+    Args:
+        document: where mistakes are shown.
+        own: its parameters.
+        written: those that it names itself; others are in its trainer's own arguments or file.
+        num_layers: of its model, if it has one.
+
+    Raises:
+        SpaceError: at the first one that is no layout, or none of the model or of its pipelines.
+    """
+    parameter = own.get(LAYOUT)
+    if parameter is None:
+        return
+    degrees = [own[name].values if name in own else (1,) for name in ("pp", "vpp")]
+    products = sorted({int(pp) * int(vpp) for pp, vpp in product(*degrees)})
+    for index, text in enumerate(parameter.values):
+        problem = _problem(str(text), num_layers, products)
+        if problem and parameter.name in written:
+            listed = (index,) if len(parameter.values) > 1 else ()
+            raise document.error(("parameters", parameter.name, *listed), problem, at_value=True)
+        if problem:
+            raise document.error(("trainer",), f"{LAYOUT}: {problem}")
+
+
+def _problem(text: str, num_layers: int | None, products: list[int]) -> str | None:
+    if text == NO_LAYOUT:
+        return None
+    try:
+        layout = parsed(text)
+    except LayoutError as error:
+        return str(error)
+    if num_layers not in (None, layout.num_layers):
+        return (
+            f"found {as_written(text, 200)} with {layout.num_layers} t, accepted {num_layers}: "
+            "one for each layer of the model (num_layers)"
+        )
+    stages = len(layout.chunks)
+    if stages not in products:
+        accepted = ", ".join(map(str, products[:20])) + (", ..." if products[20:] else "")
+        return (
+            f"found {as_written(text, 200)} with {stages} stages, accepted {accepted}: pp * vpp "
+            "of this space; separate as many stages by |, or change pp or vpp"
+        )
+    return None

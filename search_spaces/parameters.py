@@ -57,6 +57,7 @@ _USUAL = {
     ),
     "account_for_embedding": ("account_for_embedding_in_pipeline_split",),
     "account_for_loss": ("account_for_loss_in_pipeline_split",),
+    "pipeline_layout": ("pipeline_model_parallel_layout",),
 }
 _ENDINGS = ("_size", "_degree", "_world_size")
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from search_spaces.layouts import NO_LAYOUT, parsed
 from trainer import Array
 
 Split = Literal["even", "first_more", "last_fewer", "by_weight"]
@@ -27,16 +28,30 @@ class StageSettings:
         account_for_embedding, account_for_loss: layers that the embedding, and the output layer
             with the loss, count as where layers are shared out; nothing on a stage whose layers
             are given.
+        pipeline_layout: text that says all layers of all stages (:mod:`search_spaces.layouts`), in
+            place of the others.
     """
 
     first_stage_layers: Array = 0.0
     last_stage_layers: Array = 0.0
     account_for_embedding: Array = 0.0
     account_for_loss: Array = 0.0
+    pipeline_layout: Array = NO_LAYOUT
 
 
 STAGE_SETTINGS = tuple(f.name for f in fields(StageSettings))
 """Parameters by which a space says them, as Megatron-LM's arguments are called in short."""
+GIVEN, COUNTED, LAYOUT = STAGE_SETTINGS[:2], STAGE_SETTINGS[2:4], STAGE_SETTINGS[4]
+
+
+class _Listed(NamedTuple):
+    """Layers of the stages of layouts, by row; what is between is as in ``StageLayers.between``."""
+
+    rows: Array
+    first: Array
+    between: list[tuple[Array, Array]]
+    last: Array
+    fits: Array
 
 
 @dataclass(frozen=True)
@@ -64,29 +79,53 @@ class StageLayers:
     def first(self) -> Array:
         """Of the first stage; all where there is no other."""
         own = self._share(0) - self._embedding
-        return self._unless_given(self._first_given, self.settings.first_stage_layers, own)
+        own = self._unless_given(self._first_given, self.settings.first_stage_layers, own)
+        return own if self._listed is None else np.where(self.listed, self._listed.first, own)
 
     @cached_property
     def second(self) -> Array:
-        """Of the next one: none between first and last has more; 0 where there is none."""
-        return np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
+        """Of the next one; 0 where that is the last one, or there is none."""
+        own = np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
+        if self._listed is None:
+            return own
+        return np.where(self.listed, self._listed.between[0][1], own)
+
+    @cached_property
+    def between(self) -> list[tuple[Array, Array]]:
+        """Number and layers of the second stage, and of each up to the last that has more than all
+        from the second to it. Only layouts have such a one."""
+        further = [] if self._listed is None else self._listed.between[1:]
+        return [(np.ones(()), self.second), *further]
 
     @cached_property
     def last(self) -> Array:
         """Of the one with the output layer."""
         own = self._share(self._sharing - 1) - self._loss
-        return self._unless_given(self._last_given, self.settings.last_stage_layers, own)
+        own = self._unless_given(self._last_given, self.settings.last_stage_layers, own)
+        return own if self._listed is None else np.where(self.listed, self._listed.last, own)
+
+    @property
+    def listed(self) -> Array:
+        """Where a layout says the layers of all stages."""
+        return np.False_ if self._listed is None else self._listed.rows
+
+    @property
+    def fit(self) -> Array:
+        """Whether a layout, where there is one, is of as many layers, ranks and chunks."""
+        return np.True_ if self._listed is None else self._listed.fits
 
     @property
     def all_have_some(self) -> Array:
-        """Whether every stage has a layer, each of its chunks something, and none is left over."""
+        """Whether every stage has a layer, each of its chunks something, and none is left over.
+
+        A layout may leave stages without."""
         before_last = self._sharing - np.where(self._last_given, 1, 2)
         between = np.where(self.pp > 2, self._share(before_last), np.inf)
         smallest = np.minimum(np.minimum(self.first, self.last), between)
         enough = np.where(
             self._sharing > 0, self._units >= self._sharing * self.vpp, self._units == 0
         )
-        return (smallest >= 1) & enough
+        return self.listed | ((smallest >= 1) & enough)
 
     @property
     def are_even(self) -> Array:
@@ -95,7 +134,38 @@ class StageLayers:
         given = given & (np.mod(self.settings.last_stage_layers, self.vpp) == 0)
         # With nothing to share it out to, nothing may be left.
         parts = np.where(self._sharing > 0, self._sharing * self.vpp, np.inf)
-        return (np.mod(self._units, parts) == 0) & (given | (self.pp == 1))
+        return self.listed | ((np.mod(self._units, parts) == 0) & (given | (self.pp == 1)))
+
+    @cached_property
+    def _listed(self) -> _Listed | None:
+        """None where no layout says anything."""
+        if not np.any(np.not_equal(self.settings.pipeline_layout, NO_LAYOUT)):
+            return None
+        columns = (self.settings.pipeline_layout, self.num_layers, self.pp, self.vpp)
+        text, num_layers, pp, vpp = np.broadcast_arrays(*columns)
+        rows = text != NO_LAYOUT
+        first, last, none = (np.zeros(text.shape) for _ in range(3))
+        between, fits = [(np.ones(text.shape), none)], ~rows
+        for each in np.unique(text[rows]):
+            layout = parsed(str(each))
+            alike = text == each
+            fits = fits | (alike & layout.fits(pp, vpp) & (num_layers == layout.num_layers))
+            for ranks in np.unique(pp[alike & fits]):
+                where, layers = alike & (pp == ranks), layout.layers_of_ranks(int(ranks))
+                first, last = np.where(where, layers[0], first), np.where(where, layers[-1], last)
+                fuller = [
+                    (stage, number)
+                    for stage, number in enumerate(layers[1:-1], start=1)
+                    if stage == 1 or number > max(layers[1:stage])
+                ]
+                between += [(none, none)] * (len(fuller) - len(between))
+                for place, (stage, number) in enumerate(fuller):
+                    numbers, others = between[place]
+                    between[place] = (
+                        np.where(where, stage, numbers),
+                        np.where(where, number, others),
+                    )
+        return _Listed(rows, first, between, last, fits)
 
     @cached_property
     def _first_given(self) -> Array:

@@ -42,8 +42,9 @@ class StageLoad:
     head: Mask
 
 
-def end_stages(jobs: Jobs, framework: Framework) -> tuple[StageLoad, StageLoad, StageLoad]:
-    """The first stage, the one after it, and the one with the output layer.
+def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
+    """The first stage, the one after it, the one with the output layer, and where there are layouts
+    each between them that has more layers than those before it.
 
     Micro-batches in flight fall from stage to stage, so that no other stage needs more.
     """
@@ -55,16 +56,22 @@ def end_stages(jobs: Jobs, framework: Framework) -> tuple[StageLoad, StageLoad, 
         first = layers_before(jobs, share, one_stage)
         second = layers_before(jobs, share, 2 * one_stage) - first
         last = layers - layers_before(jobs, share, head_at)
+        between = [(one_stage, second)]
     else:
         head_at = pp - 1
         split = by_layers(jobs, framework)
-        first, second, last = split.first, split.second, split.last
+        first, between, last = split.first, split.between, split.last
     embedding = np.ones(len(jobs), dtype=bool)
-    return (
+    inner = [
+        StageLoad(np.where(one, 0, number), _in_flight(jobs, at), ~embedding, ~embedding)
+        for at, number in between
+    ]
+    return [
         StageLoad(np.where(one, layers, first), _in_flight(jobs, 0), embedding, one | jobs.folded),
-        StageLoad(np.where(one, 0, second), _in_flight(jobs, 1), ~embedding, ~embedding),
+        inner[0],
         StageLoad(np.where(one, layers, last), _in_flight(jobs, head_at), one, ~jobs.folded),
-    )
+        *inner[1:],
+    ]
 
 
 def refused(jobs: Jobs, framework: Framework) -> Mask:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from search_spaces import NO_LAYOUT
 from trainer import (
     FURTHER_AXES,
     Axes,
@@ -90,6 +91,7 @@ class Jobs:
         first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
         account_for_embedding, account_for_loss: layers that either counts as; -1 is the
             framework's habit.
+        pipeline_layout: the layers of all stages in place of these, as a text; ``none`` is none.
 
     Placement over the data-parallel ranks (see ``trainer.placement``):
 
@@ -149,6 +151,7 @@ class Jobs:
     last_stage_layers: Array
     account_for_embedding: Array
     account_for_loss: Array
+    pipeline_layout: NDArray[np.str_]
     weight_shard: Array
     gradient_shard: Array
     optimizer_shard: Array
@@ -177,8 +180,9 @@ class Jobs:
         return Jobs(**own, mixture=_rows(self.mixture, rows), latent=_rows(self.latent, rows))
 
     def columns(self) -> dict[str, Array]:
-        """All of them, by name, those of mixtures and latent attention too."""
-        found = {name: np.asarray(getattr(self, name), np.float64) for name in _COLUMNS}
+        """All numbers among them, by name, those of mixtures and latent attention too."""
+        numbers = [name for name in _COLUMNS if name not in _TEXTS]
+        found = {name: np.asarray(getattr(self, name), np.float64) for name in numbers}
         for key, few in (("mixture", self.mixture), ("latent", self.latent)):
             if few is not None:
                 found |= {f"{key}.{name}": value for name, value in few._asdict().items()}
@@ -248,7 +252,8 @@ _MASKS = {
     *("gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"),
     *("overlaps_dispatch", "pp_inside", "masks_documents"),
 }
-_DEFAULTS: dict[str, float] = {
+_TEXTS = {"pipeline_layout"}
+_DEFAULTS: dict[str, Any] = {
     "cp": 1,
     "gy": 1,
     "gz": 1,
@@ -262,6 +267,7 @@ _DEFAULTS: dict[str, float] = {
     "last_stage_layers": 0,
     "account_for_embedding": -1,
     "account_for_loss": -1,
+    "pipeline_layout": NO_LAYOUT,
     "secondary_shard": 0,
     "gather_bits": 0,
     "reduce_bits": 0,
@@ -321,9 +327,8 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     given = {**_shards(given), **given}
     if missing := [name for name in _COLUMNS if given.get(name) is None]:
         raise ValueError(f"jobs need the columns {', '.join(missing)}")
-    arrays = [
-        np.asarray(given[name], dtype=bool if name in _MASKS else np.float64) for name in _COLUMNS
-    ]
+    types: dict[str, Any] = {**dict.fromkeys(_MASKS, bool), **dict.fromkeys(_TEXTS, str)}
+    arrays = [np.asarray(given[name], dtype=types.get(name, np.float64)) for name in _COLUMNS]
     whole = np.broadcast_arrays(*[np.atleast_1d(array) for array in arrays])
     made = Jobs(
         **dict(zip(_COLUMNS, whole, strict=True)),

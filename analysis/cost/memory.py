@@ -13,7 +13,7 @@ import numpy as np
 from analysis.cost import grid
 from analysis.cost.activations import (
     StageLoad,
-    end_stages,
+    fullest_stages,
     layer_bytes,
     logits_bytes,
     sequence_split,
@@ -146,10 +146,10 @@ def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dic
 def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
     jobs = _as_held(jobs, framework)
-    first, second, last = end_stages(jobs, framework)
+    first, *others = fullest_stages(jobs, framework)
     layer = layer_bytes(jobs, framework, jobs.recompute)
     made = _stage_memory(first, layer, jobs, framework, constants, "short")
-    for stage in (second, last):
+    for stage in others:
         other = _stage_memory(stage, layer, jobs, framework, constants, "short")
         made = made.where(made.total >= other.total, other)
     return made
@@ -162,7 +162,7 @@ def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tu
     """
     jobs = _as_held(jobs, framework)
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
-    stages = end_stages(jobs, framework)
+    stages = fullest_stages(jobs, framework)
     layer = layer_bytes(jobs, framework, jobs.recompute)
     peaks, held = [], []
     for stage in stages[:1] if framework.reports_first_stage else stages:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
-from search_spaces import STAGE_SETTINGS, Framework, StageLayers, StageSettings
+from search_spaces import COUNTED, Framework, StageLayers, StageSettings
 from trainer import layer_weights, table_weights
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
@@ -36,7 +36,7 @@ class BusyStages:
 def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     """Stages of a framework that counts layers, as the jobs tell it to."""
     said = {name: getattr(jobs, name) for name in framework.stage_settings}
-    for name in STAGE_SETTINGS[2:]:
+    for name in COUNTED:
         habit = float(framework.counts_ends)
         said[name] = np.where(said[name] < 0, habit, said[name]) if name in said else habit
     return StageLayers(jobs.num_layers, jobs.pp, jobs.vpp, StageSettings(**said), framework.split)
@@ -54,7 +54,8 @@ def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
     if framework.split != "by_weight":
         split = by_layers(jobs, framework)
         # Where the first rank has the output layer, the last one is as those between.
-        between = np.maximum(split.second, np.where(jobs.folded, split.last, 0.0))
+        fullest = np.max(np.broadcast_arrays(*(number for _, number in split.between)), axis=0)
+        between = np.maximum(fullest, np.where(jobs.folded, split.last, 0.0))
         last = np.where(jobs.folded, split.first, 1.0 * split.last)
         return BusyStages(split.first, between, last)
     head = table_weights(jobs) / layer_weights(jobs)  # in layers

@@ -19,7 +19,7 @@ from analysis.cost.jobs import (
     Jobs,
     jobs,
 )
-from search_spaces import STAGE_SETTINGS, Facts, SearchSpace, framework_named
+from search_spaces import COUNTED, GIVEN, LAYOUT, NO_LAYOUT, Facts, SearchSpace, framework_named
 from trainer import GRID, RANK_ORDERS, Format, ModelConfig, beside_dp, is_pp_inside
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
@@ -78,8 +78,9 @@ def jobs_from(
         numbered = enumerate(engines)
         columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in numbered)
     columns["sequence_parallel"] = known.get("sequence_parallel", False)
-    for name in STAGE_SETTINGS:
-        columns[name] = facts.numbers(name, -1.0 if name.startswith("account") else 0.0)
+    columns |= {name: facts.numbers(name, 0.0) for name in GIVEN}
+    columns |= {name: facts.numbers(name, -1.0) for name in COUNTED}
+    columns[LAYOUT] = facts.words(LAYOUT, NO_LAYOUT)
     columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
     columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
     columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)

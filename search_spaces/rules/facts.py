@@ -11,9 +11,11 @@ import numpy as np
 from search_spaces.cluster import Cluster
 from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
+from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
+from search_spaces.stages import LAYOUT
 from trainer import (
     Array,
     Expression,
@@ -66,7 +68,9 @@ def defaults(spec: TrainerSpec) -> dict[str, Scalar]:
     """Values of parameters that the space does not have, or that are inactive."""
     known: dict[str, Any] = {"num_nodes": 1, "vpp": 1, **dict.fromkeys(ordered(spec.axes), 1)}
     trainer = spec.builtin
-    if trainer is not None:
+    if trainer is None:
+        known[LAYOUT] = NO_LAYOUT
+    else:
         fields = TrainConfig.model_fields
         known |= {name: fields[name].get_default() for name in SEARCHABLE}
         known |= {

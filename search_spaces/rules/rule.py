@@ -30,6 +30,11 @@ class Facts:
         said = np.asarray(self.columns[name]).astype(np.float64)
         return np.where(self.missing[name], otherwise, said) if name in self.missing else said
 
+    def words(self, name: str, otherwise: str) -> Array:
+        """The same of a text."""
+        said = np.asarray(self.columns.get(name, otherwise))
+        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
+
 
 @dataclass(frozen=True)
 class Rule:

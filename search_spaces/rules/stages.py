@@ -7,12 +7,11 @@ from collections.abc import Mapping, Set
 import numpy as np
 
 from search_spaces.frameworks import Framework
+from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from search_spaces.stages import STAGE_SETTINGS, StageLayers, StageSettings
+from search_spaces.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
 from trainer import Array
-
-_GIVEN, _COUNTED = STAGE_SETTINGS[:2], STAGE_SETTINGS[2:]
 
 
 def rules(
@@ -29,11 +28,14 @@ def rules(
     if not {"num_layers", "pp", "vpp"} <= known:
         return []
     settings = [name for name in framework.stage_settings if name in parameters]
+    counts = [name for name in settings if name != LAYOUT]
     names = frozenset(("num_layers", "pp", "vpp", *settings))
 
     def stages(facts: Facts) -> StageLayers:
-        habit = {name: float(framework.counts_ends) for name in _COUNTED}
-        said = {name: facts.numbers(name, habit.get(name, 0.0)) for name in settings}
+        habit = {name: float(framework.counts_ends) for name in COUNTED}
+        said = {name: facts.numbers(name, habit.get(name, 0.0)) for name in counts}
+        if LAYOUT in settings:
+            said[LAYOUT] = facts.words(LAYOUT, NO_LAYOUT)
         layers, pp, vpp = (facts.columns[name] for name in ("num_layers", "pp", "vpp"))
         return StageLayers(layers, pp, vpp, StageSettings(**{**habit, **said}), framework.split)
 
@@ -55,12 +57,15 @@ def rules(
     made.append(
         Rule("layers_for_stages", text, names, lambda f: stages(f).all_have_some, required=True)
     )
-    return made + _once(parameters, settings)
+    if LAYOUT in settings:
+        text = f"{LAYOUT} has num_layers t and pp * vpp stages, and m in a rank's last chunk"
+        made.append(Rule("layout_by_stages", text, names, lambda f: stages(f).fit, required=True))
+    return made + _once(parameters, counts)
 
 
 def _shared_text(settings: list[str]) -> str:
-    given = [name for name in _GIVEN if name in settings]
-    counted = [name for name in _COUNTED if name in settings]
+    given = [name for name in GIVEN if name in settings]
+    counted = [name for name in COUNTED if name in settings]
     layers = " + ".join(("num_layers", *counted))
     if given:
         stages = " - ".join(("pp", *(f"({name} > 0)" for name in given)))
@@ -70,7 +75,8 @@ def _shared_text(settings: list[str]) -> str:
 
 def _remedy(framework: Framework, settings: list[str]) -> str:
     # Of the kind that the space has, if it has one: both at once are refused.
-    kinds = [kind for kind in (_GIVEN, _COUNTED) if {*kind} & {*settings}] or [_GIVEN, _COUNTED]
+    every = [GIVEN, COUNTED, (LAYOUT,)]
+    kinds = [kind for kind in every if {*kind} & {*settings}] or every
     known = [name for kind in kinds for name in kind if name in framework.stage_settings]
     ways = [f"set {', '.join(known)}"] if known else []
     return ", or ".join([*ways, "allow: [uneven_layers]"])
@@ -93,16 +99,22 @@ def _once(parameters: Mapping[str, Parameter], settings: list[str]) -> list[Rule
 
 
 def _one_kind(settings: list[str]) -> list[Rule]:
-    """Layers are given, or embedding and loss counted (Megatron-LM refuses both at once)."""
-    given = [name for name in _GIVEN if name in settings]
-    counted = [name for name in _COUNTED if name in settings]
-    if not given or not counted:
+    """Layers are given, or embedding and loss counted, or there is a layout (Megatron-LM refuses
+    two of them at once)."""
+    kinds = [[name for name in kind if name in settings] for kind in (GIVEN, COUNTED, (LAYOUT,))]
+    kinds = [kind for kind in kinds if kind]
+    if len(kinds) < 2:
         return []
 
-    def test(facts: Facts) -> Array:
-        some = np.logical_or.reduce([facts.numbers(name, 0.0) > 0 for name in given])
-        other = np.logical_or.reduce([facts.numbers(name, 0.0) > 0 for name in counted])
-        return np.logical_not(some & other)
+    def said(facts: Facts, name: str) -> Array:
+        if name == LAYOUT:
+            return facts.words(name, NO_LAYOUT) != NO_LAYOUT
+        return facts.numbers(name, 0.0) > 0
 
-    text = f"not both: {', '.join(given)}; {', '.join(counted)}"
-    return [Rule("stages_given_or_counted", text, frozenset((*given, *counted)), test, True)]
+    def test(facts: Facts) -> Array:
+        some = [np.logical_or.reduce([said(facts, name) for name in kind]) for kind in kinds]
+        return sum(np.where(each, 1, 0) for each in some) < 2
+
+    names = [name for kind in kinds for name in kind]
+    text = f"not {'both' if len(kinds) == 2 else 'two'}: {'; '.join(map(', '.join, kinds))}"
+    return [Rule("stages_given_or_counted", text, frozenset(names), test, True)]

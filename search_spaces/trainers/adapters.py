@@ -12,21 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
-from search_spaces.language.schema import SpaceFile
+from search_spaces.language.schema import Categories, Log2, Ordered, SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
     Flags,
     ResultPatterns,
 )
+from search_spaces.layouts import chunks_per_rank
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import named, read_named, shipped_files
+from search_spaces.stages import LAYOUT
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.told import Told
 from slurm import Document
 from trainer import ModelConfig
 
-_IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
 MOST_DIVISORS = 200
 
 
@@ -79,6 +80,8 @@ class _Adapting:
             **file.parameters,
             **{name: value for name, value in fixed.items() if name not in file.parameters},
         }
+        if chunks := self._chunks():
+            self.parameters.setdefault("vpp", chunks)
 
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
@@ -140,6 +143,12 @@ class _Adapting:
             return []
         self.parameters.setdefault("gas", _divisors(size))
         return [f"global_batch_size == {size}"]
+
+    def _chunks(self) -> list[int]:
+        """Chunks per rank of the space's layouts of stages, which are written as these alone."""
+        if LAYOUT not in self.parameters or "vpp" not in self.adapter.settings:
+            return []
+        return chunks_per_rank(*(_listed(self.parameters.get(name)) for name in (LAYOUT, "pp")))
 
     def _of(self, expression: str, known: Collection[str]) -> str | None:
         """An expression of names that the space has; None if one is left that it has not."""
@@ -249,6 +258,18 @@ def _where(condition: str | None, setting: Setting) -> Setting:
         return setting
     when = condition if setting.when is None else f"({condition}) and ({setting.when})"
     return setting.model_copy(update={"when": when})
+
+
+def _listed(spec: Any) -> list[Any]:
+    """Values of a parameter whose values are listed."""
+    if isinstance(spec, Ordered):
+        return spec.ordered
+    if isinstance(spec, Categories):
+        return spec.categories
+    if isinstance(spec, Log2):
+        low, high = (end.bit_length() for end in spec.log2)
+        return [1 << bit for bit in range(low - 1, high)]
+    return spec if isinstance(spec, list) else [spec]
 
 
 def _divisors(size: int) -> list[int]:

@@ -45,7 +45,7 @@ def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
         name, sign, value = entry.partition("=")
         if style == "key=value":
             if sign:
-                options[name.lstrip("+~")] = plain_scalar(value)
+                options[name.lstrip("+~")] = _unquoted(value)
         elif entry.startswith("--"):
             key = name[2:]
             options[key] = plain_scalar(value) if sign else True
@@ -85,6 +85,12 @@ def without(
         if not left_out:
             kept.append(entry)
     return kept
+
+
+def _unquoted(value: str) -> Any:
+    """A value as Hydra takes it: what is in quotes is text."""
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else plain_scalar(value)
 
 
 def _several(value: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from analysis.cost.activations import (
-    end_stages,
+    fullest_stages,
     layer_bytes,
     logits_bytes,
     refused,
@@ -133,7 +133,7 @@ def test_first_stages_of_korthikanti_figure_1_hold_the_published_activations() -
                 recompute=recompute,
                 sequence_parallel=parallel,
             )
-            first = end_stages(job, UNFUSED)[0]
+            first = fullest_stages(job, UNFUSED)[0]
             layers = first.layers * layer_bytes(job, UNFUSED, job.recompute)
             assert layers[0] * first.in_flight[0] / GIB == pytest.approx(float(row[name]), rel=1e-3)
 
@@ -151,23 +151,23 @@ def test_flash_attention_keeps_no_scores_and_grouped_queries_keep_fewer_keys() -
 
 def test_1f1b_keeps_fewer_micro_batches_on_later_stages_and_never_more_than_there_are() -> None:
     job = gpt(pp=8, gas=np.array([3, 64]))
-    first, second, last = end_stages(job, MEGATRON)
+    first, second, last = fullest_stages(job, MEGATRON)
     assert first.in_flight.tolist() == [3, 8]
     assert second.in_flight.tolist() == [3, 7]
     assert last.in_flight.tolist() == [1, 1]
-    interleaved = end_stages(gpt(pp=8, vpp=3, gas=64), MEGATRON)[0]
+    interleaved = fullest_stages(gpt(pp=8, vpp=3, gas=64), MEGATRON)[0]
     assert interleaved.in_flight[0] / 8 == pytest.approx(1 + 7 / 24)
 
 
 def test_breadth_first_keeps_all_micro_batches() -> None:
     job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
-    first, second, last = (stage.in_flight.tolist() for stage in end_stages(job, MEGATRON))
+    first, second, last = (stage.in_flight.tolist() for stage in fullest_stages(job, MEGATRON))
     assert (first, second, last) == ([4, 16, 4], [3, 16, 4], [1, 16, 4])
 
 
 def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
     job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
-    *_, last = end_stages(job, MEGATRON)
+    *_, last = fullest_stages(job, MEGATRON)
     one = job.tokens * job.element_bytes * job.vocab_size / job.tp
     waiting = waiting_logits_bytes(job, last.in_flight)
     assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
@@ -186,7 +186,7 @@ def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:
 
 
 def test_of_layers_that_pp_does_not_divide_the_first_stages_have_more() -> None:
-    first, second, last = end_stages(gpt(num_layers=6, pp=np.array([4, 6, 7, 8])), MEGATRON)
+    first, second, last = fullest_stages(gpt(num_layers=6, pp=np.array([4, 6, 7, 8])), MEGATRON)
     assert first.layers.tolist() == [2, 1, 1, 1]
     assert second.layers.tolist() == [2, 1, 1, 1]
     assert last.layers.tolist() == [1, 1, 0, 0]
@@ -195,7 +195,7 @@ def test_of_layers_that_pp_does_not_divide_the_first_stages_have_more() -> None:
 def test_stages_by_weight_count_the_output_layer() -> None:
     # 16 layers and an output layer that weighs four: 20 layers' weights over four stages.
     job = gpt(num_layers=16, hidden_size=2048, ffn_size=8192, gated=True, vocab_size=131072, pp=4)
-    first, _, last = end_stages(job, framework_named("nanotron"))
+    first, _, last = fullest_stages(job, framework_named("nanotron"))
     assert first.layers[0] == 5
     assert last.layers[0] == 1
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.activations import end_stages, waiting_logits_bytes
+from analysis.cost.activations import fullest_stages, waiting_logits_bytes
 from analysis.cost.jobs import (
     BREADTH_FIRST,
     FULL,
@@ -58,7 +58,7 @@ def gpt(num_layers: int, pp: int, **columns: Any) -> Jobs:
 
 
 def loads(job: Jobs, framework: str) -> list[float]:
-    return [stage.layers[0] for stage in end_stages(job, framework_named(framework))]
+    return [stage.layers[0] for stage in fullest_stages(job, framework_named(framework))]
 
 
 def test_memory_is_that_of_the_stages_of_published_runs() -> None:
@@ -115,10 +115,50 @@ def test_weights_gradients_fill_two_thirds_of_a_bubble_and_half_with_recomputati
 
 def test_counting_embedding_and_loss_frees_memory_where_the_vocabulary_is_large() -> None:
     job = gpt(30, 4, account_for_embedding=np.array([0, 1]), account_for_loss=np.array([0, 1]))
-    first, _, last = end_stages(job, DEEPSPEED)
+    first, _, last = fullest_stages(job, DEEPSPEED)
     assert first.layers.tolist() == [8, 7] and last.layers.tolist() == [6, 7]
     needed = memory(job, DEEPSPEED, MemoryConstants())
     assert needed.total[1] < 0.95 * needed.total[0]
+
+
+def laid(*ranks: int, chunks: int = 1) -> str:
+    """A layout with so many layers on each rank, in equal chunks."""
+    stages = chunks * ["t" * (layers // chunks) for layers in ranks]
+    return f"E{'|'.join(stages)}L"
+
+
+def test_a_layout_of_equal_stages_has_the_price_of_the_even_split() -> None:
+    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    for vpp in (1, 3):
+        texts = np.array(["none", laid(*8 * [9], chunks=vpp)])
+        told = model.predict(gpt(72, 8, vpp=vpp, pipeline_layout=texts))
+        for parts in (told.time, memory(told.jobs, MEGATRON, MemoryConstants())):
+            for name, column in parts.as_dict().items():
+                assert column[0] == column[1], name
+    texts = np.array([laid(7, 9, 9, 9), "none"])
+    given = model.predict(gpt(34, 4, first_stage_layers=7, pipeline_layout=texts)).step_time_s
+    assert given[0] == given[1], "layers of the first stage alone, or of all"
+
+
+def test_a_layer_less_beside_the_output_layer_is_faster_until_another_stage_is_the_slowest() -> (
+    None
+):
+    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    ends = [laid(*[9] * 8), laid(10, *[9] * 6, 8), laid(10, 10, *[9] * 5, 7), laid(15, *[9] * 6, 3)]
+    times = model.predict(gpt(72, 8, pipeline_layout=np.array(ends))).time
+    busy = times.forward_backward + times.recompute + times.head
+    assert busy[0] > busy[1] == busy[2] < busy[3]
+    assert (times.head > 0).tolist() == [True, False, False, False]
+
+
+def test_memory_of_a_layout_is_that_of_its_fullest_stage_wherever_it_is() -> None:
+    others = [8, 8, 8, 8, 8, 7, 7]
+    texts = [laid(*others[:stage], 18, *others[stage:]) for stage in range(1, 7)]
+    needed = memory(gpt(72, 8, pipeline_layout=np.array(texts)), MEGATRON, MemoryConstants())
+    layer = 12 * 14336**2
+    assert needed.weights == pytest.approx(2 * 18 * layer / 4)
+    # The later the stage is, the fewer micro-batches it keeps: 7 to 2.
+    assert needed.activations / needed.activations[0] == pytest.approx(np.arange(7, 1, -1) / 7)
 
 
 SPACE = """\
@@ -201,7 +241,7 @@ def test_stages_that_go_there_and_back_keep_what_they_keep_in_torchs_order(
 ) -> None:
     job = gpt(16, p, vpp=2, gas=m, schedule=ORDERS[schedule])
     every = [most_in_flight(schedule, p, m, rank) for rank in range(p)]
-    first, second, last = end_stages(job, MESHTUNE)
+    first, second, last = fullest_stages(job, MESHTUNE)
     assert max(most for most, _ in every) / 2 == first.in_flight[0] == last.in_flight[0]
     assert (first.embedding & first.head).all() and not (last.embedding | last.head).any()
     assert not second.head.any()

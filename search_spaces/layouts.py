@@ -1,0 +1,166 @@
+"""Megatron's layouts of a pipeline: one string that says which layers every stage has.
+
+``"Et*3|(tt|)*29,m|L"``: E is the embedding, t a transformer layer, m a layer of multi-token
+prediction, L the output layer with the loss; ``|`` ends a stage, ``*N`` repeats a letter or a
+group in parentheses, commas mean nothing. With ``vpp`` chunks per rank, stage i is chunk i // pp of
+rank i % pp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from slurm import as_written
+from trainer import Array
+
+NO_LAYOUT = "none"
+"""The value of ``pipeline_layout`` with which a framework splits layers as it does without one."""
+MOST_LETTERS = 100_000
+_LETTER = r"[EtmL|](?:\*[0-9]{1,6})?"
+_ITEM = re.compile(rf"\((?P<group>(?:{_LETTER})+)\)\*(?P<times>[0-9]{{1,6}})|(?P<one>{_LETTER})")
+_ACCEPTED = "E, t, m, L and |, each or a group in parentheses followed by *N to repeat it"
+
+
+class LayoutError(ValueError):
+    """A string that is no layout; the message names the position, from 1, and what is accepted."""
+
+    def __init__(self, text: str, position: int, what: str) -> None:
+        super().__init__(f"found {as_written(text, 200)}, at position {position}: {what}")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A stage of a layout: what one chunk of a pipeline's rank has.
+
+    Attributes:
+        layers: transformer layers.
+        predictors: layers of multi-token prediction.
+        embedding: it looks tokens up.
+        head: it computes logits and the loss.
+    """
+
+    layers: int
+    predictors: int
+    embedding: bool
+    head: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout that is one for some number of ranks; see :func:`parsed`.
+
+    Attributes:
+        chunks: in the order in which a micro-batch passes them.
+    """
+
+    chunks: tuple[Chunk, ...]
+
+    @cached_property
+    def num_layers(self) -> int:
+        return sum(chunk.layers for chunk in self.chunks)
+
+    def fits(self, pp: Array, vpp: Array) -> Array:
+        """Whether it is one of pp ranks of vpp chunks; Megatron has all layers of multi-token
+        prediction in a rank's last chunk."""
+        fits = np.equal(pp * vpp, len(self.chunks))
+        for index, chunk in enumerate(self.chunks):
+            if chunk.predictors:
+                fits = fits & (np.floor_divide(index, pp) == vpp - 1)
+        return fits
+
+    def ranks(self, pp: int) -> list[tuple[Chunk, ...]]:
+        """The chunks of each of a pipeline's ranks."""
+        return [self.chunks[rank::pp] for rank in range(pp)]
+
+    def layers_of_ranks(self, pp: int) -> list[int]:
+        """Layers of each rank; one of multi-token prediction counts as one."""
+        return [sum(c.layers + c.predictors for c in chunks) for chunks in self.ranks(pp)]
+
+
+@lru_cache(maxsize=10_000)
+def parsed(text: str) -> Layout:
+    """The layout that a string says, as Megatron-LM reads it.
+
+    Raises:
+        LayoutError: if it is none, or one that no model and no number of ranks can have.
+    """
+    letters = _letters(text)
+    _check_ends(text, letters)
+    _check_predictors(text, letters)
+    stages = "".join(letter for letter, _ in letters).split("|")
+    return Layout(
+        tuple(Chunk(s.count("t"), s.count("m"), s[:1] == "E", s[-1:] == "L") for s in stages)
+    )
+
+
+def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> list[int]:
+    """The chunks that layouts leave each rank of pipelines of several; what is none says nothing.
+
+    Args:
+        texts: layouts, or :data:`NO_LAYOUT`, which is one chunk.
+        degrees: numbers of ranks.
+    """
+    found = set[int]()
+    for text in texts:
+        try:
+            stages = 0 if text == NO_LAYOUT else len(parsed(str(text)).chunks)
+        except LayoutError:
+            continue
+        several = [pp for pp in degrees if isinstance(pp, int) and pp > 1]
+        found |= {stages // pp for pp in several if stages % pp == 0} if stages else {1}
+    return sorted(found)
+
+
+def _letters(text: str) -> list[tuple[str, int]]:
+    """Every letter and bar with its position, repeated ones with that of the one repeated."""
+    positions = [index for index, letter in enumerate(text, start=1) if letter != ","]
+    plain = text.replace(",", "")
+    found: list[tuple[str, int]] = []
+    at = 0
+    while at < len(plain):
+        item = _ITEM.match(plain, at)
+        if item is None:
+            raise LayoutError(text, positions[at], f"{plain[at]!r}, accepted {_ACCEPTED}")
+        times, start = int(item["times"] or 1), item.start("group" if item["group"] else "one")
+        inside = [
+            (each[0][0], positions[start + each.start()])
+            for each in re.finditer(_LETTER, item["group"] or item["one"])
+            for _ in range(min(int(each[0][2:] or 1), MOST_LETTERS + 1))
+        ]
+        if len(found) + times * len(inside) > MOST_LETTERS:
+            raise LayoutError(text, positions[at], f"accepted at most {MOST_LETTERS:,} letters")
+        found += times * inside
+        at = item.end()
+    return found
+
+
+def _check_ends(text: str, letters: list[tuple[str, int]]) -> None:
+    """The first stage begins with the only embedding, the last one ends with the only loss."""
+    ends = (("E", "the embedding", 0, "first"), ("L", "the output layer with the loss", -1, "last"))
+    for letter, meaning, end, name in ends:
+        places = [position for each, position in letters if each == letter]
+        if not letters or letters[end][0] != letter:
+            wrong = letters[end][1] if letters else 1
+            raise LayoutError(text, wrong, f"accepted {letter}, {meaning}, as the {name} letter")
+        if len(places) > 1:
+            again = places[1] if end == 0 else places[0]
+            raise LayoutError(text, again, f"{letter} more than once, accepted: one, {name} of all")
+
+
+def _check_predictors(text: str, letters: list[tuple[str, int]]) -> None:
+    """Multi-token prediction follows all transformer layers, on one stage."""
+    stage, theirs = 0, None
+    for letter, position in letters:
+        stage += letter == "|"
+        if letter == "m" and theirs not in (None, stage):
+            raise LayoutError(text, position, "m on a further stage, accepted: all on one")
+        if letter == "t" and theirs is not None:
+            raise LayoutError(text, position, "t behind m, accepted: every t before the first m")
+        theirs = stage if letter == "m" else theirs
+    if not any(letter == "t" for letter, _ in letters):
+        raise LayoutError(text, 1, "no layer, accepted: a t for each layer of the model")
