@@ -44,6 +44,7 @@ def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Exp
     record = read_adapter(adapter)
     values = {name: v for name, v in space.facts(config).items() if _is_active(space, config, name)}
     told: dict[str, Any] = {}
+    words: list[str] = []
     paths: dict[str, Any] = {}
     environment: dict[str, str] = {}
     unmapped: list[str] = []
@@ -65,12 +66,13 @@ def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Exp
             said |= names_of(setting)
             if setting.when is None or templates.holds(setting.when, values):
                 told |= setting.arguments
+                words += setting.words
                 paths |= setting.file
                 environment |= setting.environment
     filled = {key: config_files.filled(value, values) for key, value in told.items()}
     argv = [options.written({key: value}, record.options) for key, value in filled.items()]
     return Export(
-        arguments=tuple(tuple(each) for each in argv if each),
+        arguments=tuple(tuple(each) for each in (*argv, words) if each),
         files=_files(record, paths, values),
         environment={k: templates.filled(text, values) for k, text in environment.items()},
         unmapped=(*unmapped, *_unmapped(space, config, record, said, values)),

@@ -132,8 +132,8 @@ def test_a_split_that_the_framework_does_not_make_by_itself_is_refused_with_what
 ) -> None:
     assert refusal(load, 70) == (
         "layers_by_stages: num_layers % (pp * vpp) == 0 (num_layers 70, pp 8, vpp 1); set "
-        "first_stage_layers, last_stage_layers, account_for_embedding, account_for_loss, or "
-        "allow: [uneven_layers]"
+        "first_stage_layers, last_stage_layers, account_for_embedding, account_for_loss, "
+        "pipeline_layout, or allow: [uneven_layers]"
     )
     assert refusal(load, 70, last_stage_layers=7) is None
     assert refusal(load, 70, rest="allow: [uneven_layers]") is None

@@ -37,8 +37,22 @@ CASES = {
         "sequence_parallel": True,
         "overlap_grad_reduce": True,
     },
-    "gpt_22b": {"tp": 4, "pp": 1, "zero_stage": 0, "recompute": "selective", "precision": "fp16"},
-    "deepseek_v3": {"tp": 1, "pp": 1, "ep": 8, "zero_stage": 1, "precision": "bf16"},
+    "gpt_22b": {
+        "tp": 4,
+        "pp": 1,
+        "zero_stage": 0,
+        "recompute": "selective",
+        "precision": "fp16",
+        "cuda_graphs": "step",
+    },
+    "deepseek_v3": {
+        "tp": 1,
+        "pp": 1,
+        "ep": 8,
+        "zero_stage": 1,
+        "precision": "bf16",
+        "moe_comm_overlap": True,
+    },
     "llama_70b": {
         "tp": 2,
         "pp": 4,
@@ -58,7 +72,7 @@ with contextlib.redirect_stdout(sys.stderr):
 names = ("num_layers ffn_hidden_size padded_vocab_size seq_length tensor_model_parallel_size "
          "virtual_pipeline_model_parallel_size data_parallel_size global_batch_size train_iters "
          "use_distributed_optimizer recompute_granularity moe_layer_freq kv_lora_rank "
-         "pipeline_model_parallel_layout")
+         "pipeline_model_parallel_layout overlap_moe_expert_parallel_comm te_rng_tracker")
 print(json.dumps({name: getattr(args, name, None) for name in names.split()}))
 """
 EXPECTED = {
@@ -73,8 +87,17 @@ EXPECTED = {
         "train_iters": 7,
         "recompute_granularity": "full",
     },
-    "gpt_22b": {"ffn_hidden_size": 24576, "data_parallel_size": 4, "seq_length": 2048},
-    "deepseek_v3": {"moe_layer_freq": [0] * 3 + [1] * 58, "kv_lora_rank": 512},
+    "gpt_22b": {
+        "ffn_hidden_size": 24576,
+        "data_parallel_size": 4,
+        "seq_length": 2048,
+        "te_rng_tracker": True,
+    },
+    "deepseek_v3": {
+        "moe_layer_freq": [0] * 3 + [1] * 58,
+        "kv_lora_rank": 512,
+        "overlap_moe_expert_parallel_comm": True,
+    },
     "llama_70b": {
         "num_layers": 80,
         "virtual_pipeline_model_parallel_size": 2,
