@@ -36,6 +36,14 @@ def _binary(label: str, power: int) -> Pattern:
 
 
 _ITERATION = r"\biteration[\s=]+(?P<step>\d+)\s*/"
+# "tokens/s/GPU", "tokens per gpu per second (tgs)", "Tokens per second per GPU (Tok/s/GPU)" and the
+# like, in which forks differ most.
+_PER = r"(?:/|[\s_-]per[\s_-])"
+_GPU, _SECOND = r"(?:gpu|npu|device|p)", r"(?:second|sec|s)"
+_TOKENS_PER_GPU = (
+    rf"(?i:\btok(?:en)?s?{_PER}(?:{_SECOND}{_PER}{_GPU}|{_GPU}{_PER}{_SECOND})(?![a-z]))"
+    r"[^|:=\d]{0,25}[:=]"
+)
 _MEGATRON: Mapping[str, list[Pattern]] = {
     # megatron/training/training.py: training_log, from 2019 to core 0.19, and its forks: those of
     # Microsoft, BigScience, Argonne ("key=value"), FlagScale, the Swiss AI Initiative, and AMD's
@@ -47,11 +55,7 @@ _MEGATRON: Mapping[str, list[Pattern]] = {
         _after(r"\((?:TFLOP/s|TFLOP/sec|tflops/sec)/GPU\)\s?:", _ITERATION),
         _after(r"\bTFLOPs[:=]", _ITERATION),
     ],
-    "tokens_per_second_per_gpu": [
-        _after(r"tokens[ _]per[ _]gpu[ _]per[ _]second[ _]\(?tgs\)?[:=]", _ITERATION, unit=""),
-        _after(r"throughput \(token/sec/GPU\)\s?:", _ITERATION, unit=""),
-        _after(r"tokens/s(?:ec)?/(?i:gpu)(?: inst/harmonic mean)?\)?:", _ITERATION, unit=""),
-    ],
+    "tokens_per_second_per_gpu": [_after(_TOKENS_PER_GPU, _ITERATION, unit="")],
     "samples_per_second": [
         _after(r"samples[ _]per[ _]second[:=]", _ITERATION, unit=""),
         _after(r"samples/sec:", unit=""),

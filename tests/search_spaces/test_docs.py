@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from search_spaces import SearchSpace, check
+from search_spaces import SearchSpace, check, shipped_adapters
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
 from trainer.deepspeed import rules as deepspeed
@@ -24,6 +24,10 @@ GUIDE = DOCS / "guide"
 OTHERS = [DOCS.parent / "README.md", GUIDE / "own-trainer.md", GUIDE / "own-axes.md"]
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 EXAMPLES = YAML.findall(PAGE)
+ADAPTERS = [
+    *("megatron-lm", "megatron-bridge", "megatron-deepspeed", "neox", "torchtitan", "nanotron"),
+    *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate"),
+]
 WHOLE = [text for page in OTHERS for text in YAML.findall(page.read_text())]
 
 
@@ -66,6 +70,14 @@ def test_an_example_loads_and_has_valid_configurations(
         if "constraints" not in yaml.safe_load(example):
             del content["constraints"]
     assert check(load(yaml.safe_dump(content))).valid > 0
+
+
+def test_the_guide_begins_with_a_short_space_for_every_adapter() -> None:
+    first = (GUIDE / "own-trainer.md").read_text().split("The *adapter* writes", 1)[0]
+    blocks = YAML.findall(first)
+    assert [yaml.safe_load(text)["trainer"]["adapter"] for text in blocks] == ADAPTERS
+    assert sorted(ADAPTERS) == shipped_adapters()
+    assert max(len(text.splitlines()) for text in blocks) <= 15
 
 
 def test_the_page_has_examples_and_names_every_rule() -> None:
