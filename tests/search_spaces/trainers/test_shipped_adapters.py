@@ -34,7 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "full"],
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     "precision": ["bf16", "fp16", "fp32", "fp8"],
-    "pipeline_layout": ["none", "Et*16|t*16L"],
+    "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }
 PASTED = ("tp", "pp", "cp", "mbs", "zero_stage")
 
