@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
@@ -22,6 +23,15 @@ from search_spaces.frameworks import FRAMEWORKS
 # A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same examples each time, however long a busy machine takes to draw them.
+settings.register_profile(
+    "steady",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
 
 WORKER = Path(__file__).parent / "support/rank_worker.py"
 Jobs = list[dict[str, Any]]

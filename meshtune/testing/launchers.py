@@ -61,6 +61,8 @@ class Running:
         self._launcher = launcher
         self._inbox: queue.SimpleQueue[Outcome | BaseException] = queue.SimpleQueue()
         self._start = (spec, lease, stop_rule)
+        self.name = spec.name
+        self.ended = False
 
     def start(self) -> Running:
         threading.Thread(target=self._run, daemon=True).start()
@@ -72,6 +74,7 @@ class Running:
         assert ended is not None, f"run() did not return within {DEADLINE_S:g} s"
         if isinstance(ended, BaseException):
             raise ended
+        self.ended = True
         return ended
 
     def _run(self) -> None:
@@ -99,6 +102,7 @@ class LauncherContract:
     def trial(self, launcher: Launcher, shared_folder: Path) -> Iterator[MakeTrial]:
         """Makes trials of Python code; what a failed test left of them is ended afterwards."""
         made: list[str] = []
+        self.running: list[Running] = []
         numbers = itertools.count(1)
 
         def make(*code: str, **changes: Any) -> TrialSpec:
@@ -119,7 +123,9 @@ class LauncherContract:
             return spec
 
         yield make
-        launcher.settle(made)
+        ended = {running.name for running in self.running if running.ended}
+        if left := [name for name in made if name not in ended]:
+            launcher.settle(left)
 
     def start(
         self,
@@ -130,7 +136,8 @@ class LauncherContract:
     ) -> Running:
         """Run a trial in a thread, on nodes from ``first_node`` on."""
         nodes = tuple(launcher.nodes()[first_node : first_node + spec.num_nodes])
-        return Running(launcher, spec, Lease(spec.name, nodes), stop_rule).start()
+        self.running.append(Running(launcher, spec, Lease(spec.name, nodes), stop_rule))
+        return self.running[-1].start()
 
     def test_its_nodes_are_a_list_without_repeats_that_stays(self, launcher: Launcher) -> None:
         nodes = list(launcher.nodes())

@@ -27,13 +27,13 @@ def assert_a_round_holds(number: int, max_cost_s: float) -> None:
     assert not played.violations, "\n".join((*played.violations, script(plan)))
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(number: int) -> None:
     assert_a_round_holds(number, QUICK_S)
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("number", range(4, 200))
+@pytest.mark.parametrize("number", range(2, 200))
 def test_nothing_is_lost_and_nobody_blamed_in_longer_rounds(number: int) -> None:
     assert_a_round_holds(number, 22.0)
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import Phase, given, seed, settings
 
 from support.hostile import MUTATIONS, Mutation, mutated
 from support.input_kinds import KINDS, Kind
@@ -24,13 +24,8 @@ from workflows.cli.main import main
 
 MOST_CPU_S = 20.0  # of a command in its worst case; a hang would be hours
 MOST_LINES, LONGEST_LINE = 10, 1200
-SETTINGS = settings(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-QUICK = settings(SETTINGS, max_examples=12, derandomize=True, phases=[Phase.generate])
-LONG = settings(SETTINGS, max_examples=int(os.environ.get("MESHTUNE_EXAMPLES", "150")))
+QUICK = settings(max_examples=12, phases=[Phase.generate])
+LONG = settings(max_examples=int(os.environ.get("MESHTUNE_EXAMPLES", "150")))
 
 
 def outcome(kind: Kind, path: Path) -> list[tuple[int, str]]:

@@ -53,9 +53,9 @@ def meshtune(project: Path) -> Run:
 def test_the_users_modules_do_not_hide_the_built_in_trainer(project: Path, meshtune: Run) -> None:
     """Neither in the driver, nor in the fork server and the ranks."""
     text = (SHIPPED / "tiny_cpu.yaml").read_text()
-    space = project / "tiny.yaml"  # roomy: its two trials are successes
+    space = project / "tiny.yaml"  # roomy: its trial is a success
     space.write_text(re.sub(r"device_memory_bytes: \d+", "device_memory_bytes: 1000000000", text))
-    done = meshtune("search", str(space), "--trials", "2", "--launcher", "local", "--no-report")
+    done = meshtune("search", str(space), "--trials", "1", "--launcher", "local", "--no-report")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "tokens_per_second" in done.stdout
 

@@ -15,7 +15,7 @@ from search_spaces.shipped import SHIPPED
 from trainer.config import TrainConfig
 from trainer.data.prepare import prepare_data
 
-TRIALS = 3
+TRIALS = 2
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 264, "seq_length": 16}
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from search_spaces import SearchSpace, check, load_space
 from search_spaces.cluster import Cluster
@@ -164,12 +164,7 @@ def spaces(draw: st.DrawFn) -> str:
     return description(parameters, draw(st.sampled_from(sorted(CLUSTERS))), conditions=conditions)
 
 
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
-    derandomize=True,
-)
+@settings(max_examples=60)
 @given(spaces())
 def test_the_space_and_the_trainer_place_alike(tmp_path: Path, text: str) -> None:
     path = tmp_path / "space.yaml"

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
@@ -75,12 +75,7 @@ def spaces(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
-    derandomize=True,
-)
+@settings(max_examples=25)
 @given(spaces())
 def test_the_rules_and_the_trainer_refuse_the_same_configurations(
     tmp_path: Path, description: dict[str, Any]

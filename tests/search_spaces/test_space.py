@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from search_spaces import SearchSpace, SpaceError
 from slurm.documents import parse_document, plain_scalar
@@ -242,12 +242,7 @@ def test_a_frozen_space_has_the_same_fingerprint(load: Load, good: str, own_trai
         assert again.name == space.name
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-)
+@settings(max_examples=40)
 @given(words=st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True))
 def test_any_text_survives_freezing(load: Load, words: list[str]) -> None:
     import json
@@ -306,12 +301,7 @@ def test_the_name_of_a_space_is_its_files_unless_given(load: Load, good: str) ->
     assert load("name: mine\n" + good).name == "mine"
 
 
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_file_loads_or_is_refused(load: Load, good: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(good)))

@@ -257,6 +257,7 @@ def run_in_forks(count: int, run: Callable[[int], None]) -> bool:
 
     The first that does not ends the others, which may wait for it for ever.
     """
+    gc.freeze()  # or each rank would look through all of torch's objects, again and again
     children = []
     for rank in range(count):
         child = os.fork()

@@ -170,7 +170,7 @@ def test_products_in_eight_bits_follow_float32(
     results: dict[str, Any], case: dict[str, Any]
 ) -> None:
     """A product's error is 2**-5 of it; most of it cancels in a sum over all tokens."""
-    found, expected = results[case["id"]], results["llama reference"]["losses"]
+    found, expected = results[case["id"]], results["llama reference"]["losses"][:FEW_STEPS]
     assert found["losses"] == pytest.approx(expected, rel=2**-7)
     assert found["losses"] != pytest.approx(expected, rel=1e-5)
     assert found["skipped_steps"] == 0 and found["ranks_agree"]

@@ -163,7 +163,7 @@ _degree = st.none() | st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12, 16])
 _flag = st.none() | st.booleans()
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(
     preset=st.sampled_from(PRESETS),
     wishes=st.builds(

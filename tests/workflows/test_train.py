@@ -92,7 +92,7 @@ def test_training_with_the_built_in_trainers_best(tmp_path: Path) -> None:
     space = tmp_path / "roomy.yaml"  # its best is not at the edge of memory, where luck decides
     text = (SHIPPED / "tiny_cpu.yaml").read_text()
     space.write_text(re.sub(r"device_memory_bytes: \d+", "device_memory_bytes: 1000000000", text))
-    command = [*meshtune, "search", str(space), "--trials", "2", "--run-dir", str(run)]
+    command = [*meshtune, "search", str(space), "--trials", "1", "--run-dir", str(run)]
     command += ["--launcher", "local", "--no-report"]
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     write_report(run)

@@ -52,10 +52,10 @@ def initialize(module: nn.Module, prefix: str, model: ModelConfig, seed: int) ->
 
 def _draw(out: Tensor, key: str, std: float, shard: TensorShard) -> None:
     """Fill one matrix, or this rank's part of it."""
-    columns = shard.whole[1]
+    num_rows, columns = shard.whole
     first_column = shard.split.columns.rank * out.size(1)
     kept = slice(first_column, first_column + out.size(1))
-    per_draw = max(1, DRAW_ELEMENTS // columns)
+    per_draw = min(num_rows, max(1, DRAW_ELEMENTS // columns))
     filled = 0
     generator = torch.Generator(out.device)
     for begin, end in shard.row_ranges():

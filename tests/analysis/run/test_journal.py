@@ -68,7 +68,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     assert run.trials[1].attempts[0].nodes == ("a", "b")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cut=st.integers(min_value=1, max_value=60))
 def test_a_torn_last_line_is_cut_and_the_journal_goes_on(
     cut: int, tmp_path_factory: pytest.TempPathFactory

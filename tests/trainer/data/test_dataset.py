@@ -92,7 +92,7 @@ def test_the_seed_decides_the_order(counting: TokenDataset) -> None:
     assert not torch.equal(first, global_batch(counting, 0, 8, 1, 1, seed=2))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 700), st.integers(0, 2**63), st.integers(0, 1000))
 def test_a_shuffle_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     assert sorted(shuffled(i, size, seed, epoch) for i in range(size)) == list(range(size))

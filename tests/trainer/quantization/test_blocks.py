@@ -27,7 +27,7 @@ formats = st.sampled_from(FORMATS)
 dtypes = st.sampled_from(DTYPES)
 kinds = st.sampled_from(("normal", "scaled", "any bits"))
 seeds = st.integers(0, 2**31)
-quick = settings(max_examples=100, deadline=None, database=None, derandomize=True)
+quick = settings(max_examples=100)
 
 
 def decoded(x: Tensor, fmt: Format, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -78,7 +78,7 @@ def run_case():
 
 
 @needs_compiler
-@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     st.integers(1, 3), st.integers(1, 1100) | st.sampled_from(SIZES), st.sampled_from(DTYPES),
     st.sampled_from(FORMATS), st.sampled_from(KINDS), st.integers(0, 2**31),

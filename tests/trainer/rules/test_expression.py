@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from trainer.rules.expression import ExpressionError, ValueType, parse
 
@@ -70,7 +70,6 @@ def columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {n: np.array([r[n] for r in rows], dtype=types[k]) for n, k in TYPES.items()}
 
 
-@settings(deadline=None, derandomize=True)
 @given(_logic, st.lists(_row, min_size=1, max_size=8))
 def test_every_expression_agrees_with_python_row_by_row(
     text: str, rows: list[dict[str, Any]]
@@ -79,7 +78,6 @@ def test_every_expression_agrees_with_python_row_by_row(
     assert got.tolist() == [by_python(text, row) for row in rows]
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.text(max_size=80))
 def test_any_text_is_an_expression_or_an_expression_error(text: str) -> None:
     try:
@@ -96,7 +94,6 @@ _SIGNS = [
 ]
 
 
-@settings(deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(_SIGNS), max_size=25).map("".join))
 def test_any_arrangement_of_signs_is_an_expression_or_an_expression_error(text: str) -> None:
     try:

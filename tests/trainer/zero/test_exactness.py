@@ -35,13 +35,10 @@ EXACT = [
         ("odd", "topo s8", {}),
         ("gpt", "w2 g4 o4 s8", {}),
         ("odd", "w1 g4 o8", {}),
-        ("gpt", "w1 g1 o4", {}),
         ("tiny", "topo", {}),
         ("llama", "topo", "tp2 sp", {}),
         ("gpt", "hpz", "tp2", {"recompute": "full"}),
         ("llama", "topo s8", "pp2 vpp2", {}),
-        ("odd", "hpz", "pp2", {}),
-        ("odd", "zero2 once", {}),
         ("llama", "zero3 once", "pp2 vpp2", {}),
         ("odd", "topo once", {}),
     )
@@ -51,7 +48,6 @@ EXACT = [
 NEAR = [
     job("gpt", "zero++", steps=FEW_STEPS),
     job("odd", "zero_topo", steps=FEW_STEPS),
-    job("gpt", "zero++ once", steps=FEW_STEPS),
     job("odd", "zero++", "pp2", name="bf16", precision="bf16", steps=FEW_STEPS),
     job("odd", "zero3 int4", name="one node", ranks_per_node=8, steps=FEW_STEPS),
     job("gpt", "zero3 int4", name="fp16", precision="fp16", steps=FEW_STEPS),

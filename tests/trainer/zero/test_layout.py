@@ -136,7 +136,7 @@ def layouts(draw: Any) -> UnitLayout:
     return UnitLayout(placement, tuple(shapes), draw(st.sampled_from([1, 2, 4])))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layouts())
 def test_every_element_is_updated_once_in_each_group_of_optimizer_ranks(layout: UnitLayout) -> None:
     degree = layout.placement.optimizer.degree
@@ -156,7 +156,7 @@ def test_every_element_is_updated_once_in_each_group_of_optimizer_ranks(layout: 
         }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layouts())
 def test_slices_tile_the_row_and_hops_reach_all_that_accumulate(layout: UnitLayout) -> None:
     placement = layout.placement
@@ -171,7 +171,7 @@ def test_slices_tile_the_row_and_hops_reach_all_that_accumulate(layout: UnitLayo
     assert layout.slices * layout.copies * placement.gradients.degree == placement.dp
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(layouts())
 def test_shares_of_the_secondary_copy_cover_the_whole_with_little_filling(
     layout: UnitLayout,

@@ -48,12 +48,12 @@ sys.exit(main(sys.argv[4:]))
         pytest.param("proposed", 2, "before", marks=pytest.mark.heavy),
         ("proposed", 2, "after"),
         pytest.param("started", 1, "before", marks=pytest.mark.heavy),
-        ("started", 1, "after"),
+        pytest.param("started", 1, "after", marks=pytest.mark.heavy),
         ("started", 3, "torn"),
         ("ended", 2, "before"),
         pytest.param("ended", 2, "torn", marks=pytest.mark.heavy),
         pytest.param("ended", 2, "after", marks=pytest.mark.heavy),
-        ("closed", 1, "before"),
+        pytest.param("closed", 1, "before", marks=pytest.mark.heavy),
     ],
 )
 def test_a_killed_driver_loses_nothing(place: Path, event: str, count: int, when: str) -> None:
@@ -141,7 +141,7 @@ def test_a_driver_killed_between_an_early_stop_and_its_effect_stops_it_the_next_
     ("event", "count", "when"),
     [
         pytest.param("started", 7, "before", marks=pytest.mark.heavy),
-        ("started", 7, "after"),
+        pytest.param("started", 7, "after", marks=pytest.mark.heavy),
         ("ended", 7, "torn"),
         pytest.param("ended", 7, "after", marks=pytest.mark.heavy),
     ],
