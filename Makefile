@@ -12,6 +12,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # (pytorch.org, "Get Started", names the index): make demo TORCH_INDEX=URL
 TORCH_INDEX ?=
 export OMP_NUM_THREADS ?= 1
+# Processes that `make test` shares files of tests out to: many tests wait, for Slurm or for ranks.
+WORKERS ?= 2
 # Or each of the many processes that tests start would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -29,7 +31,7 @@ demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
 
 test: $(VENV)/.installed-dev slurm browser
-	$(BIN)/python -m pytest -m "not heavy" $(PYTEST)
+	$(BIN)/python -m pytest -m "not heavy" -n $(WORKERS) --dist loadfile $(PYTEST)
 
 test-all: $(VENV)/.installed-dev slurm browser
 	$(BIN)/python -m pytest $(PYTEST)

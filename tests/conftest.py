@@ -95,7 +95,7 @@ def made() -> MadeSweep:
 def run_ranks() -> RunRanks:
     """Runs jobs (see ``rank_worker``) in as few processes as can be; results by job id."""
 
-    def run(jobs: Jobs, timeout_s: float = 580) -> dict[str, dict[str, Any]]:
+    def run(jobs: Jobs, timeout_s: float = 1_160) -> dict[str, dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, str(WORKER)],
             input=json.dumps(jobs),

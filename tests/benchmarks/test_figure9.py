@@ -21,7 +21,6 @@ RECIPE = {  # Table V; the space's own names
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
 def test_with_deephyper_failures_fall_and_the_best_rises_as_in_figure_9() -> None:
     falls = rises = 0
     for seed in SEEDS:

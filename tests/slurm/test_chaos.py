@@ -25,7 +25,6 @@ def test_nothing_is_lost_and_nobody_blamed_whatever_is_injected(minicluster: Min
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(1, 200))
 def test_nothing_is_lost_and_nobody_blamed_in_longer_rounds(
     minicluster: Minicluster, number: int

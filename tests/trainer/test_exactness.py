@@ -46,7 +46,7 @@ def results(run_ranks) -> dict[str, Any]:
     ]
     more = [*cases.MORE_PACKED, *cases.MORE_VALIDATIONS, *cases.MORE_SPECIAL]
     groups = (cases.in_few_steps(quick), cases.in_few_steps(more))
-    return LongSweep(run_ranks, references, *groups, timeout_s=580)
+    return LongSweep(run_ranks, references, *groups, timeout_s=1_160)
 
 
 @pytest.fixture(scope="module")

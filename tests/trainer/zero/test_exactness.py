@@ -19,9 +19,6 @@ from support.placement_cases import (
     trains_nearly,
 )
 
-pytestmark = pytest.mark.timeout(600)  # the ranks of all cases run before the first test
-
-
 FEW_STEPS = 3
 """Of what `make test` runs; the whole sweep has more cases and steps."""
 
@@ -86,7 +83,7 @@ RACES = [
 @pytest.fixture(scope="module")
 def quick(run_ranks) -> dict[str, Any]:
     jobs = [*REFERENCES, *EXACT, *NEAR, *SPOILT, *LOADED, STALE, *RACES]
-    return run_ranks(jobs, timeout_s=560)
+    return run_ranks(jobs, timeout_s=1_160)
 
 
 def test_the_references_learn_and_are_clipped_at_every_step(quick: dict[str, Any]) -> None:
