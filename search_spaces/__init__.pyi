@@ -19,7 +19,7 @@ from .language.adapter_schema import AdapterFile
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
-from .layouts import NO_LAYOUT
+from .layouts import NO_LAYOUT, parsed_layout
 from .load import load_space, shipped_spaces
 from .parameters import MAX_CONFIGS, Parameter
 from .points.candidates import Candidates
@@ -80,6 +80,7 @@ __all__ = [
     "json_schema",
     "load_space",
     "notes",
+    "parsed_layout",
     "read_adapter",
     "read_cluster",
     "seconds",

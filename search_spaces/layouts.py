@@ -52,7 +52,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout that is one for some number of ranks; see :func:`parsed`.
+    """A layout that is one for some number of ranks; see :func:`parsed_layout`.
 
     Attributes:
         chunks: in the order in which a micro-batch passes them.
@@ -77,13 +77,13 @@ class Layout:
         """The chunks of each of a pipeline's ranks."""
         return [self.chunks[rank::pp] for rank in range(pp)]
 
-    def layers_of_ranks(self, pp: int) -> list[int]:
-        """Layers of each rank; one of multi-token prediction counts as one."""
-        return [sum(c.layers + c.predictors for c in chunks) for chunks in self.ranks(pp)]
+    def layers_of_chunks(self, pp: int) -> list[tuple[int, ...]]:
+        """Layers of each rank's chunks; one of multi-token prediction counts as one."""
+        return [tuple(c.layers + c.predictors for c in chunks) for chunks in self.ranks(pp)]
 
 
 @lru_cache(maxsize=10_000)
-def parsed(text: str) -> Layout:
+def parsed_layout(text: str) -> Layout:
     """The layout that a string says, as Megatron-LM reads it.
 
     Raises:
@@ -108,7 +108,7 @@ def chunks_per_rank(texts: Iterable[object], degrees: Collection[object]) -> lis
     found = set[int]()
     for text in texts:
         try:
-            stages = 0 if text == NO_LAYOUT else len(parsed(str(text)).chunks)
+            stages = 0 if text == NO_LAYOUT else len(parsed_layout(str(text)).chunks)
         except LayoutError:
             continue
         several = [pp for pp in degrees if isinstance(pp, int) and pp > 1]

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from search_spaces.language.fields import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
-from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed
+from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
 from search_spaces.stages import COUNTED, GIVEN, LAYOUT
@@ -235,7 +235,7 @@ def _problem(text: str, num_layers: int | None, products: list[int]) -> str | No
     if text == NO_LAYOUT:
         return None
     try:
-        layout = parsed(text)
+        layout = parsed_layout(text)
     except LayoutError as error:
         return str(error)
     if num_layers not in (None, layout.num_layers):

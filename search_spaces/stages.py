@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from search_spaces.layouts import NO_LAYOUT, parsed
+from search_spaces.layouts import NO_LAYOUT, parsed_layout
 from trainer import Array
 
 Split = Literal["even", "first_more", "last_fewer", "by_weight"]
@@ -92,8 +92,9 @@ class StageLayers:
 
     @cached_property
     def between(self) -> list[tuple[Array, Array]]:
-        """Number and layers of the second stage, and of each up to the last that has more than all
-        from the second to it. Only layouts have such a one."""
+        """Number and layers of the second stage, and of those before the last that may need more:
+        with more layers, or other chunks, than all from the second to it. Only layouts have such
+        a one."""
         further = [] if self._listed is None else self._listed.between[1:]
         return [(np.ones(()), self.second), *further]
 
@@ -147,16 +148,19 @@ class StageLayers:
         first, last, none = (np.zeros(text.shape) for _ in range(3))
         between, fits = [(np.ones(text.shape), none)], ~rows
         for each in np.unique(text[rows]):
-            layout = parsed(str(each))
+            layout = parsed_layout(str(each))
             alike = text == each
             fits = fits | (alike & layout.fits(pp, vpp) & (num_layers == layout.num_layers))
             for ranks in np.unique(pp[alike & fits]):
-                where, layers = alike & (pp == ranks), layout.layers_of_ranks(int(ranks))
+                where, chunks = alike & (pp == ranks), layout.layers_of_chunks(int(ranks))
+                layers = [sum(each) for each in chunks]
                 first, last = np.where(where, layers[0], first), np.where(where, layers[-1], last)
+                # Of those with the same chunks the first keeps most.
                 fuller = [
                     (stage, number)
                     for stage, number in enumerate(layers[1:-1], start=1)
-                    if stage == 1 or number > max(layers[1:stage])
+                    if chunks[stage] not in chunks[1:stage]
+                    if len(chunks[stage]) > 1 or number > max([-1, *layers[1:stage]])
                 ]
                 between += [(none, none)] * (len(fuller) - len(between))
                 for place, (stage, number) in enumerate(fuller):

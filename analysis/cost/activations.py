@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from analysis.cost.jobs import (
     Mask,
 )
 from analysis.cost.stages import by_layers, layers_before, weighed
-from search_spaces import Framework
+from search_spaces import NO_LAYOUT, Framework, parsed_layout
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class StageLoad:
 
 def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
     """The first stage, the one after it, the one with the output layer, and where there are layouts
-    each between them that has more layers than those before it.
+    each between them that has more layers, or other chunks, than those before it.
 
     Micro-batches in flight fall from stage to stage, so that no other stage needs more.
     """
@@ -99,7 +100,7 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
     """
     plain = jobs.pp - stage
     chunks = 2 * (plain - 1) + (jobs.vpp - 1) * jobs.pp + 1
-    kept = np.where(jobs.vpp > 1, chunks / jobs.vpp, plain)
+    kept = _of_unlike_chunks(jobs, stage, np.where(jobs.vpp > 1, chunks / jobs.vpp, plain))
     kept = np.where(jobs.schedule == ZERO_BUBBLE, np.maximum(kept, jobs.pp), kept)
     kept = np.where(jobs.schedule == ZERO_BUBBLE_V, jobs.pp, kept)
     kept = np.where(jobs.schedule == DUAL_PIPE_V, jobs.pp + 0.5, kept)
@@ -107,6 +108,52 @@ def _in_flight(jobs: Jobs, stage: Array | int) -> Array:
     # The forward pass that hides another one's tokens begins before that has ended.
     kept = kept + np.where(jobs.overlaps_dispatch, 1 / jobs.vpp, 0.0)
     return np.maximum(np.minimum(kept, jobs.gas), np.minimum(jobs.gas, 1))
+
+
+def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
+    """Micro-batches in flight where a layout gives chunks of a rank unlike numbers of layers.
+
+    Args:
+        jobs: of any stages.
+        stage: its number.
+        alike: micro-batches in flight if its chunks are alike.
+    """
+    rows = (jobs.pipeline_layout != NO_LAYOUT) & (jobs.vpp > 1)
+    if not rows.any():
+        return alike
+    columns = (jobs.pipeline_layout, jobs.pp, jobs.gas, np.broadcast_to(stage, rows.shape))
+    keys = list(zip(*(column[rows].tolist() for column in columns), strict=True))
+    found = {key: _kept_by_order(*key) for key in set(keys)}
+    kept = np.array(alike, dtype=float)
+    kept[rows] = [
+        own if own is not None else kept
+        for own, kept in zip((found[key] for key in keys), alike[rows], strict=True)
+    ]
+    return kept
+
+
+@lru_cache(maxsize=10_000)
+def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | None:
+    """What a rank keeps at most in the order in which Megatron-LM runs its chunks, in micro-batches
+    of all its layers; None where they are alike, or it has no such rank.
+
+    Forward passes run through pp micro-batches of each chunk in turn, backward passes likewise
+    from the last chunk on; how far the former are ahead is as in :func:`_in_flight`.
+    """
+    ranks, rank = int(pp), int(stage)
+    chunks = parsed_layout(layout).layers_of_chunks(ranks)
+    if not 0 <= rank < len(chunks) or len(set(chunks[rank])) == 1:
+        return None
+    layers = chunks[rank]
+    turn = ranks * len(layers)
+    # Each turn is as the one before: three in all are enough to see the most.
+    passes = int(min(gas * len(layers), 3 * turn))
+    forward = [layers[i % turn // ranks] for i in range(passes)]
+    backward = [layers[::-1][i % turn // ranks] for i in range(passes)]
+    ahead = 2 * (ranks - rank - 1) + (len(layers) - 1) * ranks + 1
+    kept = np.cumsum(forward)
+    kept[ahead:] -= np.cumsum(backward)[: max(passes - ahead, 0)]
+    return float(kept.max() / sum(layers))
 
 
 def tokens(jobs: Jobs) -> Array:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
-from search_spaces.language.schema import Categories, Log2, Ordered, SpaceFile
+from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
@@ -20,6 +20,7 @@ from search_spaces.language.trainer_schema import (
     ResultPatterns,
 )
 from search_spaces.layouts import chunks_per_rank
+from search_spaces.parameter_values import MAX_VALUES
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import named, read_named, shipped_files
 from search_spaces.stages import LAYOUT
@@ -146,7 +147,7 @@ class _Adapting:
 
     def _chunks(self) -> list[int]:
         """Chunks per rank of the space's layouts of stages, which are written as these alone."""
-        if LAYOUT not in self.parameters or "vpp" not in self.adapter.settings:
+        if LAYOUT not in self.parameters or not {LAYOUT, "vpp"} <= self.adapter.settings.keys():
             return []
         return chunks_per_rank(*(_listed(self.parameters.get(name)) for name in (LAYOUT, "pp")))
 
@@ -261,14 +262,18 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def _listed(spec: Any) -> list[Any]:
-    """Values of a parameter whose values are listed."""
+    """Whole numbers, or values that are listed, of a parameter that is not checked yet."""
     if isinstance(spec, Ordered):
         return spec.ordered
     if isinstance(spec, Categories):
         return spec.categories
     if isinstance(spec, Log2):
         low, high = (end.bit_length() for end in spec.log2)
-        return [1 << bit for bit in range(low - 1, high)]
+        return [1 << bit for bit in range(max(low - 1, 0), high)]
+    if isinstance(spec, Range):
+        numbers = [*spec.range, 1 if spec.step is None else spec.step]
+        low, high, step = (number if isinstance(number, int) else 0 for number in numbers)
+        return [*range(low, high + 1, step)[:MAX_VALUES]] if step > 0 else []
     return spec if isinstance(spec, list) else [spec]
 
 

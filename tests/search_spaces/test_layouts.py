@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from search_spaces import SearchSpace, SpaceError, StageLayers, StageSettings, check, exported
-from search_spaces.layouts import LayoutError, parsed
+from search_spaces.layouts import LayoutError, parsed_layout
 
 Load = Callable[[str], SearchSpace]
 # DeepSeek-V3's of its report, and a short one of two chunks on each of four ranks.
@@ -29,8 +29,8 @@ DEEPSEEK, SHORT = "Et*3|(tt|)*29,m|L", "E|(t|)*6ttL"
     ],
 )
 def test_a_layout_says_the_layers_of_every_rank(text: str, pp: int, layers: list[int]) -> None:
-    layout = parsed(text)
-    assert layout.layers_of_ranks(pp)[: len(layers)] == layers
+    layout = parsed_layout(text)
+    assert [sum(chunks) for chunks in layout.layers_of_chunks(pp)][: len(layers)] == layers
     chunks = [chunk for rank in layout.ranks(pp) for chunk in rank]
     assert [chunk.embedding for chunk in chunks].count(True) == 1 and chunks[0].embedding
     assert [chunk.head for chunk in chunks].count(True) == 1 and chunks[-1].head
@@ -59,7 +59,7 @@ def test_a_layout_says_the_layers_of_every_rank(text: str, pp: int, layers: list
 )
 def test_what_is_no_layout_is_refused_at_its_position(text: str, position: int, what: str) -> None:
     with pytest.raises(LayoutError) as error:
-        parsed(text)
+        parsed_layout(text)
     assert str(error.value).startswith(f"found {text!r}, at position {position}: ")
     assert what in str(error.value)
 
@@ -72,7 +72,7 @@ def test_columns_of_layouts_are_those_of_each() -> None:
     assert split.first.tolist() == [5, 1, 4, 1] and split.last.tolist() == [2, 3, 4, 1]
     (_, second), (numbers, fuller) = split.between
     assert second.tolist() == [4, 2, 4, 9]
-    assert numbers.tolist() == [0, 0, 0, 3] and fuller.tolist() == [0, 0, 0, 12]
+    assert numbers.tolist() == [14, 0, 0, 3] and fuller.tolist() == [3, 0, 0, 12]
     assert not StageLayers(60, 16, 2, StageSettings(pipeline_layout=DEEPSEEK)).fit
     assert not StageLayers(61, 16, 1, StageSettings(pipeline_layout=DEEPSEEK)).fit
     # The layers of multi-token prediction are in the first of four chunks.
@@ -136,6 +136,19 @@ def test_layouts_are_searched_with_megatrons_own_split_among_them(load: Load) ->
     assert ("--pipeline-model-parallel-layout", CHUNKS) in told.arguments
     assert not told.unmapped
     assert "pipeline_layout" in " ".join(exported(searched, chunks, "torchtitan").unmapped)
+
+
+def test_chunks_follow_from_pipelines_however_they_are_listed(load: Load) -> None:
+    assert space(load, f'pp: {{range: [4, 8], step: 4}}, pipeline_layout: "{CHUNKS}"').parameters[
+        "vpp"
+    ].values == (1, 2)
+    with pytest.raises(SpaceError, match="log2"):
+        space(load, f'pp: {{log2: [0, 8]}}, pipeline_layout: "{CHUNKS}"')
+
+
+def test_a_layout_says_nothing_of_the_chunks_of_a_framework_without_any(load: Load) -> None:
+    found = space(load, f'pp: 4, pipeline_layout: [none, "{UNEVEN}"]', "torchtitan")
+    assert "vpp" not in found.parameters
 
 
 def test_a_layout_goes_without_other_words_for_stages(load: Load) -> None:

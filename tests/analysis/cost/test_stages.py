@@ -25,7 +25,7 @@ from analysis.cost.stages import stage_layers
 from analysis.cost.traffic import stage_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space
+from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
 from search_spaces.cluster import shipped_cluster
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 
@@ -179,6 +179,42 @@ def space(tmp_path: Path, **said: Any) -> SearchSpace:
     path = tmp_path / "space.yaml"
     path.write_text(SPACE.format(**said))
     return load_space(path)
+
+
+def held_in_megatrons_order(chunks: tuple[int, ...], pp: int, gas: int, rank: int) -> int:
+    """Layers' activations that a rank holds at most: chunk by chunk, as its schedule goes."""
+    turn = [chunk for chunk in chunks for _ in range(pp)]
+    back = [chunk for chunk in reversed(chunks) for _ in range(pp)]
+    forward, backward = (each * (gas // pp) for each in (turn, back))
+    warm_up = min(len(forward), 2 * (pp - rank - 1) + (len(chunks) - 1) * pp)
+    held = sum(forward[:warm_up])
+    most = held
+    for new, done in zip(forward[warm_up:], backward, strict=False):
+        held += new
+        most = max(most, held)
+        held -= done
+    return most
+
+
+@pytest.mark.parametrize(
+    ("text", "pp", "layers"),
+    [
+        ("Et*15|t|t|t*15L", 2, 32),
+        ("E|(t*5|)*6ttL", 4, 32),
+        ("Et*3|(tt|)*29,m|L", 16, 61),
+        ("Et|t*9|t*2|t*4|t*8|t*8L", 2, 32),
+    ],
+)
+@pytest.mark.parametrize("per_rank", [1, 2, 6])
+def test_ranks_with_unlike_chunks_keep_what_megatrons_order_lets_them(
+    text: str, pp: int, layers: int, per_rank: int
+) -> None:
+    chunks = parsed_layout(text).layers_of_chunks(pp)
+    told = gpt(layers, pp, vpp=len(chunks[0]), gas=per_rank * pp, pipeline_layout=np.array([text]))
+    for rank in (0, pp - 1):
+        stage = fullest_stages(told, MEGATRON)[0 if rank == 0 else 2]
+        held = float(stage.layers[0] * stage.in_flight[0])
+        assert held == pytest.approx(held_in_megatrons_order(chunks[rank], pp, per_rank * pp, rank))
 
 
 def test_a_space_says_it_in_its_parameters(tmp_path: Path) -> None:

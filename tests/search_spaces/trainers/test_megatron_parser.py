@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from search_spaces import SearchSpace
-from search_spaces.layouts import LayoutError, parsed
+from search_spaces.layouts import LayoutError, parsed_layout
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\
@@ -180,7 +180,7 @@ def test_layouts_are_read_as_megatron_reads_them() -> None:
     taken = 0
     for (text, pp), told in zip(asked, json.loads(done.stdout), strict=True):
         try:
-            layout = parsed(text)
+            layout = parsed_layout(text)
             vpp = len(layout.chunks) // pp
             ranks = layout.ranks(pp) if layout.fits(pp, vpp) else None
         except LayoutError:
