@@ -113,6 +113,30 @@ def test_the_order_of_ranks_decides_what_crosses_nodes(tmp_path: Path) -> None:
         assert train.place(16, 8).weight_shard == shard
 
 
+def test_megatrons_order_of_ranks_is_priced_also_where_only_its_arguments_say_it(
+    tmp_path: Path,
+) -> None:
+    times = []
+    for args in ([], ["--use-tp-pp-dp-mapping"]):
+        path = tmp_path / "megatron.yaml"
+        path.write_text(
+            "version: 1\nmodel: llama_8b\ncluster: dgx_h100\n"
+            f"trainer: {{adapter: megatron-lm, args: {args}}}\n"
+            "parameters: {num_nodes: 8, tp: 1, pp: 8, cp: [1, 2], mbs: 1, gas: 16, zero_stage: 1}\n"
+            "objective: {maximize: tokens_per_second}\n"
+        )
+        space = load_space(path)
+        config: dict[str, Any] = {name: p.values[0] for name, p in space.parameters.items()}
+        assert space.first_violation(config) is None
+        assert ("--use-tp-pp-dp-mapping" in space.command(config, "/t")) is bool(args)
+        # Its own order keeps cp beside tp, which is neither of ours.
+        assert (space.first_violation({**config, "cp": 2}) is None) is not bool(args)
+        times.append(Pricing(space).predict([config]).time)
+    outside, inside = times
+    assert inside.pipeline[0] < outside.pipeline[0]
+    assert inside.gradients[0] + inside.publish[0] > outside.gradients[0] + outside.publish[0]
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_each_engines_trials_are_priced_as_that_engines(tmp_path: Path, device: str) -> None:
     both = engines(tmp_path, "both", ["deepspeed", "meshtune"], device)

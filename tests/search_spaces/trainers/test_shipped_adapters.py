@@ -34,6 +34,7 @@ VALUES: dict[str, list[Any]] = {
     "recompute": ["none", "selective", "full"],
     **{name: [False, True] for name in ("overlap_param_gather", "moe_comm_overlap")},
     "precision": ["bf16", "fp16", "fp32", "fp8"],
+    "rank_order": ["tp-cp-dp-pp", "tp-pp-cp-dp"],
     "pipeline_layout": ["none", "Et*8|(t*8|)*2t*8L"],
 }
 PASTED = ("tp", "pp", "cp", "mbs", "zero_stage")
