@@ -256,6 +256,10 @@ class Builder:
         if builtin is not None and getattr(builtin, name, None) is not None:
             raise self.document.error(path, "found here and under trainer.builtin, accepted once")
         spec = self.file.parameters[name]
+        if spec is True and name not in self.written and not parameter_values.is_flag(name):
+            raise self.document.error(
+                ("trainer",), f"{name}: found its argument without a value; write one behind it"
+            )
         return parameter_values.build(
             name,
             spec,

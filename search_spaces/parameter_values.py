@@ -88,6 +88,15 @@ def build(
     return Parameter(name, tuple(values), span, ordered)
 
 
+def is_flag(name: str) -> bool:
+    """Whether a parameter of a user's own trainer may be true."""
+    adapter = _STAGE_SETTINGS.get(name, None if name in _FREE else _TYPES.get(name))
+    try:
+        return adapter is None or adapter.validate_python(True, strict=True) is True
+    except ValidationError:
+        return False
+
+
 def _span(spec: Float | Int, path: tuple[str | int, ...], document: Document, points: int) -> Span:
     low, high = spec.ends
     whole = isinstance(spec, Int)

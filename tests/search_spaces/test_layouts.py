@@ -180,5 +180,7 @@ def test_a_layout_among_the_trainers_own_arguments_counts(
     assert [text for text in argv if CHUNKS in text] == [
         CHUNKS if adapter == "megatron-lm" else f"model.pipeline_model_parallel_layout='{CHUNKS}'"
     ]
+    with pytest.raises(SpaceError, match=r"'trainer': pipeline_layout: found its argument without"):
+        space(load, "pp: 4", args="--pipeline-model-parallel-layout")
     with pytest.raises(SpaceError, match=r"'trainer': pipeline_layout: found .* position 3"):
         space(load, "pp: 4", adapter, args=args.replace("(t*5|)*6ttL", "(t*5|*6ttL"))
