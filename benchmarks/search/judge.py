@@ -25,9 +25,10 @@ from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut, Unseen, forgotten
+from benchmarks.search.oppa import OppaPolicy
 from benchmarks.search.varied import disturbed, with_unpriced
 from benchmarks.search.wrong_models import inverted, wrong
-from workflows.optimizer.policy import Policy, Proposal
+from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.replay.landscape import Landscape
 from workflows.replay.landscapes import landscapes
 from workflows.replay.play import NEAR, NEARER, Played, play, policy_for
@@ -100,7 +101,10 @@ ModelOf = Callable[[Landscape, int], CostModel | None]
 def game(landscape: Landscape, seed: int, model_of: ModelOf, policy: str = "meshtune") -> Game:
     """Play one search to its end."""
     model = model_of(landscape, seed)
-    inner = policy_for(landscape, policy, seed, model)
+    if policy == "oppa":
+        inner: Policy = OppaPolicy(Problem(landscape.space, seed, only=landscape.configs))
+    else:
+        inner = policy_for(landscape, policy, seed, model)
     chosen = ToTheEnd(inner, landscape)
     played = play(landscape, chosen, seed, until=None, max_trials=MOST_TRIALS)
     ended = chosen.ended_after or len(played.shares)
@@ -201,6 +205,7 @@ def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscap
         "noise 5 %": lambda landscape, seed: game(disturbed(landscape, 0.05, seed), seed, left_out),
         "noise 20 %": lambda landscape, seed: game(disturbed(landscape, 0.2, seed), seed, left_out),
         "cost-model": lambda landscape, seed: game(landscape, seed, left_out, "cost-model"),
+        "oppa": lambda landscape, seed: game(landscape, seed, left_out, "oppa"),
         "deephyper": lambda landscape, seed: game(landscape, seed, left_out, "deephyper"),
         "random": lambda landscape, seed: game(landscape, seed, left_out, "random"),
     }

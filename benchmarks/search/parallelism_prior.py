@@ -1,0 +1,137 @@
+"""What a parallel job costs, by formulas with a few constants: the prior belief of ``oppa``.
+
+Time is the sum of what one step computes, of the pipeline's bubble and of the messages of each kind
+of parallelism; memory is that of states and activations. Nothing overlaps. Every constant is
+positive, and has a value expected from the cluster's facts and a width, from which trials move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from analysis.cost.jobs import FULL, Array, Jobs
+from search_spaces import Cluster
+from trainer.flops import hardware_flops
+from trainer.sizes import model_weights, table_weights
+
+TIME_SD = MEMORY_SD = 0.2  # by which a trial's logarithm may miss the formulas
+WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 2, 12  # of a parameter, mixed precision
+LOGIT_BYTES = 6  # in 16 bits, and in 32 for the loss
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A formula, and what its constants are believed to be.
+
+    Attributes:
+        log: of jobs and constants' logarithms, shape (k,): the formula's logarithm, shape (n,).
+        expected, sd: of the constants' logarithms; shape (k,).
+        noise_sd: of what is measured, around the formula's logarithm.
+    """
+
+    log: Callable[[Jobs, Array], Array]
+    expected: Array
+    sd: Array
+    noise_sd: float
+
+    def fitted(self, jobs: Jobs, measured: Array, at_least: Array) -> Array:
+        """The most probable constants' logarithms; shape (k,).
+
+        Args:
+            jobs: of the trials.
+            measured: logarithms; shape (n,), nan where nothing was.
+            at_least: logarithms of what those without a measurement needed more of; shape (n,),
+                nan where nothing is known.
+        """
+        if not len(jobs):
+            return self.expected
+
+        def misses(constants: Array) -> Array:
+            off = measured - (found := self.log(jobs, constants))
+            off = np.where(np.isnan(measured), np.maximum(at_least - found, 0.0), off)
+            own = (constants - self.expected) / self.sd
+            return np.concatenate([np.nan_to_num(off) / self.noise_sd, own])
+
+        return np.asarray(least_squares(misses, self.expected).x)
+
+
+def time_prior(cluster: Cluster) -> Prior:
+    """Seconds per step, from a rate of computing, two of links and a message's latency.
+
+    At first half of the peak, the bandwidths that the facts state and 10 microseconds a hop are
+    expected, each within a factor of two or so.
+    """
+    inside = cluster.links[-1].gb_per_s if cluster.links else 10.0
+    nic = cluster.nic
+    between = nic.count * nic.gb_per_s / cluster.gpus_per_node if nic else inside
+    rate = 0.5 * cluster.peak_tflops("bf16") * 1e12
+    expected = np.log([rate, inside * 1e9, between * 1e9, 1e-5])
+    return Prior(
+        lambda jobs, constants: np.log(_seconds(jobs, cluster.gpus_per_node, *np.exp(constants))),
+        expected,
+        np.full(4, 0.7),
+        TIME_SD,
+    )
+
+
+def memory_prior() -> Prior:
+    """Bytes at the peak, from factors of states and of activations, and what is always there.
+
+    The factors are expected to be 1 within a fifth and a half, the rest 2 GiB within a factor of
+    three.
+    """
+    return Prior(
+        lambda jobs, constants: np.log(_bytes(jobs, *np.exp(constants))),
+        np.log([1.0, 1.0, 2 * 2**30]),
+        np.array([0.2, 0.5, 1.0]),
+        MEMORY_SD,
+    )
+
+
+def _seconds(
+    jobs: Jobs, gpus_per_node: int, rate: float, inside: float, between: float, latency_s: float
+) -> Array:
+    flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
+    compute = flops / jobs.world_size / rate
+    bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
+    # Ranks of one layer stand next to each other, their replicas next, stages farthest apart.
+    layer_gpus = np.minimum(jobs.layer_ranks, gpus_per_node)
+    replicas = np.clip(gpus_per_node // jobs.layer_ranks, 1, jobs.replicas)
+
+    def all_reduce(size: Array, ranks: Array, near: Array) -> Array:
+        """First inside nodes, then each share between them."""
+        far = ranks / near
+        rings = (near - 1) / near / inside + (far - 1) / far / near / between
+        return 2 * (size * rings + latency_s * np.log2(ranks))
+
+    hidden = 2 * jobs.tokens * jobs.hidden_size  # bytes of a micro-batch between two layers
+    layers = jobs.num_layers / jobs.pp
+    sums = 4 * layers * jobs.gas * all_reduce(hidden, jobs.layer_ranks, layer_gpus)
+    gathers = np.where(jobs.weight_shard > 1, 1.5 * jobs.gas, 1.0)  # ZeRO-3: once more, each time
+    reduction = gathers * all_reduce(WEIGHT_BYTES * _held(jobs), jobs.replicas, replicas)
+    beside = jobs.layer_ranks * jobs.replicas < gpus_per_node
+    transfer = hidden / np.where(beside, inside, between) + latency_s
+    sends = 2 * jobs.gas * jobs.vpp * transfer * (jobs.pp > 1)
+    return np.asarray((compute + sums + sends) * (1 + bubble) + reduction)
+
+
+def _held(jobs: Jobs) -> Array:
+    """Parameters of a rank that splits nothing with its replicas: those of the first stage."""
+    own = model_weights(jobs) / jobs.pp + table_weights(jobs)
+    return np.asarray(own / jobs.layer_ranks)
+
+
+def _bytes(jobs: Jobs, states: float, activations: float, always: float) -> Array:
+    each = WEIGHT_BYTES / jobs.weight_shard + GRADIENT_BYTES / jobs.gradient_shard
+    each = each + OPTIMIZER_BYTES / jobs.optimizer_shard
+    # Korthikanti et al. 2022, without the attention matrix: 34 s b h, of which tp alone leaves 10.
+    split = np.where(jobs.sequence_parallel, 34 / jobs.tp, 10 + 24 / jobs.tp)
+    split = np.where(jobs.recompute == FULL, 2.0, split)
+    in_flight = np.minimum(jobs.pp, jobs.gas) * jobs.num_layers / jobs.pp
+    kept = jobs.tokens * (jobs.hidden_size * split * in_flight)
+    logits = LOGIT_BYTES * jobs.tokens * jobs.vocab_size / jobs.tp
+    return np.asarray(states * each * _held(jobs) + activations * (kept + logits) + always)
