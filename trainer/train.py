@@ -57,13 +57,12 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
             )
             for index in config.stages_of(mesh.pp.rank)
         ]
-        opaque = config.compile or config.recompute == "selective"
         for stage in stages:
             if config.documents is not None:
                 stage.resets_attention = config.documents.reset_attention_mask
                 stage.resets_positions = config.documents.reset_position_ids
             if mesh.tp.size > 1:
-                parallelize(stage, mesh, config.sequence_parallel, kernels, opaque)
+                parallelize(stage, mesh, config, kernels)
             elif mesh.grid.size > 1:
                 grid.parallelize(stage, mesh, depth, kernels, config)
             elif kernels.own_gradients:

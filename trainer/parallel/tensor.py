@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from trainer.config import TrainConfig
 from trainer.model.kernels import Kernels, multiply
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
@@ -199,18 +200,19 @@ class SequencePositions(Style):
         return x + rows
 
 
-def parallelize(
-    stage: Stage, mesh: Mesh, sequence: bool, kernels: Kernels, opaque: bool = False
-) -> None:
+def parallelize(stage: Stage, mesh: Mesh, config: TrainConfig, kernels: Kernels) -> None:
     """Split a stage that has no storage yet (meta device) over a tensor-parallel mesh.
 
-    Norms, biases after a sum and learned positions stay whole. With ``sequence`` their gradients
-    are partial sums over the mesh, which the optimizer's side adds up once a step. With ``opaque``
-    the projections inside layers are operators of their own, for the compiler and for selective
-    recomputation.
+    Norms, biases after a sum and learned positions stay whole. With sequence parallelism their
+    gradients are partial sums over the mesh, which the optimizer's side adds up once a step. The
+    projections inside layers are operators of their own for the compiler and for selective
+    recomputation. But the last of a layer only for the compiler, which drops what nobody reads: of
+    an operator, what its backward pass needs is known when it has run, and its sum would be
+    repeated for nothing.
     """
-    group = mesh.tp.group
+    group, sequence = mesh.tp.group, config.sequence_parallel
     assert group is not None
+    opaque = config.compile or config.recompute == "selective"
     plan = {
         "embedding": VocabParallelEmbedding(group, sequence, kernels),
         "positions": SequencePositions(group, sequence, kernels),
@@ -218,7 +220,7 @@ def parallelize(
         "blocks.*.attention.qkv": ColumnParallel(group, sequence, kernels, opaque),
         "blocks.*.attention.out": RowParallel(group, sequence, kernels, opaque),
         "blocks.*.mlp.up": ColumnParallel(group, sequence, kernels, opaque),
-        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, opaque),
+        "blocks.*.mlp.down": RowParallel(group, sequence, kernels, config.compile),
     }
     present = {k: v for k, v in plan.items() if "." in k or getattr(stage, k) is not None}
     parallelize_module(stage, mesh.device["tp"], present)

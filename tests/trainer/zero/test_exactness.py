@@ -35,6 +35,7 @@ EXACT = [
         ("tiny", "topo", {}),
         ("llama", "topo", "tp2 sp", {}),
         ("gpt", "hpz", "tp2", {"recompute": "full"}),
+        ("llama", "zero1", "tp2 sp", {"recompute": "selective"}),
         ("llama", "topo s8", "pp2 vpp2", {}),
         ("llama", "zero3 once", "pp2 vpp2", {}),
         ("odd", "topo once", {}),
