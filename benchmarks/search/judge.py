@@ -202,6 +202,9 @@ def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscap
         "unknown": unknown,
         "inverted": lambda landscape, seed: game(landscape, seed, upside_down),
         "unpriced": lambda landscape, seed: game(with_unpriced(landscape, seed), seed, left_out),
+        "unknown and unpriced": lambda landscape, seed: unknown(
+            with_unpriced(landscape, seed), seed
+        ),
         "noise 5 %": lambda landscape, seed: game(disturbed(landscape, 0.05, seed), seed, left_out),
         "noise 20 %": lambda landscape, seed: game(disturbed(landscape, 0.2, seed), seed, left_out),
         "cost-model": lambda landscape, seed: game(landscape, seed, left_out, "cost-model"),

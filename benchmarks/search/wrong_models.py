@@ -75,10 +75,10 @@ def wrong(
     return WrongModel(**own, known=jobs, taken=taken)
 
 
-def _identities(jobs: Jobs) -> list[tuple[float, ...]]:
+def _identities(jobs: Jobs) -> list[tuple[float | str, ...]]:
     every = [getattr(jobs, f.name) for f in fields(jobs)]
-    columns = [column for column in every if column is not None]
-    return [tuple(float(v) for v in row) for row in zip(*columns, strict=True)]
+    columns = [column.tolist() for column in every if column is not None]
+    return [*zip(*columns, strict=True)]
 
 
 def _rows_of(parts: StepParts, rows: np.ndarray) -> StepParts:

@@ -40,7 +40,10 @@ def test_bins_say_what_was_stated_and_what_ran() -> None:
     assert said == "1:0 of 1, -, -, 60:50 of 2, -, 99:100 of 1"
 
 
-def test_a_case_is_a_row(truth: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--truth", str(truth((16, 1))), "--cases", "known", "--each"]) == 0
+@pytest.mark.parametrize("case", ["known", "inverted"])
+def test_a_case_is_a_row(
+    case: str, truth: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--truth", str(truth((16, 1))), "--cases", case, "--each"]) == 0
     said = capsys.readouterr().out
-    assert "trials to 5 %; ended after" in said and "| known | " in said
+    assert "trials to 5 %; ended after" in said and f"| {case} | " in said
