@@ -9,7 +9,7 @@ import pytest
 from trainer.config import TrainConfig
 from trainer.zero.traffic import expected_traffic
 
-STEPS = 20
+STEPS = 10
 
 
 RANKS = 8
