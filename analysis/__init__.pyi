@@ -38,6 +38,7 @@ from .prediction.residual import (
     unpriced_features,
 )
 from .prediction.scaling import Scaled, scale, scaling_table
+from .prediction.start_up import StartUp
 from .prediction.time_limits import in_time, start_up_s
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
@@ -128,6 +129,7 @@ __all__ = [
     "Scaled",
     "Section",
     "Sensitivity",
+    "StartUp",
     "Started",
     "Table",
     "TableError",

@@ -64,7 +64,7 @@ def next_trials(outlook: Outlook) -> list[Next]:
         prediction, mean, deviation, residual = expectation.doubted(model)
     except MissingFactError:  # such as the network, which only some configurations need
         return []
-    ends = in_time(pricing.space, prediction)
+    ends = in_time(pricing.space, prediction, run.trials.values())
     runs = prediction.fits * ends * expectation.survival(model, run)
     sign = 1.0 if pricing.space.objective.maximize else -1.0
     best = run.best if run.best and (run.best.objective or 0.0) > 0 else None

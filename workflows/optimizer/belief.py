@@ -92,7 +92,7 @@ class Belief:
         self.untried = self._residual.untried(self._features)
         self.at_most = self._most(places, evidence.successes[-REMEMBERED:])
         self.mean = self._corrected(self._prediction)
-        ends = self._prediction.fits * in_time(pricing.space, self._prediction)
+        ends = self._prediction.fits * in_time(pricing.space, self._prediction, evidence.told)
         self.runs = np.maximum(ends, 1e-12) * self._survival(evidence.told)
 
     def gains(self, best: Trial, runs: Array | None = None) -> Array:

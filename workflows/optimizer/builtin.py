@@ -99,7 +99,8 @@ class LikelyToRun(DeepHyperPolicy):
             prediction = model.predict(pricing.jobs(facts, len(configs)))
         except MissingFactError:  # such as the network, which only some configurations need
             return None
-        return np.asarray(prediction.fits * in_time(self.problem.space, prediction))
+        ends = in_time(self.problem.space, prediction, run.trials.values())
+        return np.asarray(prediction.fits * ends)
 
 
 class MeshtunePolicy(Policy):

@@ -78,7 +78,7 @@ class ExploringPolicy(Policy):
         both = np.concatenate([indices, problem.candidates.indices_of(pending)])
         expectation = outlook.expectation(both)
         prediction, mean, deviation, residual = expectation.doubted(outlook.model)
-        runs = prediction.fits * in_time(problem.space, prediction)
+        runs = prediction.fits * in_time(problem.space, prediction, run.trials.values())
         runs = (runs * expectation.survival(outlook.model, run))[: len(indices)]
         if not np.any(runs >= LIKELY):
             return None

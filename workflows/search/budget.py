@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis import Run, Trial, counted, metric
+from analysis import Run, StartUp, Trial, counted, metric
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
 
@@ -144,7 +144,8 @@ class NodeHours:
         """Seconds that trials take from start to end.
 
         By the cost model where it prices the space: the steps, as far off as they were so far, and
-        what successes took besides. Else as long as the longest success; before any, the timeout.
+        what successes took besides, by their number of nodes. Else as long as the longest success;
+        before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
         done = [t for t in run.trials.values() if t.ok and not t.stopped_early and t.attempts][
@@ -155,16 +156,18 @@ class NodeHours:
             longest_s = max((t.attempts[-1].elapsed_s for t in done), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
         steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
-        scale, besides_s = 1.0, 0.0
+        scale, besides = 1.0, None
         if done:
             before = predicted[len(configs) :]
             steps_s = [_step_time_s(t) or p for t, p in zip(done, before, strict=True)]
             scale = statistics.median(s / p for s, p in zip(steps_s, before, strict=True))
-            besides_s = statistics.median(
-                t.attempts[-1].elapsed_s - steps * s for t, s in zip(done, steps_s, strict=True)
+            besides = StartUp.through(
+                (len(t.attempts[-1].nodes), t.attempts[-1].elapsed_s - steps * s)
+                for t, s in zip(done, steps_s, strict=True)
             )
-        ours = predicted[: len(configs)]
-        return [min(timeout_s, max(0.0, besides_s) + steps * scale * p) for p in ours]
+        starts_s = [besides.seconds(self._space.num_nodes(c)) if besides else 0.0 for c in configs]
+        ours = zip(starts_s, predicted[: len(configs)], strict=True)
+        return [min(timeout_s, start_s + steps * scale * p) for start_s, p in ours]
 
     def _predicted_s(self, configs: Sequence[Mapping[str, Any]]) -> list[float] | None:
         """Step times by the cost model; None where it cannot say."""
