@@ -14,6 +14,7 @@ import numpy as np
 from analysis.cost.jobs import Array, Mask
 from search_spaces import FRAMEWORKS, Framework
 
+WRITES_SCORES = 0.3  # share of a record of before fused attention that is as the record says
 NAMED = 0.95  # share of the record of a framework that has one; all others have the rest together
 OTHER_CAUSE = 0.05  # of what fits, share that fails as if it did not
 NEVERTHELESS = 0.02  # of what cannot fit, share that runs: no hypothesis is quite right
@@ -28,21 +29,20 @@ Hypotheses = tuple[tuple[Framework, float], ...]
 def hypotheses(named: Framework) -> Hypotheses:
     """What a framework of that record may keep, before any trial.
 
-    Its own record has most of the weight; without one, all records have the same.
+    Its own record has most of the weight; without one, all records have the same, and few of those
+    without fused attention are without it still.
     """
     # How layers are split over stages is no matter of memory: the named one's holds for all.
     stages = {name: getattr(named, name) for name in ("split", "counts_ends", "stage_settings")}
     # Nor do generations of one framework differ in what they keep.
     known = [f for f in FRAMEWORKS.values() if f.name != named.name]
     records = [replace(f, **stages) for f in known]
-    others = [variant for record in records for variant in _variants(record)]
+    others = [(one, share / len(records)) for record in records for one, share in _variants(record)]
     if named.name not in FRAMEWORKS:
-        return tuple((framework, 1 / len(others)) for framework in others)
-    own = _variants(named)[1:]
-    beside = [*own, *others]
-    shares = [0.5 / len(own)] * len(own) + [0.5 / len(others)] * len(others)
-    rest = [(f, (1 - NAMED) * share) for f, share in zip(beside, shares, strict=True)]
-    return ((named, NAMED), *rest)
+        return tuple(others)
+    own = _formats(named)[1:]
+    rest = [(one, 0.5 / len(own)) for one in own] + [(one, 0.5 * share) for one, share in others]
+    return ((named, NAMED), *((one, (1 - NAMED) * share) for one, share in rest))
 
 
 def reweighed(before: Hypotheses, evidence: Array) -> Hypotheses:
@@ -74,7 +74,20 @@ def log_probability(fits: Array, failed: Mask, off: Array) -> float:
     return float(outcome - 0.5 * (scattered + common))
 
 
-def _variants(framework: Framework) -> list[Framework]:
-    """A record, and the same with gradients in the other format."""
+def _variants(record: Framework) -> list[tuple[Framework, float]]:
+    """What another framework may keep if it is like that of a record; with shares that sum to 1.
+
+    Records of before fused attention say how attention was computed then. What else they say of
+    memory is as good as any other's.
+    """
+    shares = [(record, 1.0)]
+    if not record.flash_attention:
+        now = replace(record, flash_attention=True)
+        shares = [(now, 1 - WRITES_SCORES), (record, WRITES_SCORES)]
+    return [(one, share / len(_formats(of))) for of, share in shares for one in _formats(of)]
+
+
+def _formats(framework: Framework) -> list[Framework]:
+    """A framework's habits, and the same with gradients in the other format."""
     other = 2.0 if framework.gradient_bytes == 4 else 4.0
     return [framework, replace(framework, gradient_bytes=other)]

@@ -192,14 +192,14 @@ class Pricing:
         self.model = replace(model, cluster=own.cluster, framework=own.framework, others=own.others)
 
     def supposing(self) -> Pricing:
-        """The same prices, as unsure of the framework's habits as a search should be.
+        """The same prices, as unsure of what the framework keeps as a search should be.
 
-        Of the built-in trainer they are known.
+        Of the built-in trainer it is known.
         """
         other = copy(self)
         if self.space.trainer.builtin is None:
             other.model = of_engines(
-                replace(model, memory=replace(model.memory, habits=hypotheses(model.framework)))
+                replace(model, memory=model.memory.supposing(hypotheses(model.framework)))
                 for model in self.model.engines
             )
         return other

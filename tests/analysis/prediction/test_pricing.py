@@ -37,6 +37,22 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
         assert sum(expected.values()) == pytest.approx(float(sum(own.values())[0]), rel=0.02)
 
 
+def test_only_another_trainers_memory_is_in_doubt_before_a_search(tmp_path: Path) -> None:
+    own = load_space("llama_8b_dgx_h100")
+    content = yaml.safe_load(own.frozen())
+    content["trainer"] = {"command": ["train", "config.json"]}
+    known = ("tp", "pp", "mbs", "gas", "zero_stage")
+    content["parameters"] = {k: v for k, v in content["parameters"].items() if k in known}
+    content |= {"conditions": {}, "constraints": []}
+    file = tmp_path / "other.yaml"
+    file.write_text(yaml.safe_dump(content))
+    for space, doubted in ((own, False), (load_space(file), True)):
+        pricing = Pricing(space)
+        before, after = pricing.model.memory, pricing.supposing().model.memory
+        assert (after.log_sd > before.log_sd) == doubted
+        assert bool(after.habits) == doubted and not before.habits
+
+
 def test_a_run_of_trials_moves_predictions_towards_its_times() -> None:
     space = load_space("llama_8b_dgx_h100")
     pricing, candidates = Pricing(space), Candidates(space)
