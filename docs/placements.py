@@ -65,6 +65,10 @@ def layer_collectives(placement: Placement) -> dict[Collective, str]:
     """How often each runs for one layer in a step of m micro-batches."""
 
     def count(gas: int) -> Counter[Collective]:
+        if not placement.fully_sharded:
+            shares = placement.optimizer.degree
+            whole = {Collective("gradients", shares, 1): gas, Collective("publish", shares, 1): 1}
+            return Counter(whole)
         gathers = 1 if placement.keeps_whole else 2 * gas  # forward, backward
         far = 1 if placement.secondary else gathers
         unit = UnitLayout(placement, ((1024, 1024),), SMALL.replicas_per_node(RANKS, 1))

@@ -50,8 +50,11 @@ class Framework:
             all but the last, whose result no gradient needs.
         overlaps_split_gradients: and so may that of gradients whose optimizer states are split.
         overlaps_gradients: gradient reduction may hide behind the backward pass.
-        overlaps_publish: where weights and gradients are whole, updated weights arrive during the
-            next forward pass.
+        flat_buckets: whole weights lie in flat buckets, where gradients are split as optimizer
+            states are as well; there they are reduced bucket by bucket, and float32 weights are
+            their own master weights.
+        overlaps_publish: where weights and gradients are whole, or in flat buckets, updated weights
+            arrive during the next forward pass.
         live_parameters: split weights that may be whole at once, unless one matrix has more; those
             of two layers where there is no such bound.
         sharded_masters: weights that are split as their master weights are kept in float32 only,
@@ -101,6 +104,7 @@ class Framework:
     overlaps_gradients: bool = True
     repeated_sums: float = 2
     overlaps_split_gradients: bool = True
+    flat_buckets: bool = False
     overlaps_publish: bool = False
     live_parameters: float = math.inf
     sharded_masters: bool = False
@@ -124,6 +128,7 @@ class Framework:
 MESHTUNE = Framework(
     "meshtune",
     repeated_sums=1,
+    flat_buckets=True,
     overlaps_publish=True,
     keeps_products="all",
     logits_bytes=0,

@@ -61,10 +61,17 @@ from .sizes import (
     stage_weights,
     table_weights,
 )
-from .states import masters_are_weights, state_bytes
+from .states import (
+    BUCKET_ELEMENTS,
+    PENDING_REDUCTIONS,
+    in_flat_buckets,
+    masters_are_weights,
+    state_bytes,
+)
 from .zero.layout import gathers_per_step
 
 __all__ = [
+    "BUCKET_ELEMENTS",
     "DEEPSPEED_BUCKET_ELEMENTS",
     "DEGREES",
     "FIGURES",
@@ -73,6 +80,7 @@ __all__ = [
     "LAYER_GATHERS",
     "LAYER_SUMS",
     "MAX_NUMBER",
+    "PENDING_REDUCTIONS",
     "PRESETS",
     "QUANTIZED",
     "RANK_ORDERS",
@@ -109,6 +117,7 @@ __all__ = [
     "ffn_weights",
     "gathers_per_step",
     "hardware_flops",
+    "in_flat_buckets",
     "is_pp_inside",
     "latent_matrices",
     "layer_matrices",

@@ -31,6 +31,7 @@ from trainer.settings.model import ModelConfig
 from trainer.settings.optimizer import LRScheduler, OptimizerConfig
 from trainer.settings.output import Metrics, Validation
 from trainer.settings.record import ConfigError, Layers, Ranks, Record, Sequences, Steps
+from trainer.states import BUCKET_ELEMENTS
 
 __all__ = [
     "ConfigError",
@@ -126,10 +127,10 @@ class TrainConfig(Record):
         "once, from a whole sum in memory",
     )
     ddp_bucket_size: int = Field(
-        default=16 * 2**20,
+        default=BUCKET_ELEMENTS,
         ge=1,
         le=2**40,
-        description="parameters whose gradients are reduced at once, with ZeRO 0 and 1; a larger "
+        description="parameters whose gradients are reduced at once, with ZeRO 0 to 2; a larger "
         "one is a bucket of its own",
     )
     ranks_per_node: Ranks | None = Field(

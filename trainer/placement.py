@@ -18,7 +18,7 @@ import numpy as np
 from trainer.formats import Format
 from trainer.rules.requirement import DEGREES, refusal
 from trainer.rules.requirements import REQUIREMENTS
-from trainer.states import state_bytes
+from trainer.states import in_flat_buckets, state_bytes
 
 
 class PlacementError(ValueError):
@@ -151,15 +151,15 @@ class Placement:
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether any state but the optimizer's is split: then FSDP2 holds the weights."""
-        return self.gradients.degree > 1
+        """Whether FSDP2 holds the weights, which else lie whole in flat buckets."""
+        quantized = self.gather_format.quantized or self.reduce_format.quantized
+        return not in_flat_buckets(self, quantized)
 
     @property
     def storage_degree(self) -> int:
         """Ranks over which the weights that gathers start from are split.
 
-        Whole weights with split gradients (ZeRO-2) are gathered from the gradients' split once
-        a step, and kept.
+        Under FSDP2 whole weights are gathered from the gradients' split once a step, and kept.
         """
         return self.weights.degree if self.weights.degree > 1 else self.gradients.degree
 

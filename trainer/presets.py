@@ -195,5 +195,6 @@ def place(
         gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
         reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
     )
-    one_copy = bool(masters_are_weights(placement, precision == Format.FP32))
+    in_float32 = precision == Format.FP32
+    one_copy = bool(masters_are_weights(placement, in_float32, not placement.fully_sharded))
     return replace(placement, weights_are_master=one_copy)

@@ -10,6 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+BUCKET_ELEMENTS = 16 * 2**20
+"""Of a flat bucket, unless a configuration says else or one parameter has more."""
+PENDING_REDUCTIONS = 2
+"""Buckets of split gradients that may be on their way at once; each holds whole gradients."""
 Column = Any  # a number, or a numpy column that broadcasts against the others
 
 
@@ -26,20 +30,34 @@ class Shards(Protocol):
     def optimizer_shard(self) -> Column: ...
 
 
-def masters_are_weights(shards: Shards, in_float32: Column) -> Column:
+def in_flat_buckets(shards: Shards, quantized: Column) -> Column:
+    """Whether whole weights can lie in flat buckets, which are split one way: ZeRO 0 to 2.
+
+    Gradients are then whole, or split as the optimizer states are.
+
+    Args:
+        shards: of the states.
+        quantized: whether weights or gradients are on their way.
+    """
+    alike = (shards.weight_shard == 1) & (shards.gradient_shard == shards.optimizer_shard)
+    return (shards.gradient_shard == 1) | alike & np.logical_not(quantized)
+
+
+def masters_are_weights(shards: Shards, in_float32: Column, in_buckets: Column) -> Column:
     """Whether weights and float32 master weights can be one copy, cast as it is gathered.
 
-    Where gradients are whole, that is training in float32; else the weights must be split, and as
-    their optimizer states are.
+    In flat buckets, that is training in float32; else the weights must be split, and as their
+    optimizer states are.
 
     Args:
         shards: of the states.
         in_float32: whether the computation is.
+        in_buckets: whether whole weights lie in flat buckets.
     """
     split = shards.weight_shard > 1
     stored = np.where(split, shards.weight_shard, shards.gradient_shard)
     alike = split & (stored == shards.optimizer_shard)
-    return np.where(shards.gradient_shard == 1, in_float32, alike)
+    return np.where(in_buckets, in_float32, alike)
 
 
 def state_bytes(

@@ -24,9 +24,11 @@ from analysis.cost.activations import (
 from analysis.cost.constants import Constants, constant
 from analysis.cost.experts import as_experts_are_held, on_stage
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
-from analysis.cost.traffic import key_value_bytes
+from analysis.cost.traffic import in_buckets, key_value_bytes
 from search_spaces import Framework
 from trainer import (
+    BUCKET_ELEMENTS,
+    PENDING_REDUCTIONS,
     Mixture,
     expert_weights,
     layer_weights,
@@ -127,7 +129,7 @@ def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dic
     """
     e = jobs.element_bytes
     if framework.sharded_masters:
-        one_copy = masters_are_weights(jobs, e == 4)
+        one_copy = masters_are_weights(jobs, e == 4, in_buckets(jobs, framework))
     else:
         one_copy = np.asarray(e == 4)
     return state_bytes(
@@ -204,6 +206,8 @@ def _stage_memory(
     if jobs.reduces_once.any():
         sums = jobs.reduces_once & (jobs.gradient_shard > 1) & (jobs.gas > 1)
         whole = framework.gradient_bytes * parameters
+        # In flat buckets what is reduced stays in its place.
+        whole = whole * np.where(in_buckets(jobs, framework), 1 - 1 / jobs.gradient_shard, 1.0)
         states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
     if jobs.fp8.any():
         copies = framework.fp8_copy_bytes * (parameters + experts)
@@ -308,6 +312,9 @@ def _working_bytes(
     if (jobs.recompute != NONE).any():
         later = some * (layer_bytes(jobs, framework, np.full(len(jobs), NONE)) - layer)
     leaving = np.minimum(one, most) * (jobs.element_bytes + framework.reduce_bytes)
+    if framework.flat_buckets:
+        flat = in_buckets(jobs, framework)
+        leaving = np.where(flat, _leaving_buckets(stage, matrix, jobs, framework), leaving)
     later = later + np.where(jobs.gradient_shard > 1, leaving, 0.0)
     whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
@@ -317,3 +324,13 @@ def _working_bytes(
         # They grow as the micro-batch's activations go.
         later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
+
+
+def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
+    """Of split gradients in flat buckets: the largest, the bucket it is copied to, those on their
+    way; nothing where they are summed whole.
+    """
+    buckets = (1 + PENDING_REDUCTIONS) * np.maximum(BUCKET_ELEMENTS, matrix)
+    held = np.minimum(buckets, stage_parameters(stage, jobs))
+    found = held * framework.reduce_bytes + matrix * jobs.element_bytes
+    return np.asarray(np.where(jobs.reduces_once & (jobs.gas > 1), 0.0, found))

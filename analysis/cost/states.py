@@ -13,6 +13,7 @@ from analysis.cost.stages import stage_layers
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.traffic import (
     expert_parameters,
+    in_buckets,
     reduces_every_time,
     stage_parameters,
     state_exchanges,
@@ -41,31 +42,39 @@ def exchanges(
         computing: of the device, both passes of one micro-batch on the slowest stage.
         micro: the same with what the device waits for.
     """
-    once_layer = one_adapter(cluster) if framework.one_adapter else cluster
-    # Split weights and gradients come and go layer by layer, and each call has its latency.
+    by_layer = one_adapter(cluster) if framework.one_adapter else cluster
+    # Split weights and gradients come and go layer by layer, and each call has its latency, but for
+    # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
+    flat = in_buckets(jobs, framework)
     exchanges = [state_exchanges(jobs, framework)]
     if jobs.mixture is not None:
         experts = expert_parameters(jobs, framework)
         exchanges.append(state_exchanges(as_experts_are_held(jobs), framework, experts))
 
-    def seconds(name: str, by_layer: bool = False, *, each: bool = True) -> Array | float:
+    def seconds(
+        name: str,
+        calls: Array | float = 1.0,
+        over: Cluster = cluster,
+        *,
+        each: bool = True,
+    ) -> Array | float:
         """Of one kind of exchange: all in a step, or once."""
         found: Array | float = 0.0
         for exchange in (getattr(one, name) for one in exchanges):
-            calls = units if by_layer else 1.0
-            over = once_layer if by_layer else cluster
             timed = _TIMED[exchange.operation]
             taken = calls * timed(over, c, exchange.group, exchange.num_bytes / calls)
             found = found + (exchange.times * taken if each else taken)
         return found
 
     # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
-    gathers = np.asarray(seconds("weights", True) + seconds("secondary", True))
+    gathers = np.asarray(
+        seconds("weights", units, by_layer) + seconds("secondary", units, by_layer)
+    )
     gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
 
     # Split gradients are reduced in every micro-batch or once, then once over what is left.
-    inner = np.asarray(seconds("gradients", True, each=False))
+    inner = np.asarray(seconds("gradients", np.where(flat, 1.0, units), by_layer, each=False))
     once = np.asarray(seconds("gradient_scatter") + seconds("gradient_sum"))
     overlaps = np.where(
         jobs.optimizer_shard > 1,
@@ -79,7 +88,7 @@ def exchanges(
 
     # Whole weights are used as they arrive, in the first forward pass of the next step.
     publish = np.asarray(seconds("publish"))
-    arrives = framework.overlaps_publish & (jobs.gradient_shard == 1) & (jobs.gy * jobs.gz == 1)
+    arrives = framework.overlaps_publish & flat & (jobs.gy * jobs.gz == 1)
     hidden = c.overlap * (1 - _BACKWARD) * computing * arrives
     publish = np.maximum(publish - hidden, np.where(arrives, 0.05, 1.0) * publish)
     return gathers, per_micro + once, publish

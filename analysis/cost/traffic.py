@@ -23,6 +23,7 @@ from trainer import (
     LAYER_SUMS,
     Mixture,
     gathers_per_step,
+    in_flat_buckets,
     share_sent,
     stage_weights,
 )
@@ -82,6 +83,13 @@ def reduces_every_time(jobs: Jobs, framework: Framework) -> Mask:
     """Where whole gradients are reduced after every micro-batch, and not once a step."""
     pipelined = (jobs.pp > 1) & (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     return np.asarray(pipelined & framework.gradients_synced_per_micro_batch)
+
+
+def in_buckets(jobs: Jobs, framework: Framework) -> Mask:
+    """Where gradients are whole, or split in flat buckets beside whole weights."""
+    quantized = (jobs.gather_bits > 0) | (jobs.reduce_bits > 0)
+    flat = framework.flat_buckets & np.asarray(in_flat_buckets(jobs, quantized))
+    return np.asarray(flat | (jobs.gradient_shard == 1))
 
 
 def state_exchanges(

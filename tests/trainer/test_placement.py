@@ -223,7 +223,7 @@ def test_a_group_talks_over_its_widest_link(ranks: list[int], level: str) -> Non
         (Format.BF16, "zero3", 16 / 16),
         (Format.FP32, "zero0", 16),
         (Format.FP32, "zero1", 8 + 8 / 16),
-        (Format.FP32, "zero2", 4 + 16 / 16),
+        (Format.FP32, "zero2", 4 + 12 / 16),
         (Format.FP32, "zero3", 16 / 16),
         (Format.BF16, "hpz", 16 / 16 + 2 / 8),
         (Format.BF16, "mics", 16 / 8),

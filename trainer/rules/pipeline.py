@@ -31,8 +31,8 @@ _ZERO_BUBBLE = tuple(
         (
             "gradients",
             "gradient_shard == 1",
-            "gradient_shard {gradient_shard}: FSDP2 is not given gradients of weights later than "
-            "those of inputs",
+            "gradient_shard {gradient_shard}: split gradients leave behind a backward pass, before "
+            "those of its weights are there",
         ),
         (
             "layers",

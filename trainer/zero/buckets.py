@@ -1,17 +1,17 @@
-"""Data parallelism with whole weights: ZeRO stages 0 and 1 (Rajbhandari et al. 2020).
+"""Data parallelism with whole weights: ZeRO stages 0 to 2 (Rajbhandari et al. 2020).
 
-Weights and gradients of a rank live in a few flat buckets. A bucket's gradients are reduced as
-soon as the last micro-batch's backward pass has filled it, while the pass goes on. Stage 0 gives
-every rank all gradients; stage 1 gives each rank its share, whose weights it alone updates. They
-travel back while the next forward pass goes on, which waits for those of each layer in turn. The
-ranks that share may also be fewer than all, say those of a node.
+Weights of a rank live in a few flat buckets, whose gradients are reduced together, while the
+backward pass goes on. Stage 0 gives every rank all gradients, once a step; stage 1 gives each rank
+its share, whose weights it alone updates; stage 2 does so behind every micro-batch, so that whole
+gradients never stay. Updated weights travel back while the next forward pass goes on, which waits
+for those of each layer in turn. The ranks that share may also be fewer than all, say those of a
+node.
 """
 
 from __future__ import annotations
 
 import functools
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
-from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
+from trainer.model.precision import COMPUTE_DTYPE
 from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
 from trainer.runtime.phase import phase
+from trainer.zero.gradients import BucketGradients, Reductions, SplitGradients, WholeGradients
 from trainer.zero.layout import ROW, fill, padded
 
 
@@ -36,22 +37,24 @@ class Bucket:
         mesh: where this rank stands, and over how many ranks optimizer states are split.
         dtype: of the computation. Gradients are summed in float32 whatever it is.
         device: of the memory.
+        reductions: those on their way, where gradients are reduced behind each micro-batch.
     """
 
     def __init__(
-        self, members: list[Slot], mesh: Mesh, dtype: torch.dtype, device: torch.device
+        self,
+        members: list[Slot],
+        mesh: Mesh,
+        dtype: torch.dtype,
+        device: torch.device,
+        reductions: Reductions | None,
     ) -> None:
         self.traits = members[0].traits
         self.members = members
+        self.sharing = mesh.replicas(mesh.placement.optimizer.degree, 1, "main")
+        self.waiting: list[dist.Work | None] = []
         shares = mesh.placement.optimizer.degree
-        self.sharing = mesh.replicas(shares, 1, "main")
-        self.copies = mesh.replicas(mesh.states.size // shares, shares, "main")
-        self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
-        self.receivers: dict[nn.Parameter, Callable[[Tensor], None]] = {}
-        self.waiting: list[Callable[[], None]] = []
         total = padded(members, shares)
         self.weights = torch.zeros(total, dtype=dtype, device=device)
-        self.grads = torch.zeros(total, device=device)
         self.parameters: list[nn.Parameter] = []
         offset = 0
         for slot in members:
@@ -59,89 +62,23 @@ class Bucket:
             end = offset + old.numel()
             parameter = nn.Parameter(self.weights[offset:end].view(old.shape))
             setattr(slot.module, slot.name, parameter)
-            self._receive(parameter, self.grads[offset:end].view(old.shape))
             self.parameters.append(parameter)
             offset = end
+        self.gradients: BucketGradients
+        if reductions is None:
+            self.gradients = WholeGradients(self.parameters, total, mesh)
+        else:
+            self.gradients = SplitGradients(self.parameters, total, mesh, reductions)
         share = total // shares
         self.begin = mesh.states.rank % shares * share
         self.weight_share = self.weights[self.begin : self.begin + share].view(-1, ROW)
-        self.grad_share = self.grads[self.begin : self.begin + share].view(-1, ROW)
         self.master: nn.Parameter | None = None
-        self.missing = 0
-
-    def _receive(self, parameter: nn.Parameter, view: Tensor) -> None:
-        """Let autograd sum a parameter's gradient into the bucket."""
-        in_place = parameter.dtype == view.dtype
-        if in_place:
-            parameter.grad = view
-        # The garbage collector does not see through autograd's hooks. One that held the bucket,
-        # which holds the parameter, would keep both for ever, and their process groups' threads.
-        weak = weakref.ref(self)
-
-        def arrived(parameter: Tensor) -> None:
-            if not in_place:
-                view.add_(parameter.grad)
-                parameter.grad = None
-            bucket = weak()
-            assert bucket is not None  # whoever runs a backward pass keeps the buckets
-            bucket.missing -= 1
-            if bucket.missing == 0:
-                bucket.reduce()
-
-        def receive(gradient: Tensor) -> None:
-            if in_place:
-                view.add_(gradient)
-            else:
-                parameter.grad = gradient
-            arrived(parameter)
-
-        parameter.register_post_accumulate_grad_hook(arrived)
-        self.receivers[parameter] = receive
 
     def make_master(self) -> nn.Parameter:
         """The float32 weights that the optimizer updates, with their gradients."""
         self.master = nn.Parameter(self.weight_share.float())
-        self.master.grad = self.grad_share
+        self.master.grad = self.gradients.share
         return self.master
-
-    def start_step(self, micro_batches: int) -> None:
-        """Expect so many gradients of every parameter."""
-        self.grads.zero_()
-        self.missing = micro_batches * len(self.parameters)
-
-    def reduce(self) -> None:
-        """Begin to average the gradients over the replicas."""
-        average = dist.ReduceOp.AVG
-        if self.sharing is not None:
-            whole = self.grads.to(self.wire)
-            share = self.grad_share.view(-1)
-            out = share if whole is self.grads else torch.empty_like(share, dtype=self.wire)
-            work = self.sharing.reduce_scatter(out, whole, "gradients", average, async_op=True)
-            self._later(work, out, share)
-        elif self.copies is not None:
-            out = self.grads.to(self.wire)
-            work = self.copies.all_reduce(out, "gradients", average, async_op=True)
-            self._later(work, out, self.grads)
-
-    def finish_reduce(self) -> None:
-        """Until the gradients are final."""
-        self.wait()
-        if self.sharing is not None and self.copies is not None:
-            out = self.grad_share.to(self.wire)
-            self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
-            if out is not self.grad_share:
-                self.grad_share.copy_(out)
-
-    def _later(self, work: dist.Work | None, found: Tensor, wanted: Tensor) -> None:
-        """Wait for the work when asked to, and bring what it found to its place."""
-
-        def finish() -> None:
-            if work is not None:
-                work.wait()
-            if found is not wanted:
-                wanted.copy_(found)
-
-        self.waiting.append(finish)
 
     def publish(self) -> None:
         """Begin to bring the updated weights to the model on every replica."""
@@ -151,12 +88,13 @@ class Bucket:
         if self.sharing is not None:
             share = self.weight_share.view(-1)
             work = self.sharing.all_gather(self.weights, share, "publish", async_op=True)
-            self._later(work, self.weights, self.weights)
+            self.waiting.append(work)
 
     def wait(self) -> None:
-        """Until what was begun is done."""
-        for finish in self.waiting:
-            finish()
+        """Until the updated weights are there."""
+        for work in self.waiting:
+            if work is not None:
+                work.wait()
         self.waiting.clear()
 
     def pieces(self) -> Iterator[Piece]:
@@ -190,9 +128,13 @@ class WholeWeights:
         self.sequence_parallel = config.sequence_parallel and mesh.tp.size > 1
         self.counts = mesh.states.rank < mesh.placement.optimizer.degree
         dtype = COMPUTE_DTYPE[config.precision]
-        every = [slot for stage in stages for slot in slots(stage)]
-        buckets = fill(reversed(every), config.ddp_bucket_size)
-        self.buckets = [Bucket(members, mesh, dtype, device) for members in buckets]
+        split = mesh.placement.gradients.degree > 1 and not config.sums_whole_gradients
+        self.reductions = Reductions() if split else None
+        self.buckets = [
+            Bucket(members, mesh, dtype, device, self.reductions)
+            for stage in reversed(stages)  # each has backward passes of its own
+            for members in fill(reversed([*slots(stage)]), config.ddp_bucket_size)
+        ]
         for stage in stages:
             initialize(stage, "", stage.model, config.seed)
             self._wait_before_use(stage)
@@ -216,12 +158,13 @@ class WholeWeights:
 
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a micro-batch's gradient of a parameter that autograd was not given."""
-        next(b for b in self.buckets if parameter in b.receivers).receivers[parameter](gradient)
+        every = (bucket.gradients for bucket in self.buckets)
+        next(one for one in every if parameter in one.ends).receive(parameter, gradient)
 
     def start_step(self) -> None:
         """Forget the last step's gradients."""
         for bucket in self.buckets:
-            bucket.start_step(self.micro_batches)
+            bucket.gradients.start_step(self.micro_batches)
 
     def end_evaluation(self) -> None:
         """Nothing stays of passes without a backward pass."""
@@ -230,25 +173,25 @@ class WholeWeights:
         """Complete the sums over the mesh; the masters' gradients are then final."""
         phase.name = "communication"
         for bucket in self.buckets:
-            bucket.finish_reduce()
+            bucket.gradients.finish()
         if self.mesh.folded:
             self._sum_both_ends()
         for bucket in self.buckets:
             if bucket.traits.shared and self.mesh.embedding is not None:
-                self.mesh.embedding.all_reduce(bucket.grad_share, "embedding")
+                self.mesh.embedding.all_reduce(bucket.gradients.share, "embedding")
             if (
                 self.sequence_parallel
                 and not bucket.traits.split
                 and self.mesh.tp.group is not None
             ):
-                self.mesh.tp.group.all_reduce(bucket.grad_share, "tensor")
+                self.mesh.tp.group.all_reduce(bucket.gradients.share, "tensor")
             depth = self.mesh.grid.z
             if depth.group is not None and depth.name not in bucket.traits.split:
-                depth.group.all_reduce(bucket.grad_share, "gradient_sync")
+                depth.group.all_reduce(bucket.gradients.share, "gradient_sync")
 
     def _sum_both_ends(self) -> None:
         """Of a tied embedding and its copy in the last stage, where one rank has both."""
-        ends = [bucket.grad_share for bucket in self.buckets if bucket.traits.shared]
+        ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
         if ends:
             one, other = ends
             other.copy_(one.add_(other))

@@ -111,8 +111,8 @@ def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterato
         for units in stages:
             yield from _sharded(units, config, seat, placement)
     else:
-        flat = [parameter for units in stages for parameter in in_order(units)]
-        yield from _whole(flat, config, seat, placement)
+        for units in stages:
+            yield from _whole(list(in_order(units)), config, seat, placement)
     for index in indices:
         if config.tp > 1:
             yield from _tensor(config, seat, index, num_stages)
@@ -172,7 +172,9 @@ def _gathers(config: TrainConfig, placement: Placement, outermost: bool) -> tupl
 def _whole(
     parameters: list[Parameter], config: TrainConfig, seat: _Seat, placement: Placement
 ) -> Iterator[_Calls]:
-    """Of whole weights in buckets; see ``zero``."""
+    """Of the whole weights of a stage, in buckets."""
+    each = placement.gradients.degree > 1 and not config.sums_whole_gradients
+    reductions = config.gas if each else 1
     shares = placement.optimizer.degree
     copies = seat.copies // shares
     wire, stored = placement.reduce_format, placement.weights.format
@@ -181,7 +183,8 @@ def _whole(
         share = total // shares
         if shares > 1:
             level = seat.of_replicas(shares, 1)
-            yield _Calls("gradients", level, (shares - 1) * wire.num_bytes(share))
+            sent = (shares - 1) * wire.num_bytes(share)
+            yield _Calls("gradients", level, sent, reductions)
             yield _Calls("publish", level, (shares - 1) * stored.num_bytes(share))
         if copies > 1:
             size = ring.all_reduce_bytes(wire.num_bytes(share), copies)

@@ -82,17 +82,18 @@ def test_breadth_first_waits_before_each_further_chunk_where_micro_batches_are_f
 
 
 def test_updated_weights_hide_behind_the_next_forward_pass_where_they_do() -> None:
-    """In frameworks that wait for them layer by layer; where weights and gradients are whole."""
+    """In frameworks that wait for them layer by layer; where weights are whole, in flat buckets."""
     of = jobs(
         {"tp": 8, "pp": 1, "dp": 8, "mbs": [1, 1, 1, 64], "gas": 1, "zero_stage": [0, 1, 2, 1]},
         shape("22b"),
     )
     on, c = cluster("frontier"), TimeConstants()
     waits = replace(MESHTUNE, overlaps_publish=False)
-    told = [step(of, on, framework, c) for framework in (waits, MESHTUNE)]
-    every, exposed = (parts.publish for parts in told)
+    loose = replace(MESHTUNE, flat_buckets=False)
+    told = [step(of, on, framework, c) for framework in (waits, MESHTUNE, loose)]
+    every, exposed, by_layer = (parts.publish for parts in told)
     assert every[0] == exposed[0] == 0 and every[1] == every[3] > 0
-    assert exposed[2] == every[2] > 0
+    assert exposed[2] == exposed[1] and by_layer[2] == every[2] > 0
     forward = told[0].forward_backward / 3
     assert exposed[1] == pytest.approx(every[1] - c.overlap * forward[1])
     assert exposed[3] == pytest.approx(0.05 * every[3])

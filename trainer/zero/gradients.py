@@ -1,0 +1,250 @@
+"""Gradients of a bucket: taken from autograd, and averaged over the replicas.
+
+ZeRO 0 and 1 sum a rank's gradients whole over the micro-batches and reduce them once. ZeRO-2
+reduces those of each micro-batch (Rajbhandari et al. 2020, section 5.2): a rank keeps the sum of
+its share, and whole gradients only of the buckets that a backward pass fills and of a few that
+leave.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from trainer.model.precision import WIRE_DTYPE
+from trainer.parallel.mesh import Mesh
+from trainer.states import PENDING_REDUCTIONS
+from trainer.zero.layout import ROW
+
+
+class BucketGradients(ABC):
+    """Of parameters that lie end to end in a bucket.
+
+    Attributes:
+        share: of the mean over replicas and micro-batches, what this rank updates, in float32; all
+            of it where optimizer states are whole. Final once ``finish`` returns.
+
+    Args:
+        parameters: of the bucket, in its order.
+        numel: of the bucket with its padding, in elements.
+        mesh: where this rank stands, and over how many ranks optimizer states are split.
+    """
+
+    share: Tensor
+
+    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh) -> None:
+        self.numel = numel
+        self.count = len(parameters)
+        self.missing = 0
+        shares = mesh.placement.optimizer.degree
+        self.sharing = mesh.replicas(shares, 1, "main")
+        self.copies = mesh.replicas(mesh.states.size // shares, shares, "main")
+        self.wire = WIRE_DTYPE[mesh.placement.reduce_format]
+        # The garbage collector does not see through autograd's hooks. One that held this object,
+        # and so the parameters, would keep all for ever, and process groups' threads with them.
+        weak = weakref.ref(self)
+
+        def arrived(parameter: Tensor) -> None:
+            gradients = weak()
+            assert gradients is not None  # whoever runs a backward pass keeps the buckets
+            gradients._take(parameter)
+
+        self.ends: dict[Tensor, int] = {}
+        end = 0
+        for parameter in parameters:
+            end += parameter.numel()
+            self.ends[parameter] = end
+            parameter.register_post_accumulate_grad_hook(arrived)
+        self.used = end
+
+    def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
+        """Where a parameter's gradient lies in the bucket's."""
+        end = self.ends[parameter]
+        return whole[end - parameter.numel() : end].view(parameter.shape)
+
+    @abstractmethod
+    def start_step(self, micro_batches: int) -> None:
+        """Expect so many gradients of every parameter."""
+
+    @abstractmethod
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Take a micro-batch's gradient that autograd was not given."""
+
+    @abstractmethod
+    def _take(self, parameter: Tensor) -> None:
+        """Take the gradient that autograd has left with its parameter."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Until ``share`` is final."""
+
+    def _average_copies(self) -> None:
+        """Over the ranks that update the same share."""
+        if self.copies is not None:
+            out = self.share.to(self.wire)
+            self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
+            if out is not self.share:
+                self.share.copy_(out)
+
+
+class WholeGradients(BucketGradients):
+    """Summed whole in float32, and reduced behind the step's last micro-batch.
+
+    The reduction begins when the bucket is full, while the backward pass goes on.
+
+    Args:
+        parameters, numel, mesh: see ``BucketGradients``.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], numel: int, mesh: Mesh) -> None:
+        super().__init__(parameters, numel, mesh)
+        self.whole = torch.zeros(numel, device=parameters[0].device)
+        share = numel // mesh.placement.optimizer.degree
+        begin = mesh.states.rank % mesh.placement.optimizer.degree * share
+        self.share = self.whole[begin : begin + share].view(-1, ROW)
+        self.in_place = parameters[0].dtype == self.whole.dtype
+        self.arrive: Callable[[], None] | None = None
+        if self.in_place:
+            for parameter in parameters:
+                parameter.grad = self.part(self.whole, parameter)
+
+    def start_step(self, micro_batches: int) -> None:
+        self.whole.zero_()
+        self.missing = micro_batches * self.count
+
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        self.part(self.whole, parameter).add_(gradient)
+        self._count()
+
+    def _take(self, parameter: Tensor) -> None:
+        if not self.in_place:
+            assert parameter.grad is not None
+            self.part(self.whole, parameter).add_(parameter.grad)
+            parameter.grad = None
+        self._count()
+
+    def _count(self) -> None:
+        self.missing -= 1
+        if self.missing == 0:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        """Begin to average."""
+        average = dist.ReduceOp.AVG
+        work: dist.Work | None
+        if self.sharing is not None:
+            whole, wanted = self.whole.to(self.wire), self.share.view(-1)
+            out = wanted if whole is self.whole else torch.empty_like(wanted, dtype=self.wire)
+            work = self.sharing.reduce_scatter(out, whole, "gradients", average, async_op=True)
+        elif self.copies is not None:
+            out, wanted = self.whole.to(self.wire), self.whole
+            work = self.copies.all_reduce(out, "gradients", average, async_op=True)
+        else:
+            return
+
+        def arrive() -> None:
+            if work is not None:
+                work.wait()
+            if out is not wanted:
+                wanted.copy_(out)
+
+        self.arrive = arrive
+
+    def finish(self) -> None:
+        if self.arrive is not None:
+            self.arrive()
+            self.arrive = None
+        if self.sharing is not None:
+            self._average_copies()
+
+
+class Reductions:
+    """Reductions of split gradients that are on their way, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.pending: deque[Callable[[], None]] = deque()
+
+    def add(self, arrive: Callable[[], None]) -> None:
+        """Note one, and wait for the oldest where there are too many."""
+        self.pending.append(arrive)
+        while len(self.pending) > PENDING_REDUCTIONS:
+            self.pending.popleft()()
+
+    def finish(self) -> None:
+        """Until all have arrived."""
+        while self.pending:
+            self.pending.popleft()()
+
+
+class SplitGradients(BucketGradients):
+    """Reduced behind each micro-batch, and summed in float32 where they are split.
+
+    A backward pass copies them into a buffer, in the format in which they travel; it is freed once
+    they have.
+
+    Args:
+        parameters, numel, mesh: see ``BucketGradients``.
+        reductions: of all buckets of this rank.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        numel: int,
+        mesh: Mesh,
+        reductions: Reductions,
+    ) -> None:
+        super().__init__(parameters, numel, mesh)
+        assert self.sharing is not None  # or nothing is split
+        self.group = self.sharing
+        self.device = parameters[0].device
+        self.reductions = reductions
+        self.share = torch.zeros(numel // self.group.size, device=self.device).view(-1, ROW)
+        self.first = True
+        self.whole: Tensor | None = None
+
+    def start_step(self, micro_batches: int) -> None:
+        self.first = True
+
+    def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        if self.whole is None:
+            self.whole = torch.empty(self.numel, dtype=self.wire, device=self.device)
+            self.whole[self.used :].zero_()
+            self.missing = self.count
+        self.part(self.whole, parameter).copy_(gradient)
+        self.missing -= 1
+        if self.missing == 0:
+            self._reduce(self.whole)
+            self.whole = None
+
+    def _take(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
+        self.receive(parameter, parameter.grad)
+        parameter.grad = None
+
+    def _reduce(self, whole: Tensor) -> None:
+        """Begin to sum a micro-batch's over the replicas."""
+        share, first = self.share.view(-1), self.first
+        direct = first and self.wire == share.dtype
+        out = share if direct else torch.empty_like(share, dtype=self.wire)
+        work = self.group.reduce_scatter(out, whole, "gradients", async_op=True)
+        self.first = False
+
+        def arrive() -> None:
+            if work is not None:
+                work.wait()
+            if not direct:
+                share.copy_(out) if first else share.add_(out)
+
+        self.reductions.add(arrive)
+
+    def finish(self) -> None:
+        self.reductions.finish()
+        self.share.div_(self.group.size)
+        self._average_copies()
