@@ -67,7 +67,7 @@ class BuiltinTrainer(Record):
     ddp_bucket_size: int | None = Field(
         default=None,
         ge=1,
-        description="parameters whose gradients are reduced at once, with ZeRO 0 and 1",
+        description="parameters whose gradients are reduced at once, with ZeRO 0 to 2",
     )
     collective_timeout_s: float | None = Field(default=None, gt=0)
     time_communication: bool | None = Field(
