@@ -17,7 +17,7 @@ CODE = """
 import os, sys
 if os.environ["RANK"] == "0":
     for i in range(1, 8):
-        time = f"{100 + i:.1f}"
+        time = f"{1 + i / 100:.2f}"
         print(f" iteration {i:8d}/ 7 | elapsed time per iteration (ms): {time} | lm loss: 9.1 |")
     sys.exit("no luck") if sys.argv[2] == "4" else None
 """
@@ -57,9 +57,9 @@ def test_it_shows_what_was_done_and_what_was_read_from_where(
         "config.json, trial.json, conf.json",
         "API_KEY of trainer.env",
         "ended         ok",
-        "read          step_time_s = 0.105 s, of 5 of 7 lines in stdout.log;",
-        "elapsed time per iteration (ms): 107.0",
-        "objective     step_time_s.median = 0.105 s",
+        "read          step_time_s = 0.00105 s, of 5 of 7 lines in stdout.log;",
+        "elapsed time per iteration (ms): 1.07",
+        "objective     step_time_s.median = 0.00105 s",
         "does not depend on flag",
         "cost model",
     ):

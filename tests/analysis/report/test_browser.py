@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.report import forests, model_sensitivity
+from analysis.report import forests, model_sensitivity, section
 from analysis.report.page import write_report
 from analysis.run.folder import RunFolder
 from search_spaces import Candidates, load_space
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(not installed(), reason=MISSING)
 
 TRIALS = 130
 FIGURES = [
-    *("history", "expected", "effects-model", "dependence", "effects-failure", "border"),
-    *("compare", "stacks", "parallel", "heat", "nodes"),
+    *("history", "expected", "effects-model", "effects-trials", "dependence", "effects-failure"),
+    *("border", "compare", "stacks", "parallel", "heat", "nodes"),
 ]
 SHOWN = (
     "return [...document.querySelectorAll('#trials tbody tr')].filter(r => !r.hidden)"
@@ -57,8 +57,9 @@ def write_run(folder: Path) -> None:
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("browser")
     write_run(folder / "run")
-    with pytest.MonkeyPatch.context() as patch:  # how sure the ranking is matters elsewhere
+    with pytest.MonkeyPatch.context() as patch:  # how sure rankings are matters elsewhere
         patch.setattr(forests, "NUM_TREES", 20)
+        patch.setattr(section, "LOW_R2", -np.inf)
         for module in (forests, model_sensitivity):
             patch.setattr(module, "NUM_REFITS", 2)
         page = write_report(folder / "run")
