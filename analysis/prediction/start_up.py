@@ -18,6 +18,7 @@ from search_spaces import SearchSpace
 START_UP_S, CPU_START_UP_S = 60.0, 5.0
 PER_NODE_S = 6.3  # how much a node may add: Aurora, published by its centre (2024)
 SPREAD = 0.25  # of start-ups at one number of nodes, as a share
+MOST_SAID = 3  # trials of one number of nodes, of which more say nothing more of the slope
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,18 @@ class StartUp:
         """The line through start-ups, each a number of nodes and its seconds; None without any.
 
         Every number of nodes counts by the median of its trials. The line is drawn towards a level
-        one as far as start-ups scatter: one and two nodes say little of sixty-four.
+        one as far as start-ups scatter, which more trials of the same widths do not mend: one and
+        two nodes say little of sixty-four.
         """
         by_nodes: dict[int, list[float]] = {}
         for nodes, seconds in seen:
             by_nodes.setdefault(nodes, []).append(max(0.0, seconds))
         if not by_nodes:
             return None
-        rows = [(n, statistics.median(every), len(every)) for n, every in by_nodes.items()]
+        rows = [
+            (n, statistics.median(every), min(len(every), MOST_SAID))
+            for n, every in by_nodes.items()
+        ]
         count = sum(weight for *_, weight in rows)
         mean_nodes = sum(weight * n for n, _, weight in rows) / count
         mean_s = sum(weight * s for _, s, weight in rows) / count
@@ -64,6 +69,7 @@ class StartUp:
         width = sum(weight * (n - mean_nodes) ** 2 for n, _, weight in rows)
         doubt = (SPREAD * mean_s / PER_NODE_S) ** 2
         slope = max(0.0, rise / (width + doubt)) if rise else 0.0
+        slope = min(slope, *(s / n for n, s, _ in rows if n)) if slope else slope  # none before it
         base = statistics.median(s - slope * n for n, every in by_nodes.items() for s in every)
         return cls(max(0.0, base), slope)
 
@@ -72,7 +78,6 @@ def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[in
     """Nodes, and seconds that were no steps, of successes that were measured to the end."""
     steps = space.trial.warmup_steps + space.trial.measured_steps
     for trial in trials:
-        step_s = metric(trial.result, "step_time_s.median")
-        if trial.ok and trial.attempts and not trial.stopped_early and step_s and step_s > 0:
-            last = trial.attempts[-1]
-            yield len(last.nodes), last.elapsed_s - steps * float(step_s)
+        step_s, whole = metric(trial.result, "step_time_s.median"), trial.measured
+        if trial.ok and whole and step_s and step_s > 0:
+            yield len(whole.nodes), whole.elapsed_s - steps * float(step_s)

@@ -114,6 +114,12 @@ class Trial:
         return self.ok and bool(complete) and all(a.stopped_early for a in complete)
 
     @property
+    def measured(self) -> Attempt | None:
+        """The latest attempt that succeeded and ran to its last step."""
+        complete = (a for a in reversed(self.attempts) if a.kind == "ok" and not a.stopped_early)
+        return next(complete, None)
+
+    @property
     def measurements(self) -> list[float]:
         """The objective, once for every time that it was measured to the end; at least once."""
         if self.objective is None:

@@ -148,12 +148,11 @@ class NodeHours:
         before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
-        done = [t for t in run.trials.values() if t.ok and not t.stopped_early and t.attempts][
-            -RECENT:
-        ]
+        done = [t for t in run.trials.values() if t.ok and t.measured][-RECENT:]
+        whole = [t.measured for t in done if t.measured]
         predicted = self._predicted_s([*configs, *(t.config for t in done)])
         if predicted is None:
-            longest_s = max((t.attempts[-1].elapsed_s for t in done), default=timeout_s)
+            longest_s = max((one.elapsed_s for one in whole), default=timeout_s)
             return [min(timeout_s, longest_s)] * len(configs)
         steps = self._space.trial.warmup_steps + self._space.trial.measured_steps
         scale, besides = 1.0, None
@@ -162,8 +161,8 @@ class NodeHours:
             steps_s = [_step_time_s(t) or p for t, p in zip(done, before, strict=True)]
             scale = statistics.median(s / p for s, p in zip(steps_s, before, strict=True))
             besides = StartUp.through(
-                (len(t.attempts[-1].nodes), t.attempts[-1].elapsed_s - steps * s)
-                for t, s in zip(done, steps_s, strict=True)
+                (len(one.nodes), one.elapsed_s - steps * s)
+                for one, s in zip(whole, steps_s, strict=True)
             )
         starts_s = [besides.seconds(self._space.num_nodes(c)) if besides else 0.0 for c in configs]
         ours = zip(starts_s, predicted[: len(configs)], strict=True)

@@ -65,10 +65,17 @@ def test_one_number_of_nodes_says_nothing_of_others() -> None:
     assert StartUp.through([]) is None
 
 
-def test_scatter_between_narrow_trials_is_no_slope() -> None:
-    line = StartUp.through([(1, 55.0), (2, 66.0)])
+@pytest.mark.parametrize("trials", [1, 20])
+def test_scatter_between_narrow_trials_is_no_slope(trials: int) -> None:
+    line = StartUp.through([(1, 55.0), (2, 66.0)] * trials)
     assert line is not None
-    assert line.seconds(64) < 2.5 * 60  # the line through both would be at 750
+    assert line.seconds(64) < 4 * 60  # the line through both would be at 750
+
+
+def test_a_steep_rise_between_two_widths_is_not_foretold_of_the_narrow_one() -> None:
+    line = StartUp.through([*[(4, 60.0)] * 6, (8, 400.0)])
+    assert line is not None and line.base_s >= 0
+    assert line.seconds(4) == pytest.approx(60.0)
 
 
 def test_more_nodes_never_start_sooner() -> None:
@@ -80,6 +87,16 @@ def test_what_is_learned_is_what_successes_took_besides_their_steps(space: Searc
     assert StartUp.learned(space, []) == StartUp(START_UP_S)
     failed = trial(8, 500.0, kind="crash")
     assert StartUp.learned(space, [trial(8, 33.0), failed]).seconds(8) == pytest.approx(33.0)
+
+
+@pytest.mark.parametrize("kind", [None, "timeout"])
+def test_repeats_that_run_or_failed_say_nothing(space: SearchSpace, kind: str | None) -> None:
+    measured = trial(8, 33.0)
+    ended = None if kind is None else 1_900.0
+    measured.attempts.append(
+        Attempt(2, "t1r", measured.attempts[0].nodes, 100.0, ended, kind, repeat=True)
+    )
+    assert StartUp.learned(space, [measured]).seconds(8) == pytest.approx(33.0)
 
 
 def test_a_slow_start_on_many_nodes_leaves_less_of_the_time_limit(space: SearchSpace) -> None:

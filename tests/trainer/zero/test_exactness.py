@@ -37,6 +37,7 @@ EXACT = [
         ("gpt", "hpz", "tp2", {"recompute": "full"}),
         ("llama", "zero1", "tp2 sp", {"recompute": "selective"}),
         ("llama", "topo s8", "pp2 vpp2", {}),
+        ("llama", "zero2", "pp2 vpp2", {}),
         ("llama", "zero3 once", "pp2 vpp2", {}),
         ("odd", "topo once", {}),
     )
