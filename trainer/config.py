@@ -31,6 +31,7 @@ from trainer.settings.model import ModelConfig
 from trainer.settings.optimizer import LRScheduler, OptimizerConfig
 from trainer.settings.output import Metrics, Validation
 from trainer.settings.record import ConfigError, Layers, Ranks, Record, Sequences, Steps
+from trainer.stage_layout import StageLayout
 from trainer.states import BUCKET_ELEMENTS
 
 __all__ = [
@@ -289,21 +290,11 @@ class TrainConfig(Record):
         return self.pp > 1 and self.pipeline_schedule not in ("1F1B", "LoopedBFS")
 
     @property
-    def folded(self) -> bool:
-        """Whether the last stage is on the first pipeline rank: stages go there and back."""
-        return self.pp > 1 and self.pipeline_schedule in ("ZBVZeroBubble", "DualPipeV")
-
-    def stages_of(self, pp_rank: int) -> tuple[int, ...]:
-        """The numbers of a pipeline rank's stages, in the order of the model."""
-        if self.folded:
-            return pp_rank, 2 * self.pp - 1 - pp_rank
-        return tuple(range(pp_rank, self.pp * self.vpp, self.pp))
-
-    def pipeline_rank(self, stage: int) -> int:
-        """The pipeline rank that a stage is on."""
-        if self.folded:
-            return min(stage, 2 * self.pp - 1 - stage)
-        return stage % self.pp
+    def stages(self) -> StageLayout:
+        """Those of the pipeline, one without."""
+        folded = self.pp > 1 and self.pipeline_schedule in ("ZBVZeroBubble", "DualPipeV")
+        first, last = self.first_stage_layers, self.last_stage_layers
+        return StageLayout(self.pp, self.vpp, self.model.num_layers, first, last, folded)
 
     @property
     def splits_samples(self) -> bool:
@@ -315,22 +306,6 @@ class TrainConfig(Record):
         """Whether some tokens may not be in the loss."""
         at_ends = self.documents is not None and self.documents.eod_mask_loss
         return self.goldfish is not None or self.loss_mask is not None or at_ends
-
-    def layers_of(self, stage: int) -> range:
-        """The numbers of a stage's layers, of ``pp * vpp`` stages."""
-        held = self._layers_by_rank
-        before = sum(held[self.pipeline_rank(one)] for one in range(stage)) // self.vpp
-        return range(before, before + held[self.pipeline_rank(stage)] // self.vpp)
-
-    @property
-    def _layers_by_rank(self) -> list[int]:
-        """Layers of each pipeline rank, in all of its chunks."""
-        first, last = self.first_stage_layers, self.last_stage_layers
-        sharing = self.pp - (first > 0) - (last > 0)
-        share = (self.model.num_layers - first - last) // max(sharing, 1)
-        held = [share] * self.pp
-        held[0], held[-1] = first or held[0], last or held[-1]
-        return held
 
     @property
     def keeps_products(self) -> bool:

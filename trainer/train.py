@@ -53,9 +53,9 @@ def build_stages(config: TrainConfig, mesh: Mesh, depth: Depth, kernels: Kernels
                 config.recompute,
                 config.recompute_every,
                 config.compile,
-                config.layers_of(index),
+                config.stages.layers(index),
             )
-            for index in config.stages_of(mesh.pp.rank)
+            for index in config.stages.of_rank(mesh.pp.rank)
         ]
         for stage in stages:
             if config.documents is not None:

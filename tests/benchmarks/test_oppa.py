@@ -14,7 +14,7 @@ from benchmarks.search.judge import main
 from benchmarks.search.oppa import BEYOND, OppaPolicy
 from benchmarks.search.parallelism_prior import memory_prior, time_prior
 from meshtune.testing.policies import SPACES, PolicyContract
-from search_spaces import load_space, shipped_cluster
+from search_spaces import SearchSpace, load_space, shipped_cluster
 from workflows import Problem
 from workflows.replay.landscapes import recorded
 from workflows.replay.play import play
@@ -22,6 +22,13 @@ from workflows.replay.play import play
 
 class TestOppa(PolicyContract):
     policy = OppaPolicy
+
+    @pytest.fixture
+    def space(self, tmp_path: Path) -> SearchSpace:
+        """The one that it accepts: priced, for tokens per second."""
+        file = tmp_path / "contract.yaml"
+        file.write_text(SPACES["priced"])
+        return load_space(str(file))
 
 
 @pytest.fixture

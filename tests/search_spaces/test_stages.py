@@ -203,7 +203,7 @@ def test_the_built_in_trainer_has_a_first_and_a_last_stage_of_their_own(
     told = {"first_stage_layers": 7, "last_stage_layers": 9}
     trained = TrainConfig.parse({**config, **told})
     trained.check(4)
-    held = [len(trained.layers_of(stage)) for stage in range(4)]
+    held = [len(trained.stages.layers(stage)) for stage in range(4)]
     counted = stages(34, 4, "even", **told)
     assert held == [7, 9, 9, 9] == [counted.first, counted.second, counted.second, counted.last]
     with pytest.raises(ConfigError, match="no equal share for each other stage of pp 4"):

@@ -62,7 +62,7 @@ class Mesh:
     timeout: timedelta
     """Of every collective in every group."""
     folded: bool
-    """The last stage is on the first pipeline rank: see ``TrainConfig.folded``."""
+    """The last stage is on the first pipeline rank: see ``StageLayout``."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def build_mesh(
         return Group(handle, ranks, topology.level(ranks), traffic)
 
     embedding = None
-    if config.model.tied_embeddings and config.pp > 1 and not config.folded:
+    if config.model.tied_embeddings and config.pp > 1 and not config.stages.folded:
         ends = [[stages[0], stages[-1]] for stages in axes.groups("pp")]
         handle, _ = dist.new_subgroups_by_enumeration(ends, timeout=timeout)
         if mesh.get_local_rank("pp") in (0, config.pp - 1):
@@ -182,7 +182,7 @@ def build_mesh(
         world=group(dist.group.WORLD),
         traffic=traffic,
         timeout=timeout,
-        folded=config.folded,
+        folded=config.stages.folded,
         embedding=embedding,
     )
 

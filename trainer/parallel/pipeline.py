@@ -188,8 +188,8 @@ class Pipeline:
         assert mesh.pp.group is not None
         dist.all_reduce(torch.zeros(1, device=device), group=mesh.pp.group.handle)
         self.group = mesh.pp.group.handle
-        self.numbers = config.stages_of(mesh.pp.rank)
-        self.holder = config.pipeline_rank
+        self.numbers = config.stages.of_rank(mesh.pp.rank)
+        self.holder = config.stages.rank_of
         self.io = [_stage_io(config, mesh, stage, dtype) for stage in stages]
         parts = [
             _LeanStage(

@@ -102,10 +102,11 @@ class _Seat:
 
 def _all_sent(config: TrainConfig, seat: _Seat, placement: Placement) -> Iterator[_Calls]:
     num_stages = config.pp * config.vpp
-    indices = config.stages_of(seat.pp)
+    indices = config.stages.of_rank(seat.pp)
     ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
     stages = [
-        stage_parameters(config.model, i, num_stages, ranks, config.layers_of(i)) for i in indices
+        stage_parameters(config.model, i, num_stages, ranks, config.stages.layers(i))
+        for i in indices
     ]
     if placement.fully_sharded:
         for units in stages:
@@ -190,7 +191,7 @@ def _whole(
             size = ring.all_reduce_bytes(wire.num_bytes(share), copies)
             purpose = "gradients" if shares == 1 else "gradient_sync"
             yield _Calls(purpose, seat.of_replicas(copies, shares), size)
-        if bucket[0].traits.shared and not config.folded:
+        if bucket[0].traits.shared and not config.stages.folded:
             yield _embedding(share, seat)
         if config.tp > 1 and config.sequence_parallel and not bucket[0].traits.split:
             yield _sum("tensor", share * _FLOAT32_BYTES, seat)
@@ -223,7 +224,7 @@ def _tensor(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> It
     first, last = index == 0, index == num_stages - 1
     tokens = model.seq_length // config.cp * config.mbs
     whole = config.format.num_bytes(tokens * model.hidden_size)
-    mine = config.layers_of(index)
+    mine = config.stages.layers(index)
     layers = len(mine)
     sums = LAYER_SUMS * layers + last + first  # the embedding's output is a sum as well
     gathers = LAYER_GATHERS * layers + 2 * last + first
@@ -250,7 +251,7 @@ def _context(config: TrainConfig, seat: _Seat, index: int) -> Iterator[_Calls]:
     model = config.model
     keys = 2 * model.kv_heads // seat.tp * model.head_dim
     size = config.format.num_bytes(model.seq_length // seat.cp * config.mbs * keys)
-    mine = config.layers_of(index)
+    mine = config.stages.layers(index)
     rounds = 3 * len(mine) + config.recomputed(mine)
     yield _Calls("context", seat.of_context(), size, rounds * (seat.cp - 1) * config.gas)
 
@@ -267,5 +268,5 @@ def _pipeline(config: TrainConfig, seat: _Seat, index: int, num_stages: int) -> 
     numel //= config.gy * config.gz
     size = config.format.num_bytes(numel)
     for near in (index + 1, index - 1):
-        if 0 <= near < num_stages and (peer := config.pipeline_rank(near)) != seat.pp:
+        if 0 <= near < num_stages and (peer := config.stages.rank_of(near)) != seat.pp:
             yield _Calls("pipeline", seat.of_stage(peer), size, config.gas)

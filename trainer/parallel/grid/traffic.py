@@ -35,7 +35,7 @@ def grid_calls(config: TrainConfig, stage: int) -> Iterator[GridCalls]:
     """
     model = config.model
     first, last = stage == 0, stage == config.pp * config.vpp - 1
-    mine = config.layers_of(stage)
+    mine = config.stages.layers(stage)
     layers = len(mine)
     again = config.recomputed(mine) if config.recompute == "full" else 0
     tokens = model.seq_length * config.mbs // config.gz
