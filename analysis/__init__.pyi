@@ -38,7 +38,7 @@ from .prediction.residual import (
     unpriced_features,
 )
 from .prediction.scaling import Scaled, scale, scaling_table
-from .prediction.start_up import StartUp
+from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
@@ -202,6 +202,7 @@ __all__ = [
     "search_warnings",
     "sensitivity_figure",
     "start_up_s",
+    "starts_longer_than_it_runs",
     "survival",
     "trajectory",
     "trajectory_figure",

@@ -57,6 +57,7 @@ from .outcome.texts import LauncherTexts
 from .outcome.watch import STDOUT_NAME, watch
 from .pool import NodePool
 from .python import module_argv
+from .rank_server import parsed_python
 from .records import validate, wrong_value
 from .registry import (
     Registry,
@@ -78,6 +79,7 @@ from .srun.shell import NoAnswerError, SlurmError
 from .srun.site import SiteError, load_site, shipped_sites
 from .terminal import printable
 from .trial import (
+    Kept,
     Lease,
     ResultSource,
     TrialSpec,
@@ -99,6 +101,7 @@ __all__ = [
     "EarlyStop",
     "FileError",
     "FoundNothingError",
+    "Kept",
     "Kind",
     "Launcher",
     "LauncherError",
@@ -151,6 +154,7 @@ __all__ = [
     "open_regular",
     "parse_document",
     "parse_json",
+    "parsed_python",
     "plain_scalar",
     "printable",
     "processes",

@@ -37,6 +37,17 @@ class ResultSource:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Ranks that may be forked from processes which outlive a trial, where the launcher has such.
+
+    They hold the trainer's imports, which take longer than a short trial on many nodes.
+    """
+
+    mark: str  # what those processes have in TRIAL_VARIABLE: the same for all of a run
+    modules: tuple[str, ...]  # that they have imported
+
+
+@dataclass(frozen=True)
 class TrialSpec:
     """What to run, whatever gives it processes.
 
@@ -59,6 +70,7 @@ class TrialSpec:
     config: Mapping[str, Any] = field(default_factory=dict)  # for a launcher without processes
     workdir: Path | None = None  # absolute; see started_in
     max_steps: int | None = 10_000  # that its stop rule is told of while it runs; None: all
+    kept: Kept | None = None  # whether its ranks may be forked; None: they are started afresh
 
     @property
     def started_in(self) -> Path:

@@ -74,6 +74,19 @@ class StartUp:
         return cls(max(0.0, base), slope)
 
 
+def starts_longer_than_it_runs(space: SearchSpace, trials: Iterable[Trial]) -> bool:
+    """Whether the first success that was measured to its end took longer to start than to step.
+
+    The first alone: where later ones share a launch, they start sooner.
+    """
+    steps = space.trial.warmup_steps + space.trial.measured_steps
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        if of_first := list(_besides_s(space, [trial])):
+            [(_, start_s)] = of_first
+            return start_s > steps * float(metric(trial.result, "step_time_s.median") or 0.0)
+    return False
+
+
 def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[int, float]]:
     """Nodes, and seconds that were no steps, of successes that were measured to the end."""
     steps = space.trial.warmup_steps + space.trial.measured_steps

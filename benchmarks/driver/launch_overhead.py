@@ -31,7 +31,7 @@ from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import Kept, Lease, TrialSpec
 
 MODULE = "meshtune_nothing"
 IMPORTED = "import torch.distributed\n"
@@ -72,6 +72,13 @@ def main() -> None:
         with minicluster_launcher(Path(folder)) as srun:
             measure("`true`, srun launcher", args.repeats, trial(srun, ("true",), args, folder))
             measure("nothing, srun launcher", args.repeats, trial(srun, NOTHING, args, folder))
+            kept = Kept("meshtune-bench-ranks", (MODULE, f"{MODULE}.__main__"))
+            measure(
+                "nothing, srun launcher, in a kept step",
+                args.repeats,
+                trial(srun, NOTHING, args, folder, kept),
+            )
+            srun.close()
 
 
 def write_module(folder: Path) -> None:
@@ -138,13 +145,17 @@ def bare(ranks: int) -> None:
 
 
 def trial(
-    launcher: Launcher, argv: tuple[str, ...], args: argparse.Namespace, folder: str
+    launcher: Launcher,
+    argv: tuple[str, ...],
+    args: argparse.Namespace,
+    folder: str,
+    kept: Kept | None = None,
 ) -> Trial:
     """A trial of ``argv`` on the launcher's first node."""
-    directory = Path(folder) / f"{launcher.name}-{Path(argv[0]).name}"
+    directory = Path(folder) / f"{launcher.name}-{Path(argv[0]).name}{'-kept' if kept else ''}"
     directory.mkdir()
     lease = Lease(directory.name, (launcher.nodes()[0],))
-    spec = TrialSpec(directory.name, directory, argv, 1, args.ranks, timeout_s=300.0)
+    spec = TrialSpec(directory.name, directory, argv, 1, args.ranks, timeout_s=300.0, kept=kept)
 
     def run() -> None:
         outcome = launcher.run(spec, lease, threading.Event())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -11,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, mode
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, Record, VariableName
 from search_spaces.log_formats import LOG_FORMATS
-from slurm import REDUCTIONS, LogFormat, Pattern
+from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
 from trainer import (
     FURTHER_AXES,
     Documents,
@@ -24,6 +25,9 @@ from trainer import (
 )
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
+
+
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
 class BuiltinTrainer(Record):
@@ -247,6 +251,11 @@ class ConfigFile(Record):
         return self
 
 
+def _is_python(command: Sequence[str | Flags]) -> bool:
+    """Whether its ranks can be forked from a process of Python's."""
+    return parsed_python([entry for entry in command if isinstance(entry, str)]) is not None
+
+
 class TrainerSpec(Record):
     """What a trial runs: the built-in trainer, a well-known one, the user's own command, or an
     installed trainer.
@@ -286,6 +295,12 @@ class TrainerSpec(Record):
         description="folder in which every rank is started, beside the space or absolute; default "
         "the trial's own. Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR",
     )
+    preload: list[ModuleName] | None = Field(
+        default=None,
+        description="modules that are imported once for many trials, as torch: where starting "
+        "takes longer than the steps, srun's processes outlive a trial and fork the next one's "
+        "ranks; default the built-in trainer's own, for a command none; []: never",
+    )
     framework: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
@@ -316,6 +331,11 @@ class TrainerSpec(Record):
             raise ValueError("'axes' goes with 'command'; the built-in trainer has its own")
         if self.files and not own:
             raise ValueError("'files' goes with 'command'")
+        if self.preload and self.command and not _is_python(self.command):
+            raise ValueError(
+                "'preload' goes with a command that starts with python, then a script, -m or -c: "
+                f"found {self.command[0]}"
+            )
         if self.result is not None and not own:
             raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self

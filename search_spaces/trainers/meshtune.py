@@ -17,6 +17,10 @@ class MeshtuneTrainer(Trainer):
     framework = "meshtune"
 
     @property
+    def preload(self) -> Sequence[str]:
+        return ("trainer.__main__",) if self.spec.preload is None else self.spec.preload
+
+    @property
     def axes(self) -> Sequence[str]:
         return self.spec.axes
 

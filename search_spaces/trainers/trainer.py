@@ -101,6 +101,11 @@ class Trainer(ABC):
         return LogFormat()
 
     @property
+    def preload(self) -> Sequence[str]:
+        """Modules that processes which outlive a trial may hold for the next one; none: never."""
+        return self.spec.preload or ()
+
+    @property
     def axes(self) -> Sequence[str]:
         """Parameters that are further parallel axes, innermost first, between tp and dp."""
         return ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import shlex
@@ -21,8 +20,9 @@ from slurm.local.shepherd import Request, marker
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
+from slurm.outcome.rank_ends import first_failure, note_failures
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, Termination, watch
+from slurm.outcome.watch import Termination, watch
 from slurm.python import module_arguments
 from slurm.rendezvous import rank_environment, rendezvous_environment
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
@@ -118,7 +118,7 @@ class LocalLauncher(Launcher):
             stuck_nodes=() if ranks.gone else lease.nodes,
             severed="the shepherd of its ranks was killed" if exit_code is None else "",
             unwritten=ranks.unwritten,
-            said=_note_failures(spec, lease, ranks),
+            said=note_failures(spec, lease, ranks.exit_codes),
         )
         return classify(evidence)
 
@@ -241,24 +241,8 @@ def _free_port() -> int:
 
 
 def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
-    """Of the first rank that failed: those after it were dragged along. None: nobody knows."""
-    failed = [code for code in ranks.exit_codes.values() if code != 0]
-    if failed:
-        return failed[0]
+    """Of the first rank that failed; None: nobody knows."""
+    failed = first_failure(ranks.exit_codes)
+    if failed is not None:
+        return failed
     return None if ranks.lost and len(ranks.exit_codes) < spec.world_size else 0
-
-
-def _note_failures(spec: TrialSpec, lease: Lease, ranks: Ranks) -> str:
-    """Which ranks failed, in lines that are also appended to the log, if it can be written."""
-    lines = [
-        f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
-        + (f"ended with exit code {code}\n" if code > 0 else f"was ended by signal {-code}\n")
-        for rank, code in ranks.exit_codes.items()
-        if code != 0
-    ]
-    said, log = "".join(lines), spec.directory / STDERR_NAME
-    # Not if the disk is full, or the trainer has removed the log or put something in its place.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError), os.fdopen(os.open(log, flags), "wb", buffering=0) as file:
-        file.write(said.encode())
-    return said

@@ -52,7 +52,7 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
         # healthy nodes would be busy for ever. The lease is what keeps two trials apart.
         "--overlap",
         "-K1",
-        f"--time={math.ceil(spec.timeout_s / 60) + 1}",
+        *_time_limit(spec),
         f"--immediate={_STEP_CREATION_S}",
         f"--job-name={spec.name}",
         "--export=ALL",
@@ -103,6 +103,13 @@ def _gpu_options(spec: TrialSpec, site: Site) -> list[str]:
             return [f"--gpus-per-node={spec.ranks_per_node}"]
         case "none":
             return []
+
+
+def _time_limit(spec: TrialSpec) -> list[str]:
+    """Beyond the trial's own; none for a step that outlives its trials."""
+    if math.isinf(spec.timeout_s):
+        return []
+    return [f"--time={math.ceil(spec.timeout_s / 60) + 1}"]
 
 
 def _node_memory(spec: TrialSpec) -> str:

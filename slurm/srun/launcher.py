@@ -8,8 +8,8 @@ import shlex
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from slurm import processes
 from slurm.files import has_room, write_private
@@ -28,18 +28,18 @@ from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.ending import Step, StepEnder
+from slurm.srun.kept_launches import KeptLaunches, kept_mark
+from slurm.srun.kept_step import can_be_forked
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
-from slurm.srun.texts import GAVE_UP, SRUN_TEXTS
+from slurm.srun.texts import SRUN_TEXTS
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
 GONE_DEADLINE_S = 60.0
-_LOOSE_S = 5.0  # for an srun to see that its ranks are gone
-_REPEAT_KILL_S = 5.0
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
-_FIRST_POLL_S, _LAST_POLL_S = 0.1, 2.0
 
 
 class SrunLauncher(Launcher):
@@ -66,11 +66,12 @@ class SrunLauncher(Launcher):
         self.site = site
         self.allocation = allocation or Allocation.current()
         self.max_concurrent = site.max_concurrent_steps
-        self._gone_deadline_s = gone_deadline_s
-        self._patience_s = patience_s
         self._proof = proof or NodeProof(site, self.allocation)
         self._unproven: set[str] = set()  # nodes with processes of an earlier driver, perhaps
         self._pacing = LaunchPacing(site.launch_interval_s)
+        self._ender = StepEnder(self.allocation, self._proof, gone_deadline_s, patience_s)
+        self._kept = KeptLaunches(site, self.allocation, self._ender, self._pacing)
+        self._running = Counter[str]()  # trials, by name
 
     @classmethod
     def from_options(cls, options: LauncherOptions) -> SrunLauncher:
@@ -94,6 +95,20 @@ class SrunLauncher(Launcher):
         stop: threading.Event,
         stop_rule: StopRule | None = None,
     ) -> Outcome:
+        self._running[spec.name] += 1
+        try:
+            most = self.site.max_concurrent_steps - self._running.total()
+            if can_be_forked(spec):
+                return self._kept.run(spec, lease, stop, stop_rule, most)
+            self._kept.make_way(lease, most)
+            return self._run_alone(spec, lease, stop, stop_rule)
+        finally:
+            self._running[spec.name] -= 1
+
+    def _run_alone(
+        self, spec: TrialSpec, lease: Lease, stop: threading.Event, stop_rule: StopRule | None
+    ) -> Outcome:
+        """In a step of its own."""
         argv = self.command(spec, lease)
         environ = srun_environment(
             spec,
@@ -123,7 +138,11 @@ class SrunLauncher(Launcher):
                 stderr=stderr,
                 start_new_session=True,
             )
+        step = Step(spec.name, lease, frozenset({spec.name}), child)
         unwritten = ""
+
+        def said() -> str:
+            return read_log(spec.directory / STDERR_NAME)[0]
 
         def exited() -> bool:
             nonlocal unwritten
@@ -136,11 +155,11 @@ class SrunLauncher(Launcher):
         try:
             watched = watch(spec, exited, stop, stop_rule)
         except BaseException:
-            self._end(spec, lease, child, spec.grace_s)  # whatever went wrong, nothing is left
+            self._ender.end(step, spec.grace_s, said)  # whatever went wrong, nothing is left
             raise
         grace_s = 0.0 if watched.termination is Termination.EXITED else spec.grace_s
         severed = ended_by_others(child, watched, "srun")
-        stuck, ghost = self._end(spec, lease, child, grace_s, doubtful=bool(severed))
+        stuck, ghost = self._ender.end(step, grace_s, said, doubtful=bool(severed))
         # Whatever srun's exit code: it was seen to be 0 after a node had died.
         down: set[str] = set()
         with contextlib.suppress(SlurmError):
@@ -174,7 +193,9 @@ class SrunLauncher(Launcher):
         sruns = {pid for pid in left_behind if processes.name(pid) == "srun"}
 
         def left() -> list[JobStep]:
-            return [s for s in self.allocation.steps_of_user() if s.name in wanted]
+            return [
+                s for s in self.allocation.steps_of_user() if {s.name, kept_mark(s.name)} & wanted
+            ]
 
         def waiting() -> bool:
             return any(processes.is_running(pid) for pid in sruns)
@@ -184,7 +205,7 @@ class SrunLauncher(Launcher):
         def end_waiting() -> None:
             processes.send(sruns, next(signals, signal.SIGKILL))
 
-        steps = self._until_gone(left, waiting, end_waiting) or []
+        steps = self._ender.until_gone(left, waiting, end_waiting) or []
         elsewhere = [s for s in steps if s.job != self.allocation.job]
         elsewhere = [s for s in elsewhere if self._held_elsewhere(s)]
         nodes = self.nodes()
@@ -219,98 +240,6 @@ class SrunLauncher(Launcher):
     def time_left_s(self) -> float | None:
         return self.allocation.time_left_s()
 
-    def _end(
-        self,
-        spec: TrialSpec,
-        lease: Lease,
-        child: subprocess.Popen[bytes],
-        grace_s: float,
-        doubtful: bool = False,
-    ) -> tuple[tuple[str, ...], str]:
-        """Climb the kill ladder as far as needed.
-
-        SIGTERM to srun would kill its tasks without grace, SIGKILL to its process group would
-        leave them running: the step is signalled through Slurm.
-
-        Returns:
-            The nodes that are not proven free; and if all are, but Slurm lists the step still, that
-            it does: its ranks may have waited for a step daemon that somebody had killed.
-        """
-
-        def own() -> list[JobStep]:
-            return [s for s in self.allocation.steps() if s.name == spec.name]
-
-        def end_waiting() -> None:
-            nonlocal doubtful
-            doubtful = True  # it waits for a step that it was never given, or that is forgotten
-            if self._proof.needed():
-                # It ends when its ranks do. Told to end, it would cancel whoever has its step's id.
-                self._proof.unproven(lease.nodes, {spec.name})
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_LOOSE_S)
-            child.terminate()
-
-        if grace_s and child.poll() is None:
-            with contextlib.suppress(SlurmError, subprocess.TimeoutExpired):
-                for step in own():
-                    self.allocation.cancel(step, "TERM")
-                    child.wait(grace_s)
-        listed = self._until_gone(own, lambda: child.poll() is None, end_waiting)
-        if child.poll() is None:
-            child.kill()  # it alone, not its group: its shepherd still ends what it can
-        child.wait()
-        if listed != [] or doubtful or _gave_up(spec) or self._proof.needed():
-            stuck = self._proof.unproven(lease.nodes, {spec.name})
-            if listed and not stuck:
-                return (), f"Slurm could not end its step {listed[0].id}"
-            return stuck, ""
-        return (), ""
-
-    def _until_gone(
-        self,
-        find: Callable[[], list[JobStep]],
-        waiting: Callable[[], bool],
-        end_waiting: Callable[[], None],
-    ) -> list[JobStep] | None:
-        """Cancel steps again and again until Slurm knows none and no srun is left.
-
-        Args:
-            find: steps that have to go.
-            waiting: whether an srun is left, which may yet get its step.
-            end_waiting: ends it.
-
-        Returns:
-            Steps that were not gone by the deadline; None if Slurm did not say.
-        """
-        began = time.monotonic()
-        deadline = began + self._gone_deadline_s
-        next_kill, poll_s = 0.0, _FIRST_POLL_S
-        while True:
-            steps: list[JobStep] | None = None  # Slurm does not answer: nothing is proven
-            with contextlib.suppress(SlurmError):
-                steps = self.allocation.on_live_nodes(find())
-            if steps == [] and not waiting():
-                return []
-            now = time.monotonic()
-            if steps is None and now < began + self._patience_s:
-                deadline = now + self._gone_deadline_s
-            if now > deadline or self._is_over(steps):
-                return steps
-            if now >= next_kill:
-                for step in steps or []:
-                    self.allocation.cancel(step)
-                if not steps and waiting():
-                    end_waiting()
-                next_kill = now + _REPEAT_KILL_S
-            time.sleep(poll_s)
-            poll_s = min(_LAST_POLL_S, 2 * poll_s)
-
-    def _is_over(self, steps: list[JobStep] | None) -> bool:
-        """Whether Slurm does not tell of steps because their job is gone, and they with it."""
-        return steps is None and self.allocation.state() is AllocationState.GONE
-
-
-def _gave_up(spec: TrialSpec) -> bool:
-    """Whether srun has stopped waiting for its step to end: the step may not have."""
-    said, _ = read_log(spec.directory / STDERR_NAME)
-    return GAVE_UP.search(said) is not None
+    def close(self) -> None:
+        """End the steps that wait for a trial."""
+        self._kept.close()

@@ -178,6 +178,8 @@ class Driver:
         left_running = [(t, t.running) for t in self.state.trials.values() if t.running]
         names = [attempt.name for _, attempt in left_running if attempt]
         own = [name for name in names if self._is_own(name)]
+        if self.state.trials and self.space.program.preload:
+            own.append(self.factory.mark)  # of steps that outlived their trials
         opened = Opened(
             space=self.space.name,
             fingerprint=self.space.fingerprint,
@@ -257,6 +259,7 @@ class Driver:
         trial = self.state.trials[number]
         attempt = trial.next_attempt
         spec = self._storage.insist(lambda: self.factory.write(number, attempt, trial.config))
+        spec = replace(spec, kept=self.factory.kept(self.state))
         repeat = trial.ended
         started = Started(
             trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat

@@ -8,9 +8,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis import TRIAL_FILE, Ended, MissingMetricError, RunFolder, Trial, possible
+from analysis import (
+    TRIAL_FILE,
+    Ended,
+    MissingMetricError,
+    Run,
+    RunFolder,
+    Trial,
+    possible,
+    starts_longer_than_it_runs,
+)
 from search_spaces import SearchSpace
-from slurm import BLAMELESS, Kind, Outcome, ResultSource, TrialSpec, clear_attempt, kept_result
+from slurm import (
+    BLAMELESS,
+    Kept,
+    Kind,
+    Outcome,
+    ResultSource,
+    TrialSpec,
+    clear_attempt,
+    kept_result,
+)
 from trainer import ConfigError
 from workflows.search.objectives import figures
 from workflows.search.throughput import completed, contradiction, job_of
@@ -40,6 +58,21 @@ class TrialFactory:
 
     def name(self, number: int, attempt: int) -> str:
         return f"{self.run_id}-{number:04d}-{attempt}"
+
+    @property
+    def mark(self) -> str:
+        """What processes carry that outlive a trial of this run; none of its trials' name."""
+        return f"{self.run_id}-ranks"
+
+    def kept(self, run: Run) -> Kept | None:
+        """Whether trials' ranks are forked from now on: once starting takes longer than the steps.
+
+        The first trial that tells decides, for those after it start faster by this.
+        """
+        modules = tuple(self.space.program.preload)
+        if modules and starts_longer_than_it_runs(self.space, run.trials.values()):
+            return Kept(self.mark, modules)
+        return None
 
     def write(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
         """Write the trial's ``config.json`` and ``trial.json``; return what to start.

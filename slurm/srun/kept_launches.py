@@ -1,0 +1,219 @@
+"""Trials in steps that outlive them; see :mod:`slurm.srun.kept_step`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm import rank_server
+from slurm.files import write_private
+from slurm.logs.text import read_log
+from slurm.outcome.classify import Outcome, classify
+from slurm.outcome.evidence import clear_attempt, gather
+from slurm.outcome.kinds import Kind
+from slurm.outcome.rank_ends import first_failure, note_failures
+from slurm.outcome.step_log import StopRule
+from slurm.outcome.watch import STDERR_NAME, Termination, Watched, ended_by_others, watch
+from slurm.rendezvous import rendezvous_environment
+from slurm.srun.allocation import Allocation
+from slurm.srun.command import srun_argv, srun_environment
+from slurm.srun.ending import StepEnder
+from slurm.srun.kept_step import KeptStep, likeness
+from slurm.srun.pacing import LaunchPacing
+from slurm.srun.shell import SlurmError
+from slurm.srun.site import Site
+from slurm.srun.texts import SRUN_TEXTS
+from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+
+_LET_GO_S = 10.0  # for a step whose servers have nothing left to do
+_PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
+
+
+class KeptLaunches:
+    """Runs trials in kept steps, and ends the steps that are in others' way; for several threads.
+
+    A step is kept only if every rank of its trial is known to have ended, the first not by a
+    signal: the kernel's for want of memory is told of when the step ends. After any other end the
+    step is ended, and the next trial gets a new one.
+
+    Args:
+        site: how srun is spoken to here.
+        allocation: the job whose nodes are used.
+        ender: ends steps.
+        pacing: between two launches.
+    """
+
+    def __init__(
+        self, site: Site, allocation: Allocation, ender: StepEnder, pacing: LaunchPacing
+    ) -> None:
+        self._site = site
+        self._allocation = allocation
+        self._ender = ender
+        self._pacing = pacing
+        self._waiting = _Waiting()
+
+    def make_way(self, lease: Lease, most: int) -> None:
+        """End what waits on these nodes, and the oldest beyond so many steps."""
+        _, others = self._waiting.take(lease)
+        self._end_idle([*others, *self._waiting.take_oldest(most)])
+
+    def close(self) -> None:
+        """End all that wait."""
+        self._end_idle(self._waiting.take_oldest(0))
+
+    def run(
+        self,
+        spec: TrialSpec,
+        lease: Lease,
+        stop: threading.Event,
+        stop_rule: StopRule | None,
+        most: int,
+    ) -> Outcome:
+        """As ``Launcher.run``.
+
+        Args:
+            spec, lease, stop, stop_rule: as there; ``can_be_forked(spec)``.
+            most: further steps that may wait beside this trial's.
+        """
+        clear_attempt(spec.directory)
+        if spec.obstacle:
+            return Outcome(Kind.LAUNCH_FAILURE, message=spec.obstacle)
+        like = likeness(spec, lease)
+        kept, others = self._waiting.take(lease, like)
+        self._end_idle([*others, *self._waiting.take_oldest(most)])
+        if kept is None:
+            if not self._pacing.wait(stop):
+                return Outcome(Kind.CANCELLED, message="stopped before it was launched")
+            kept = self._launch(spec, lease, like)
+        self._write_command(spec, lease, kept)
+        env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
+        kept.start(spec, env)
+        try:
+            watched = watch(spec, kept.over, stop, stop_rule)
+        except BaseException:
+            self._end(kept, spec)  # whatever went wrong, nothing is left
+            kept.finish()
+            raise
+        return self._conclude(kept, spec, lease, watched)
+
+    def _conclude(self, kept: KeptStep, spec: TrialSpec, lease: Lease, watched: Watched) -> Outcome:
+        severed = ended_by_others(kept.step.srun, watched, "srun")
+        if watched.termination is not Termination.EXITED:
+            kept.terminate(spec.grace_s)
+        ended = watched.termination in (Termination.EXITED, Termination.STOPPED_EARLY)
+        killed = (first_failure(kept.codes) or 0) < 0 and watched.early_stop is None
+        stuck: tuple[str, ...] = ()
+        ghost, down = "", set[str]()
+        if ended and kept.all_ended and kept.alive and not killed:
+            unwritten = kept.finish()
+            self._waiting.give_back(kept)
+        else:
+            stuck, ghost = self._end(kept, spec, doubtful=bool(severed))
+            unwritten = kept.finish()
+            with contextlib.suppress(SlurmError):
+                down = self._allocation.down_nodes(_PATIENCE_S)
+        code = kept.exit_code
+        evidence = gather(
+            spec,
+            lease,
+            watched,
+            kept.step.srun.returncode if code is None else code,
+            down_nodes=down,
+            stuck_nodes=stuck,
+            severed=severed or ghost,
+            texts=SRUN_TEXTS,
+            unwritten=unwritten,
+            said=note_failures(spec, lease, kept.codes),
+        )
+        return classify(evidence)
+
+    def _launch(self, spec: TrialSpec, lease: Lease, like: object) -> KeptStep:
+        assert spec.kept is not None
+        of_step = _step_spec(spec)
+        argv = srun_argv(of_step, lease, self._site, self._allocation.cpus_per_node)
+        address = self._address(lease)
+        cpus = self._allocation.cpus_per_node
+        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
+        own = {"SLURM_JOB_ID": self._allocation.job, TRIAL_VARIABLE: spec.kept.mark}
+        return KeptStep(of_step, lease, argv, environ | own, like)
+
+    def _address(self, lease: Lease) -> str:
+        return self._allocation.address(lease.nodes[0])
+
+    def _write_command(self, spec: TrialSpec, lease: Lease, kept: KeptStep) -> None:
+        argv = srun_argv(spec, lease, self._site, self._allocation.cpus_per_node)
+        text = f"# forked in the step {kept.step.name}, which outlives the trial; alone it is\n"
+        write_private(spec.directory / "command.txt", f"{text}{shlex.join(argv)}\n")
+
+    def _end(
+        self, kept: KeptStep, spec: TrialSpec, doubtful: bool = False
+    ) -> tuple[tuple[str, ...], str]:
+        """End a trial and its step; see ``StepEnder.end``."""
+        if kept.all_ended:
+            kept.let_go(_LET_GO_S)
+        # What a rank has started carries the trial's name, a rank itself that of the step.
+        step = replace(kept.step, marks=kept.step.marks | {spec.name})
+
+        def said() -> str:
+            return read_log(spec.directory / STDERR_NAME)[0]
+
+        return self._ender.end(step, 0.0, said, doubtful)
+
+    def _end_idle(self, steps: Sequence[KeptStep]) -> None:
+        for kept in steps:
+            kept.let_go(0.0)  # all of them, before any is waited for
+        for kept in steps:
+            kept.let_go(_LET_GO_S)
+            self._ender.end(kept.step, 0.0, kept.said)
+            kept.finish()
+
+
+def kept_mark(step_name: str) -> str:
+    """What a kept step's processes have in TRIAL_VARIABLE, by the step's name."""
+    return step_name.rpartition("-")[0]
+
+
+def _step_spec(spec: TrialSpec) -> TrialSpec:
+    """A step for trials like this one."""
+    assert spec.kept is not None
+    server = (spec.argv[0], rank_server.__file__, ",".join(spec.kept.modules))
+    name = f"{spec.kept.mark}-{secrets.token_hex(4)}"
+    return replace(spec, name=name, argv=server, timeout_s=float("inf"))
+
+
+class _Waiting:
+    """The steps that wait for a trial; for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps: list[KeptStep] = []  # the newest last
+
+    def take(self, lease: Lease, like: object = None) -> tuple[KeptStep | None, list[KeptStep]]:
+        """A step for a trial on these nodes, if there is one; and those that have to end first.
+
+        Args:
+            lease: the nodes.
+            like: what serves it; see :func:`likeness`. None: nothing does.
+        """
+        with self._lock:
+            on_nodes = [k for k in self._steps if set(k.step.lease.nodes) & set(lease.nodes)]
+            self._steps = [kept for kept in self._steps if kept not in on_nodes]
+        fitting = [kept for kept in on_nodes if kept.alive and kept.like == like]
+        return (fitting[0] if fitting else None), [k for k in on_nodes if k not in fitting[:1]]
+
+    def take_oldest(self, most: int) -> list[KeptStep]:
+        """Those that have waited longest, beyond so many."""
+        with self._lock:
+            beyond = max(0, len(self._steps) - max(0, most))
+            taken, self._steps = self._steps[:beyond], self._steps[beyond:]
+        return taken
+
+    def give_back(self, kept: KeptStep) -> None:
+        """It waits for the next trial."""
+        with self._lock:
+            self._steps.append(kept)

@@ -1,0 +1,243 @@
+"""A step that is kept from trial to trial: its ranks have the trainer's imports done.
+
+Its tasks are :mod:`slurm.rank_server`'s, each of which forks a rank for every trial. So only the
+first of them waits for a step, and for Python and torch on all its nodes; and each has processes of
+its own nevertheless, which no other can disturb.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm import rank_server
+from slurm.log_file import LogFile
+from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
+from slurm.srun.ending import Step
+from slurm.trial import Lease, TrialSpec
+
+FAILURE_GRACE_S = 12.0  # for a trial's other ranks to end by themselves once one has failed
+_WORD = re.compile(rf"{rank_server.WORD} (\{{.*\}})\n".encode())  # after half a line, perhaps
+_LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
+_LAST_TRIES_S = 2.0  # of what a full disk does not take
+_POLL_S = 0.2
+_MOST_UNCLAIMED = 1 << 16  # bytes that srun says while no trial runs; the newest are kept
+_READ_WHEN_PYTHON_STARTS = ("PYTHON", "LD_", "TORCH", "PYTORCH", "MKL_", "KMP_", "GOMP_", "OMP_")
+
+
+def can_be_forked(spec: TrialSpec) -> bool:
+    """Whether the trial's ranks can be forked from a kept step's."""
+    return spec.kept is not None and rank_server.parsed_python(spec.argv) is not None
+
+
+@dataclass
+class _Output:
+    """One of srun's two streams."""
+
+    partial: bytes = b""  # the line so far
+    log: LogFile | None = None  # of the trial that runs
+    codes: dict[int, int] = field(default_factory=dict)  # by rank, in order of their end
+
+
+class KeptStep:
+    """An srun whose tasks wait for trials, one at a time.
+
+    Args:
+        step_spec: its tasks, as a trial that never ends.
+        lease: its nodes.
+        argv, environ: of srun.
+        like: see :func:`likeness`.
+    """
+
+    def __init__(
+        self,
+        step_spec: TrialSpec,
+        lease: Lease,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        like: object,
+    ) -> None:
+        self.like = like
+        self._env = dict(step_spec.env)
+        self._world_size = step_spec.world_size
+        self._lock = threading.Lock()
+        self._trial: TrialSpec | None = None
+        self._failed_s: float | None = None  # when the first rank had failed
+        self._killed = False
+        self._unclaimed = b""
+        self._problem = ""
+        srun = subprocess.Popen(
+            argv,
+            cwd=step_spec.started_in,
+            env=dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
+        )
+        assert step_spec.kept is not None and srun.stdout is not None and srun.stderr is not None
+        marks = frozenset({step_spec.kept.mark})
+        self.step = Step(step_spec.name, lease, marks, srun)
+        self._streams = {srun.stdout.fileno(): _Output(), srun.stderr.fileno(): _Output()}
+        self._out, self._err = self._streams.values()
+        self._pump = threading.Thread(target=self._read, name="kept step", daemon=True)
+        self._pump.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its srun runs."""
+        return self.step.srun.poll() is None
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """How the trial's ranks have ended, in the order of their ends; a signal is negative."""
+        with self._lock:
+            return dict(self._out.codes)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the first rank that failed; 0 if all went well; None if some are not known to have."""
+        failed = [code for code in self.codes.values() if code]
+        return failed[0] if failed else (0 if self.all_ended else None)
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether nothing of the trial is left, and its logs have all that it said."""
+        return all(len(output.codes) == self._world_size for output in (self._out, self._err))
+
+    def start(self, spec: TrialSpec, env: Mapping[str, str]) -> None:
+        """Start a trial, whose folder is made ready; none may run.
+
+        Args:
+            spec: of the trial.
+            env: what its ranks have in their environment that the step has not.
+        """
+        with self._lock:
+            self._trial, self._failed_s, self._killed, self._problem = spec, None, False, ""
+            for output, name in ((self._out, STDOUT_NAME), (self._err, STDERR_NAME)):
+                output.log, output.codes = LogFile(spec.directory / name), {}
+            assert self._err.log is not None
+            self._err.log.write(self._unclaimed)
+            self._unclaimed = b""
+        unset = sorted(self._env.keys() - env.keys())
+        order = {"trial": spec.name, "argv": list(spec.argv), "cwd": str(spec.started_in)}
+        self._order({**order, "env": dict(env), "unset": unset})
+
+    def over(self) -> bool:
+        """Whether the trial is: nothing of it is left, or srun has ended. Does not block.
+
+        Ranks that wait for one that has failed are killed after :data:`FAILURE_GRACE_S`.
+        """
+        if self.all_ended or not self.alive:
+            return True
+        if self._failed_s is None and any(self.codes.values()):
+            self._failed_s = time.monotonic()
+        late = self._failed_s and time.monotonic() - self._failed_s > FAILURE_GRACE_S
+        if late and not self._killed:
+            self._killed = True
+            self._order({"end": signal.SIGKILL})
+        return False
+
+    def terminate(self, grace_s: float) -> None:
+        """Ask the trial's ranks to end, and wait for it at most so long."""
+        self._order({"end": signal.SIGTERM})
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and self.alive and not self.all_ended:
+            time.sleep(0.02)
+
+    def let_go(self, timeout_s: float) -> None:
+        """Tell the servers that nothing more comes, and wait at most so long for srun's end."""
+        assert self.step.srun.stdin is not None
+        with contextlib.suppress(OSError):
+            self.step.srun.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.step.srun.wait(timeout_s)
+
+    def finish(self) -> str:
+        """Close the trial's logs; why lines are missing there, "" if none are.
+
+        Once srun has ended, all that it had said is in them.
+        """
+        if not self.alive:
+            self._pump.join(_LAST_TRIES_S)
+        with self._lock:
+            self._trial = None
+            for output in (self._out, self._err):
+                log, output.log = output.log, None
+                if log is not None:
+                    log.close(_LAST_TRIES_S)
+                    self._problem = self._problem or log.problem
+        return self._problem
+
+    def said(self) -> str:
+        """What srun has said since the last trial."""
+        return self._unclaimed.decode(errors="replace")
+
+    def _order(self, order: Mapping[str, object]) -> None:
+        srun = self.step.srun
+        assert srun.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended, which is seen elsewhere
+            srun.stdin.write(json.dumps(order).encode() + b"\n")
+            srun.stdin.flush()
+
+    def _read(self) -> None:
+        """Sort what srun passes on, until all who could write to it are gone."""
+        left = dict(self._streams)
+        while left:
+            ready, _, _ = select.select(list(left), [], [], _POLL_S)
+            for source in ready:
+                data = os.read(source, 1 << 16)
+                with self._lock:
+                    self._take(left[source], data)
+                if not data:
+                    del left[source]
+
+    def _take(self, output: _Output, data: bytes) -> None:
+        text = output.partial + data
+        # A progress bar ends its lines by a carriage return.
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if not data or len(text) - end > _LONGEST_LINE_BYTES:
+            end = len(text)
+        text, output.partial = text[:end], text[end:]
+        words, text = _WORD.findall(text), _WORD.sub(_line_end, text)
+        if output.log is not None:
+            output.log.write(text)
+        elif output is self._err:
+            self._unclaimed = (self._unclaimed + text)[-_MOST_UNCLAIMED:]
+        for word in words:  # behind all that the rank has said
+            self._note(output, word)
+
+    def _note(self, output: _Output, word: bytes) -> None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # of somebody else's
+            told = json.loads(word)
+            if self._trial is not None and told["trial"] == self._trial.name:
+                output.codes[int(told["rank"])] = int(told["code"])
+
+
+def _line_end(word: re.Match[bytes]) -> bytes:
+    """What stands for a server's word: the end of a last line that its rank had not ended."""
+    before = word.string[: word.start()]
+    return b"" if not before or before.endswith((b"\n", b"\r")) else b"\n"
+
+
+def likeness(spec: TrialSpec, lease: Lease) -> object:
+    """What two trials must have in common for one step to serve both."""
+    assert spec.kept is not None
+    return (
+        lease.nodes,
+        spec.ranks_per_node,
+        spec.cpus_per_rank,
+        spec.memory_bytes_per_rank,
+        spec.argv[0],
+        spec.kept,
+        sorted(item for item in spec.env.items() if item[0].startswith(_READ_WHEN_PYTHON_STARTS)),
+    )

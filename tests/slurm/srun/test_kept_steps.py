@@ -1,0 +1,206 @@
+"""Steps that are kept from trial to trial, on a real Slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshtune.testing.launchers import Running
+from meshtune.testing.process_launchers import ProcessLauncherContract
+from slurm import processes
+from slurm.launcher import Launcher
+from slurm.minicluster.cluster import Minicluster
+from slurm.outcome.kinds import Kind
+from slurm.outcome.step_log import StopRule
+from slurm.srun.launcher import SrunLauncher
+from slurm.trial import TRIAL_VARIABLE, Kept, TrialSpec
+from support.launched_trials import run_on, trial
+from support.srun_trials import step_names
+from support.waiting import wait_for
+
+KEPT = Kept("tested-ranks", ("tomllib",))
+OK = """
+import os, sys
+from pathlib import Path
+Path("server" + os.environ["RANK"]).write_text(str(os.getppid()))
+print("COLOUR", os.environ.get("COLOUR"), "imported", "tomllib" in sys.modules)
+print("half a line", end="", flush=True)
+if os.environ["RANK"] == "0":
+    Path("result.json").write_text('{"status": "ok"}')
+"""
+
+
+@pytest.mark.slurm
+class TestKeptSteps(ProcessLauncherContract):
+    """The launcher keeps to what every launcher does, with trials that are forked."""
+
+    @pytest.fixture
+    def launcher(self, launcher: SrunLauncher) -> Launcher:
+        self.allocation = launcher.allocation
+        return launcher
+
+    def code(self, launcher: Launcher) -> str:
+        return (
+            "from slurm.srun.allocation import Allocation\n"
+            "from slurm.srun.launcher import SrunLauncher\n"
+            "from slurm.srun.site import load_site\n"
+            f"launcher = SrunLauncher(load_site('generic'), Allocation({self.allocation.job!r}))"
+        )
+
+    def start(
+        self,
+        launcher: Launcher,
+        spec: TrialSpec,
+        stop_rule: StopRule | None = None,
+        first_node: int = 0,
+    ) -> Running:
+        kept = Kept("contract-ranks", ("tomllib",))
+        return super().start(launcher, replace(spec, kept=kept), stop_rule, first_node)
+
+
+@pytest.fixture
+def kept(launcher: SrunLauncher) -> Iterator[SrunLauncher]:
+    """The launcher, which keeps no step before or after a test."""
+    yield launcher
+    launcher.close()
+    assert not kept_steps(launcher)
+    assert not servers()
+
+
+def kept_steps(launcher: SrunLauncher) -> set[str]:
+    return {name for name in step_names(launcher) if name.startswith(f"{KEPT.mark}-")}
+
+
+def servers() -> set[int]:
+    """Processes of the test's kept steps: their sruns, servers and ranks."""
+    return processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == KEPT.mark)
+
+
+def kept_trial(folder: Path, name: str, code: str = OK, **changes: Any) -> TrialSpec:
+    return trial(folder, name, code, **{"kept": KEPT, **changes})
+
+
+def parents(spec: TrialSpec) -> list[int]:
+    """The servers that had forked the trial's ranks."""
+    return [int(path.read_text()) for path in sorted(spec.directory.glob("server*"))]
+
+
+@pytest.mark.slurm
+def test_the_next_trial_is_forked_by_the_same_processes(kept: SrunLauncher, tmp_path: Path) -> None:
+    first = kept_trial(tmp_path, "first", env={"COLOUR": "red"})
+    second = kept_trial(tmp_path, "second")
+    for spec, colour in ((first, "red"), (second, "None")):
+        outcome = run_on(kept, spec)
+        assert (outcome.kind, outcome.exit_code) == (Kind.OK, 0), outcome
+        said = (spec.directory / "stdout.log").read_text()
+        assert sorted(said.splitlines()) == 2 * [f"COLOUR {colour} imported True"] + 2 * [
+            "half a line"
+        ]
+        assert (spec.directory / "stderr.log").read_text() == ""
+    assert parents(first) == parents(second)
+    [step] = kept_steps(kept)
+    command = (second.directory / "command.txt").read_text()
+    assert step in command and f"--job-name={second.name}" in command
+
+
+@pytest.mark.slurm
+def test_a_crash_ends_its_trial_and_a_signal_its_step(kept: SrunLauncher, tmp_path: Path) -> None:
+    crash = kept_trial(tmp_path, "crash", f"{OK}\n1 / 0")
+    outcome = run_on(kept, crash)
+    assert (outcome.kind, outcome.exit_code) == (Kind.CRASH, 1), outcome
+    assert "ZeroDivisionError" in outcome.stderr_tail
+    assert "meshtune: rank 0 on " in outcome.stderr_tail
+    [step] = kept_steps(kept)
+    killed = kept_trial(tmp_path, "killed", f"{OK}\nos.kill(os.getpid(), 9)")
+    outcome = run_on(kept, killed)
+    assert (outcome.kind, outcome.exit_code) == (Kind.CRASH, -9), outcome
+    assert parents(crash) == parents(killed)
+    assert not kept_steps(kept)
+    after = kept_trial(tmp_path, "after")
+    assert run_on(kept, after).kind is Kind.OK
+    assert kept_steps(kept) != {step}
+
+
+@pytest.mark.slurm
+def test_a_forked_rank_over_its_hosts_memory_is_told_from_a_crash(
+    kept: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    if not minicluster.limits_memory:
+        pytest.skip("cgroups do not work on this machine")
+    fits = kept_trial(tmp_path, "fits", memory_bytes_per_rank=64 << 20)
+    assert run_on(kept, fits).kind is Kind.OK
+    code = "import os; x = bytearray(400 << 20) if os.environ['RANK'] == '1' else b''"
+    hog = kept_trial(tmp_path, "hog", code, memory_bytes_per_rank=64 << 20)
+    outcome = run_on(kept, hog)
+    assert outcome.kind is Kind.HOST_OOM, outcome
+    assert outcome.suspect_nodes == outcome.lost_nodes == ()
+
+
+@pytest.mark.slurm
+def test_a_trial_that_a_kept_step_cannot_serve_ends_it_first(
+    kept: SrunLauncher, tmp_path: Path
+) -> None:
+    specs = [
+        kept_trial(tmp_path, "narrow"),
+        kept_trial(tmp_path, "wide", num_nodes=2),
+        kept_trial(tmp_path, "settings", env={"PYTHONHASHSEED": "1"}),
+        kept_trial(tmp_path, "alone", kept=None),
+    ]
+    seen = []
+    for spec, steps in zip(specs, (1, 1, 1, 0), strict=True):
+        assert run_on(kept, spec).kind is Kind.OK
+        assert len(kept_steps(kept)) == steps
+        seen.append(parents(spec))
+    assert not set(seen[0]) & set(seen[1]) and not set(seen[1]) & set(seen[2])
+
+
+@pytest.mark.slurm
+def test_a_step_whose_srun_was_killed_while_it_waited_is_replaced(
+    kept: SrunLauncher, tmp_path: Path
+) -> None:
+    first, second = kept_trial(tmp_path, "first"), kept_trial(tmp_path, "second")
+    assert run_on(kept, first).kind is Kind.OK
+    sruns = {pid for pid in servers() if processes.name(pid) == "srun"}
+    processes.send(sruns, signal.SIGKILL)
+    wait_for(lambda: not any(map(processes.is_running, sruns)), "srun is gone")
+    assert run_on(kept, second).kind is Kind.OK
+    assert parents(first) != parents(second)
+
+
+@pytest.mark.slurm
+def test_what_a_killed_driver_kept_is_settled_and_ends_by_itself(
+    kept: SrunLauncher, tmp_path: Path
+) -> None:
+    code = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from slurm.srun.allocation import Allocation\n"
+        "from slurm.srun.launcher import SrunLauncher\n"
+        "from slurm.srun.site import load_site\n"
+        "from slurm.trial import Kept, Lease, TrialSpec\n"
+        f"launcher = SrunLauncher(load_site('generic'), Allocation({kept.allocation.job!r}))\n"
+        "def run(name, node, argv):\n"
+        "    spec = TrialSpec(name, Path(name).absolute(), argv, 1, 2, 600.0,"
+        f" kept=Kept({KEPT.mark!r}, ()))\n"
+        "    spec.directory.mkdir()\n"
+        "    launcher.run(spec, Lease(name, (launcher.nodes()[node],)), threading.Event())\n"
+        "run('idle', 0, (sys.executable, '-c', ''))\n"
+        "run('busy', 1, (sys.executable, '-c', \"open('ready', 'w'); import time;"
+        ' time.sleep(600)"))\n'
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+    wait_for((tmp_path / "busy" / "ready").exists, "a rank runs")
+    assert len(kept_steps(kept)) == 2
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait()
+    kept.settle([KEPT.mark])
+    assert not kept_steps(kept)
+    assert not servers()
