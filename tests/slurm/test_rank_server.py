@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -172,6 +174,12 @@ def test_a_module_that_cannot_be_imported_is_named_and_the_rank_runs(tmp_path: P
     finally:
         server.process.kill()
         server.process.wait()
+
+
+@pytest.mark.parametrize("module", [rank_server, processes])
+def test_an_older_python_of_the_trainers_can_read_it(module: ModuleType) -> None:
+    assert module.__file__ is not None
+    ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))
 
 
 @pytest.mark.parametrize(
