@@ -58,6 +58,7 @@ class Launcher(ABC):
     name: str
     max_concurrent: int = 90
     clock: Clock = Clock()
+    shares_launches: bool = False  # it heeds ``TrialSpec.kept``
     simulated: bool = False  # nothing of it is real: no data is needed, nothing need be synced
 
     @abstractmethod

@@ -52,6 +52,7 @@ class Plan:
         trials: the budget.
         repeats: of finalists; 0: none.
         faults: in the order in which they may come.
+        shared: whether trials share launches.
     """
 
     launcher: str
@@ -63,6 +64,7 @@ class Plan:
     trials: int
     repeats: int = 0
     faults: tuple[Planned, ...] = ()
+    shared: bool = False
 
     @property
     def configurations(self) -> int:
@@ -84,7 +86,8 @@ class Plan:
 
     def __str__(self) -> str:
         faults = ", ".join(f"{f.fault} after {f.after} lines" for f in self.faults) or "no fault"
-        return f"{self.trials} trials of {', '.join(self.cases)}; {faults}"
+        sharing = " in shared launches" if self.shared else ""
+        return f"{self.trials} trials of {', '.join(self.cases)}{sharing}; {faults}"
 
 
 def draw(
@@ -123,6 +126,7 @@ def draw(
         trials=rng.choice([configurations, configurations, max(3, configurations - 2)]),
         repeats=rng.choice([0, 0, 0, 2]),
         faults=faults,
+        shared=launcher == "srun" and rng.choice([False, True]),
     )
 
 

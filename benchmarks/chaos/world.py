@@ -30,6 +30,7 @@ cluster: {{name: chaos, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
 trainer:
   command: [{python}, -m, benchmarks.chaos.trainers, "{{case}}", "{{x}}", {evidence}]
   env: {{CHAOS_SECRET: {secret}}}
+  preload: {preload}
 parameters:
   num_nodes: [{widths}]
   case: [{cases}]
@@ -126,6 +127,7 @@ class World:
             python=sys.executable,
             evidence=self.root / "evidence",
             secret=self.secret,
+            preload="[benchmarks.chaos.rank]" if self.plan.shared else "[]",
             widths=", ".join(map(str, self.plan.widths)),
             cases=", ".join(self.plan.cases),
             xs=", ".join(map(str, self.plan.xs)),

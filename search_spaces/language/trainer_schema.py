@@ -297,9 +297,9 @@ class TrainerSpec(Record):
     )
     preload: list[ModuleName] | None = Field(
         default=None,
-        description="modules that are imported once for many trials, as torch: where starting "
-        "takes longer than the steps, srun's processes outlive a trial and fork the next one's "
-        "ranks; default the built-in trainer's own, for a command none; []: never",
+        description="modules that are imported once for many trials, as torch: srun's processes "
+        "outlive a trial and fork the next one's ranks; default: once starting takes longer than "
+        "the steps the built-in trainer's own, for a command none; []: never",
     )
     framework: str | None = Field(
         default=None,

@@ -54,6 +54,7 @@ class SrunLauncher(Launcher):
     """
 
     name = "srun"
+    shares_launches = True
 
     def __init__(
         self,

@@ -60,6 +60,7 @@ name: mini
 cluster: {{name: mini, gpus_per_node: 2, memory_gib: 1, peak_fp32_tflops: 0.1}}
 trainer:
   command: [{python}, {trainer}, "{{case}}", "{{mbs}}"]
+  preload: {preload}
 parameters:
 {parameters}
 objective: {{maximize: speed}}
@@ -69,12 +70,16 @@ finalists: false
 """
 
 
-def write_space(folder: Path, parameters: str, trials: int) -> Path:
+def write_space(folder: Path, parameters: str, trials: int, preload: str = "[]") -> Path:
     (folder / "train.py").write_text(TRAINER)
     space = folder / "space.yaml"
     space.write_text(
         SPACE.format(
-            python=sys.executable, trainer=folder / "train.py", parameters=parameters, trials=trials
+            python=sys.executable,
+            trainer=folder / "train.py",
+            preload=preload,
+            parameters=parameters,
+            trials=trials,
         )
     )
     return space
@@ -179,12 +184,13 @@ def test_a_hopeless_trial_is_ended_alone_and_its_nodes_are_used_again(
     assert max(t.elapsed_s for t in trials) < 600
 
 
+@pytest.mark.parametrize("preload", ["[]", "[json]"])
 def test_every_failure_is_told_apart_and_the_search_goes_on(
-    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path
+    minicluster: Minicluster, allocate: Callable[[int], str], tmp_path: Path, preload: str
 ) -> None:
     cases = ["ok", "gpu_oom", "host_oom", "crash", "hang", "node"]
     parameters = f"  num_nodes: [1]\n  case: [{', '.join(cases)}]\n  mbs: [1]"
-    space, run_dir = write_space(tmp_path, parameters, trials=6), tmp_path / "run"
+    space, run_dir = write_space(tmp_path, parameters, 6, preload), tmp_path / "run"
     # Not a batch job: the node that the test lets die may not be the driver's own.
     job = allocate(3)
     driver = subprocess.Popen(

@@ -99,6 +99,7 @@ class Driver:
         self._allocation = Allocation(launcher, self.pool, space.trial.timeout_s, self._tell)
         self._results = ResultsFile(folder)
         self._ending: Ending | None = None  # nothing more is started
+        self._told = set[str]()
 
     @property
     def running(self) -> dict[int, Running]:
@@ -259,7 +260,10 @@ class Driver:
         trial = self.state.trials[number]
         attempt = trial.next_attempt
         spec = self._storage.insist(lambda: self.factory.write(number, attempt, trial.config))
-        spec = replace(spec, kept=self.factory.kept(self.state))
+        if self.launcher.shares_launches and (kept := self.factory.kept(self.state)):
+            spec = replace(spec, kept=kept)
+            if self.space.trainer.preload is None:
+                self._tell_once("starting takes longer than the steps: trials share launches now")
         repeat = trial.ended
         started = Started(
             trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat
@@ -327,6 +331,11 @@ class Driver:
 
     def _tell(self, text: str) -> None:
         self.listen(Notice(text), self)
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._tell(text)
 
     def _check_allocation(self) -> None:
         if self._ending:

@@ -65,12 +65,14 @@ class TrialFactory:
         return f"{self.run_id}-ranks"
 
     def kept(self, run: Run) -> Kept | None:
-        """Whether trials' ranks are forked from now on: once starting takes longer than the steps.
+        """Whether trials' ranks are forked from now on.
 
-        The first trial that tells decides, for those after it start faster by this.
+        They are where the space says so, else once starting takes longer than the steps. The first
+        trial that tells decides, for those after it start faster by this.
         """
         modules = tuple(self.space.program.preload)
-        if modules and starts_longer_than_it_runs(self.space, run.trials.values()):
+        asked = self.space.trainer.preload is not None
+        if modules and (asked or starts_longer_than_it_runs(self.space, run.trials.values())):
             return Kept(self.mark, modules)
         return None
 
