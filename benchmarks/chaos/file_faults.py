@@ -119,10 +119,11 @@ def results_unwritable(world: World, planned: Planned) -> Course:
     finally:
         if path.is_dir():
             path.rmdir()
-        if aside.exists() and not path.exists():
-            shutil.move(aside, path)
         driver = world.driver
-        if not path.exists() and driver and driver.poll() in (0, 1):
+        ended = driver is not None and driver.poll() in (0, 1)
+        if aside.exists() and not path.exists() and not ended:
+            shutil.move(aside, path)
+        if not path.exists() and ended:
             code, said = world.ask(*world.command())  # which writes what a finished run lacks
             if not path.exists():
                 world.violate(f"a finished run, continued, has no results.csv ({code}): {said}")
