@@ -9,7 +9,8 @@ and gets its orders as lines of JSON on standard input, which srun hands to all 
 
 The end of standard input is the driver's: whatever runs is killed. When nothing of a rank is left,
 its server says so, on standard output and standard error alike, behind all that the rank had said:
-``MESHTUNE_RANK {"trial", "rank", "code"}``.
+:data:`END_OF_LINE`, then ``MESHTUNE_RANK {"trial", "rank", "code"}`` on a line of its own, which
+slurmstepd passes on in one piece; it cuts lines of more than 1 KiB.
 
 ``python rank_server.py MODULES`` (names, with commas) is started by its path, by the interpreter of
 whatever is trained, and needs nothing but the standard library.
@@ -17,6 +18,7 @@ whatever is trained, and needs nothing but the standard library.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import gc
@@ -24,6 +26,7 @@ import importlib
 import importlib.util
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -33,6 +36,7 @@ from pathlib import Path
 from typing import Any, Sequence  # noqa: UP035 - an interpreter of the user's may be older
 
 WORD = "MESHTUNE_RANK"
+END_OF_LINE = "\x1e\n"  # of a last line that the rank had not ended, or else superfluous
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_AGAIN_S = 0.05  # a process that was being forked may have escaped the signal
@@ -122,21 +126,15 @@ class RankServer:
         before = list(sys.path)
         # Asked of the driver library, it would make CUDA unusable in forks.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        threads = os.environ.get("OPENBLAS_NUM_THREADS")
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is imported
         sys.path.insert(0, _import_folder(order))
         for module in self._modules:
             try:
                 importlib.import_module(module)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 print(f"meshtune: cannot import {module} beforehand: {error}", file=sys.stderr)
             if module.endswith(".__main__"):
                 sys.modules.pop(module, None)  # runpy warns of what it finds there
         sys.path[:] = before
-        if threads is None:
-            del os.environ["OPENBLAS_NUM_THREADS"]
-        else:
-            os.environ["OPENBLAS_NUM_THREADS"] = threads
         gc.freeze()  # collections in the ranks then leave the shared pages shared
 
     def _signal(self, number: int) -> None:
@@ -177,8 +175,8 @@ class RankServer:
 
     def _report(self, code: int) -> None:
         told = json.dumps({"trial": self._trial, "rank": self._rank, "code": code})
-        for output in (1, 2):  # in one piece, behind a last line that the rank had not ended
-            os.write(output, f"{WORD} {told}\n".encode())
+        for output in (1, 2):
+            os.write(output, f"{END_OF_LINE}{WORD} {told}\n".encode())
 
 
 def run_order(order: dict[str, Any]) -> None:
@@ -195,18 +193,33 @@ def run_order(order: dict[str, Any]) -> None:
         if os.environ.get("RANK") == "0":
             print(f"meshtune: starts afresh, as {why}", file=sys.stderr, flush=True)
         os.execvp(argv[0], argv)
-    how, rest = parsed_python(argv) or ("", [])
+    _seed_afresh()
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.ORIGINAL_DIR = order["cwd"]  # where its children start
     sys.path.insert(0, _import_folder(order))
+    how, rest = parsed_python(argv) or ("", [])
+    # As the interpreter does it: a module that stays, for what runs or pickles when it has ended.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.argv = ["-c", *rest[1:]] if how == "-c" else rest
     if how == "-m":
-        sys.argv = rest
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        run: Any = runpy
+        run._run_module_as_main(rest[0])  # what the interpreter itself calls
     elif how == "-c":
-        sys.argv = ["-c", *rest[1:]]
-        main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(rest[0], "<string>", "exec"), main.__dict__)
     else:
-        sys.argv = rest
-        runpy.run_path(rest[0], run_name="__main__")
+        path = Path(order["cwd"], rest[0])
+        main.__file__ = str(path)
+        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+
+
+def _seed_afresh() -> None:
+    """Generators that were seeded when imported, which all trials would share."""
+    random.seed()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
 
 
 def parsed_python(argv: Sequence[str]) -> tuple[str, list[str]] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,17 @@ TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 
 TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
 """Names the trial's folder in every rank's environment, for those that change theirs."""
+
+
+def carries(environ: Mapping[str, str], names: Collection[str]) -> bool:
+    """Whether an environment names one of these trials, or of these marks of kept steps."""
+    name = environ.get(TRIAL_VARIABLE, "")
+    return name in names or kept_mark(name) in names
+
+
+def kept_mark(step_name: str) -> str:
+    """What the names of all of a run's kept steps begin with, by the name of one."""
+    return step_name.rpartition("-")[0] or step_name
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Kept:
     They hold the trainer's imports, which take longer than a short trial on many nodes.
     """
 
-    mark: str  # what those processes have in TRIAL_VARIABLE: the same for all of a run
+    mark: str  # what they have in TRIAL_VARIABLE begins with it: the same for all of a run
     modules: tuple[str, ...]  # that they have imported
 
 

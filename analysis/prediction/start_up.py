@@ -75,12 +75,12 @@ class StartUp:
 
 
 def starts_longer_than_it_runs(space: SearchSpace, trials: Iterable[Trial]) -> bool:
-    """Whether the first success that was measured to its end took longer to start than to step.
+    """Whether the first success to end that was measured whole took longer to start than to step.
 
     The first alone: where later ones share a launch, they start sooner.
     """
     steps = space.trial.warmup_steps + space.trial.measured_steps
-    for trial in sorted(trials, key=lambda trial: trial.number):
+    for trial in sorted(trials, key=lambda trial: trial.ended_t or 0.0):
         if of_first := list(_besides_s(space, [trial])):
             [(_, start_s)] = of_first
             return start_s > steps * float(metric(trial.result, "step_time_s.median") or 0.0)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shlex
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.rank_ends import first_failure, note_failures
 from slurm.outcome.step_log import StopRule
+from slurm.outcome.texts import NO_TEXTS
 from slurm.outcome.watch import STDERR_NAME, Termination, Watched, ended_by_others, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.allocation import Allocation
@@ -28,7 +30,7 @@ from slurm.srun.pacing import LaunchPacing
 from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec
 
 _LET_GO_S = 10.0  # for a step whose servers have nothing left to do
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
@@ -90,10 +92,10 @@ class KeptLaunches:
             if not self._pacing.wait(stop):
                 return Outcome(Kind.CANCELLED, message="stopped before it was launched")
             kept = self._launch(spec, lease, like)
-        self._write_command(spec, lease, kept)
-        env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
-        kept.start(spec, env)
         try:
+            self._write_command(spec, lease, kept)
+            env = {**spec.env, **rendezvous_environment(spec, self._address(lease))}
+            kept.start(spec, env)
             watched = watch(spec, kept.over, stop, stop_rule)
         except BaseException:
             self._end(kept, spec)  # whatever went wrong, nothing is left
@@ -118,6 +120,10 @@ class KeptLaunches:
             with contextlib.suppress(SlurmError):
                 down = self._allocation.down_nodes(_PATIENCE_S)
         code = kept.exit_code
+        # The kernel's kills are told of when the step ends: they may be of a helper of an earlier
+        # trial's, which went on without it.
+        by_kernel = first_failure(kept.codes) in (None, -signal.SIGKILL)
+        texts = SRUN_TEXTS if by_kernel else replace(SRUN_TEXTS, host_oom=NO_TEXTS.host_oom)
         evidence = gather(
             spec,
             lease,
@@ -126,7 +132,7 @@ class KeptLaunches:
             down_nodes=down,
             stuck_nodes=stuck,
             severed=severed or ghost,
-            texts=SRUN_TEXTS,
+            texts=texts,
             unwritten=unwritten,
             said=note_failures(spec, lease, kept.codes),
         )
@@ -138,9 +144,12 @@ class KeptLaunches:
         argv = srun_argv(of_step, lease, self._site, self._allocation.cpus_per_node)
         address = self._address(lease)
         cpus = self._allocation.cpus_per_node
-        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
-        own = {"SLURM_JOB_ID": self._allocation.job, TRIAL_VARIABLE: spec.kept.mark}
-        return KeptStep(of_step, lease, argv, environ | own, like)
+        own = {"SLURM_JOB_ID": self._allocation.job}
+        without, environ = (
+            srun_environment(one, lease, self._site, address, os.environ, cpus) | own
+            for one in (replace(of_step, env={}), of_step)
+        )
+        return KeptStep(of_step, lease, argv, environ, without, like)
 
     def _address(self, lease: Lease) -> str:
         return self._allocation.address(lease.nodes[0])
@@ -171,11 +180,6 @@ class KeptLaunches:
             kept.let_go(_LET_GO_S)
             self._ender.end(kept.step, 0.0, kept.said)
             kept.finish()
-
-
-def kept_mark(step_name: str) -> str:
-    """What a kept step's processes have in TRIAL_VARIABLE, by the step's name."""
-    return step_name.rpartition("-")[0]
 
 
 def _step_spec(spec: TrialSpec) -> TrialSpec:

@@ -26,12 +26,17 @@ from slurm.srun.ending import Step
 from slurm.trial import Lease, TrialSpec
 
 FAILURE_GRACE_S = 12.0  # for a trial's other ranks to end by themselves once one has failed
-_WORD = re.compile(rf"{rank_server.WORD} (\{{.*\}})\n".encode())  # after half a line, perhaps
-_LONGEST_LINE_BYTES = 1 << 20  # what is longer is passed on in pieces
+_WORD = re.compile(rf"(?m)^{rank_server.WORD} (\{{[^{{}}\n]*\}})\n".encode())
+_END_OF_LINE = re.compile(re.escape(rank_server.END_OF_LINE.encode()))
+_LONGEST_LINE_BYTES = 1024  # what is longer is passed on in pieces, as by slurmstepd
 _LAST_TRIES_S = 2.0  # of what a full disk does not take
 _POLL_S = 0.2
 _MOST_UNCLAIMED = 1 << 16  # bytes that srun says while no trial runs; the newest are kept
-_READ_WHEN_PYTHON_STARTS = ("PYTHON", "LD_", "TORCH", "PYTORCH", "MKL_", "KMP_", "GOMP_", "OMP_")
+# Of the loader, the interpreter or a module that is imported: a fork would have missed them.
+_READ_AT_START = (
+    *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    *("TORCH", "PYTORCH", "TRITON_", "NVTE_", "DS_", "XLA_", "JAX_", "HF_", "TRANSFORMERS_"),
+)
 
 
 def can_be_forked(spec: TrialSpec) -> bool:
@@ -44,8 +49,14 @@ class _Output:
     """One of srun's two streams."""
 
     partial: bytes = b""  # the line so far
+    last: bytes = b"\n"  # byte that was passed on
     log: LogFile | None = None  # of the trial that runs
     codes: dict[int, int] = field(default_factory=dict)  # by rank, in order of their end
+
+    def line_end(self, mark: re.Match[bytes]) -> bytes:
+        """What stands for a server's end of line: one, if a line had not been ended."""
+        before = mark.string[: mark.start()][-1:] or self.last
+        return b"" if before in (b"\n", b"\r") else b"\n"
 
 
 class KeptStep:
@@ -55,6 +66,7 @@ class KeptStep:
         step_spec: its tasks, as a trial that never ends.
         lease: its nodes.
         argv, environ: of srun.
+        without: the same environment without the first trial's own variables.
         like: see :func:`likeness`.
     """
 
@@ -64,10 +76,11 @@ class KeptStep:
         lease: Lease,
         argv: Sequence[str],
         environ: Mapping[str, str],
+        without: Mapping[str, str],
         like: object,
     ) -> None:
         self.like = like
-        self._env = dict(step_spec.env)
+        self._before = {name: without.get(name) for name in step_spec.env}
         self._world_size = step_spec.world_size
         self._lock = threading.Lock()
         self._trial: TrialSpec | None = None
@@ -84,9 +97,8 @@ class KeptStep:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in the terminal is the driver's to handle
         )
-        assert step_spec.kept is not None and srun.stdout is not None and srun.stderr is not None
-        marks = frozenset({step_spec.kept.mark})
-        self.step = Step(step_spec.name, lease, marks, srun)
+        assert srun.stdout is not None and srun.stderr is not None
+        self.step = Step(step_spec.name, lease, frozenset({step_spec.name}), srun)
         self._streams = {srun.stdout.fileno(): _Output(), srun.stderr.fileno(): _Output()}
         self._out, self._err = self._streams.values()
         self._pump = threading.Thread(target=self._read, name="kept step", daemon=True)
@@ -128,9 +140,10 @@ class KeptStep:
             assert self._err.log is not None
             self._err.log.write(self._unclaimed)
             self._unclaimed = b""
-        unset = sorted(self._env.keys() - env.keys())
+        whole = {k: v for k, v in self._before.items() if v is not None} | {**env}
+        unset = sorted(self._before.keys() - whole.keys())
         order = {"trial": spec.name, "argv": list(spec.argv), "cwd": str(spec.started_in)}
-        self._order({**order, "env": dict(env), "unset": unset})
+        self._order({**order, "env": whole, "unset": unset})
 
     def over(self) -> bool:
         """Whether the trial is: nothing of it is left, or srun has ended. Does not block.
@@ -208,7 +221,9 @@ class KeptStep:
         if not data or len(text) - end > _LONGEST_LINE_BYTES:
             end = len(text)
         text, output.partial = text[:end], text[end:]
-        words, text = _WORD.findall(text), _WORD.sub(_line_end, text)
+        words, text = _WORD.findall(text), _WORD.sub(b"", text)
+        text = _END_OF_LINE.sub(output.line_end, text)
+        output.last = text[-1:] or output.last
         if output.log is not None:
             output.log.write(text)
         elif output is self._err:
@@ -223,12 +238,6 @@ class KeptStep:
                 output.codes[int(told["rank"])] = int(told["code"])
 
 
-def _line_end(word: re.Match[bytes]) -> bytes:
-    """What stands for a server's word: the end of a last line that its rank had not ended."""
-    before = word.string[: word.start()]
-    return b"" if not before or before.endswith((b"\n", b"\r")) else b"\n"
-
-
 def likeness(spec: TrialSpec, lease: Lease) -> object:
     """What two trials must have in common for one step to serve both."""
     assert spec.kept is not None
@@ -239,5 +248,5 @@ def likeness(spec: TrialSpec, lease: Lease) -> object:
         spec.memory_bytes_per_rank,
         spec.argv[0],
         spec.kept,
-        sorted(item for item in spec.env.items() if item[0].startswith(_READ_WHEN_PYTHON_STARTS)),
+        sorted(item for item in spec.env.items() if item[0].startswith(_READ_AT_START)),
     )

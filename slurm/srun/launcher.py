@@ -29,14 +29,14 @@ from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.ending import Step, StepEnder
-from slurm.srun.kept_launches import KeptLaunches, kept_mark
+from slurm.srun.kept_launches import KeptLaunches
 from slurm.srun.kept_step import can_be_forked
 from slurm.srun.pacing import LaunchPacing
 from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
+from slurm.trial import Lease, TrialSpec, carries, kept_mark
 
 GONE_DEADLINE_S = 60.0
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down
@@ -190,7 +190,7 @@ class SrunLauncher(Launcher):
         wanted = set(names)
         if not wanted:
             return
-        left_behind = processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) in wanted)
+        left_behind = processes.with_environ(lambda env: carries(env, wanted))
         sruns = {pid for pid in left_behind if processes.name(pid) == "srun"}
 
         def left() -> list[JobStep]:

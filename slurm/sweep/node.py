@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection
 
 from slurm import processes
-from slurm.trial import TRIAL_VARIABLE
+from slurm.trial import carries
 
 WORD = "MESHTUNE_SWEPT"
 ALL = "-"
@@ -27,7 +27,7 @@ def end_trials(
     """Kill the processes of these trials on this machine; returns those that are left."""
 
     def of_trial(env: dict[str, str]) -> bool:
-        return env.get(TRIAL_VARIABLE) in names and (rank_variable in env or rank_variable == ALL)
+        return carries(env, names) and (rank_variable in env or rank_variable == ALL)
 
     def find() -> set[int]:
         return processes.with_environ(of_trial)

@@ -121,7 +121,11 @@ def test_exit_codes_are_those_of_the_command(server: Server, program: str, code:
 
 def test_what_a_rank_prints_stands_before_its_end(server: Server) -> None:
     server.run("t", "-c", "import sys; print('half a line', end='', flush=True)")
-    assert server.logs[0].read_text().startswith(f"half a line{rank_server.WORD} ")
+    assert (
+        server.logs[0]
+        .read_text()
+        .startswith(f"half a line{rank_server.END_OF_LINE}{rank_server.WORD} ")
+    )
 
 
 def test_nothing_of_a_rank_is_left_when_its_end_is_told(server: Server, tmp_path: Path) -> None:
@@ -199,3 +203,60 @@ def test_which_commands_can_be_forked(
     argv: list[str], parsed: tuple[str, list[str]] | None
 ) -> None:
     assert parsed_python(argv) == parsed
+
+
+SCRIPT = """
+import atexit, multiprocessing, os, pickle, sys
+NUMBER = {number}
+class Saved:
+    pass
+def number():
+    return NUMBER
+def at_the_end():
+    print("pickled", len(pickle.dumps(Saved())) > 0)
+if __name__ == "__main__":
+    atexit.register(at_the_end)
+    os.chdir("/")
+    print("file", os.path.isfile(__file__), __file__)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print("spawned", pool.apply(number))
+"""
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_a_script_is_the_main_module_for_its_helpers_too(
+    server: Server, tmp_path: Path, as_module: bool
+) -> None:
+    for number in (1, 2):
+        (tmp_path / f"train{number}.py").write_text(SCRIPT.format(number=number))
+        command = ["-m", f"train{number}"] if as_module else [f"train{number}.py"]
+        assert server.run(f"t{number}", *command) == 0, server.logs[1].read_text()
+        said = server.logs[0].read_text()
+        assert f"file True {tmp_path}/train{number}.py" in said
+        assert f"spawned {number}" in said
+        assert said.count("pickled True") == number
+
+
+def test_trials_do_not_share_what_is_random(tmp_path: Path) -> None:
+    server = Server(tmp_path, "random,numpy")
+    try:
+        for trial in ("a", "b"):
+            code = "import random, numpy; print(random.random(), numpy.random.random())"
+            assert server.run(trial, "-c", code) == 0
+        drawn = [line for line in server.logs[0].read_text().splitlines() if line[:2] == "0."]
+        first, second = (line.split() for line in drawn)
+        assert first[0] != second[0] and first[1] != second[1]
+        assert "afresh" not in server.logs[1].read_text()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_a_module_that_ends_the_interpreter_ends_no_rank(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)")
+    server = Server(tmp_path, "ends", PYTHONPATH=str(tmp_path))
+    try:
+        assert server.run("t", "-c", "") == 0
+    finally:
+        server.process.kill()
+        server.process.wait()

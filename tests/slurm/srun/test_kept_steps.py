@@ -21,7 +21,7 @@ from slurm.minicluster.cluster import Minicluster
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
 from slurm.srun.launcher import SrunLauncher
-from slurm.trial import TRIAL_VARIABLE, Kept, TrialSpec
+from slurm.trial import Kept, TrialSpec, carries
 from support.launched_trials import run_on, trial
 from support.srun_trials import step_names
 from support.waiting import wait_for
@@ -81,7 +81,7 @@ def kept_steps(launcher: SrunLauncher) -> set[str]:
 
 def servers() -> set[int]:
     """Processes of the test's kept steps: their sruns, servers and ranks."""
-    return processes.with_environ(lambda env: env.get(TRIAL_VARIABLE) == KEPT.mark)
+    return processes.with_environ(lambda env: carries(env, {KEPT.mark}))
 
 
 def kept_trial(folder: Path, name: str, code: str = OK, **changes: Any) -> TrialSpec:
@@ -204,3 +204,70 @@ def test_what_a_killed_driver_kept_is_settled_and_ends_by_itself(
     kept.settle([KEPT.mark])
     assert not kept_steps(kept)
     assert not servers()
+
+
+@pytest.mark.slurm
+def test_ranks_that_end_within_a_long_line_are_all_seen_to_end(
+    kept: SrunLauncher, tmp_path: Path
+) -> None:
+    """Slurm cuts lines of more than 1 KiB, and another rank's words follow."""
+    code = f"{OK}\nfor out in (sys.stdout, sys.stderr): out.write('x' * int(os.environ['SIZE']))"
+    for extra in (999, 1023, 0):
+        env = {"SIZE": str((20 << 10) + extra)}
+        spec = kept_trial(tmp_path, f"long{extra}", code, num_nodes=4, env=env)
+        assert run_on(kept, spec).kind is Kind.OK
+        said = (spec.directory / "stderr.log").read_text()
+        assert (said.count("x"), set(said)) == (8 * int(env["SIZE"]), {"x", "\n"})
+    assert len(kept_steps(kept)) == 1
+
+
+@pytest.mark.slurm
+def test_a_helper_that_the_kernel_killed_is_not_held_against_a_later_trial(
+    kept: SrunLauncher, minicluster: Minicluster, tmp_path: Path
+) -> None:
+    if not minicluster.limits_memory:
+        pytest.skip("cgroups do not work on this machine")
+    hog = (
+        "import subprocess, sys\n"
+        "hog = [sys.executable, '-c', 'x = bytearray(400 << 20)']\n"
+        "open('helper', 'w').write(str(subprocess.run(hog).returncode))\n"
+    )
+    lossy = kept_trial(tmp_path, "lossy", hog + OK, memory_bytes_per_rank=64 << 20)
+    assert run_on(kept, lossy).kind is Kind.OK
+    assert (lossy.directory / "helper").read_text() == "-9"
+    code = "import os; os.kill(os.getpid(), 11)"
+    broken = kept_trial(tmp_path, "broken", code, memory_bytes_per_rank=64 << 20)
+    assert run_on(kept, broken).kind is Kind.CRASH
+    assert not kept_steps(kept)
+
+
+@pytest.mark.slurm
+def test_a_step_is_not_lost_when_its_trial_cannot_be_written(
+    kept: SrunLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_on(kept, kept_trial(tmp_path, "first")).kind is Kind.OK
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("slurm.srun.kept_launches.write_private", full)
+        with pytest.raises(OSError, match="No space left"):
+            run_on(kept, kept_trial(tmp_path, "second"))
+    assert not kept_steps(kept)
+
+
+@pytest.mark.slurm
+def test_a_variable_of_an_earlier_trial_is_as_it_was_before(
+    kept: SrunLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLOUR", "of the driver")
+    for name, env, colour in (
+        ("first", {"COLOUR": "red"}, "red"),
+        ("second", {}, "of the driver"),
+        ("third", {"COLOUR": "blue"}, "blue"),
+    ):
+        spec = kept_trial(tmp_path, name, env=env)
+        assert run_on(kept, spec).kind is Kind.OK
+        assert f"COLOUR {colour} imported" in (spec.directory / "stdout.log").read_text()
+    assert len(kept_steps(kept)) == 1
