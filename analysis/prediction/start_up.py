@@ -7,30 +7,68 @@ every node (6.3 s a node on Aurora, from ``deepspeed.initialize`` alone), on oth
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
+
+import numpy as np
 
 from analysis.metrics import metric
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
+from slurm import Kind
 
 START_UP_S, CPU_START_UP_S = 60.0, 5.0
 PER_NODE_S = 6.3  # how much a node may add: Aurora, published by its centre (2024)
 SPREAD = 0.25  # of start-ups at one number of nodes, as a share
+GUESSED_SPREAD = 0.5  # of what is expected before any trial, in logarithms
+PER_DOUBLING = 0.35  # added for each doubling of the widest that started: half of twice as long, if
+# all were as wide; on Aurora it is 0.12 from two widths and 0.09 from three
 MOST_SAID = 3  # trials of one number of nodes, of which more say nothing more of the slope
 
 
 @dataclass(frozen=True)
 class StartUp:
-    """A line: seconds whatever the width, and more for every node."""
+    """A line: seconds whatever the width, and more for every node.
+
+    Attributes:
+        base_s, per_node_s: of the line.
+        widest, widths: the most nodes on which a trial started, and how many different numbers of
+            nodes that was seen on; 0 before any.
+        waited: trials that were ended before their first step: nodes and seconds of each. Nothing
+            that wide is expected to start sooner.
+    """
 
     base_s: float
     per_node_s: float = 0.0
+    widest: int = 0
+    widths: int = 0
+    waited: tuple[tuple[int, float], ...] = ()
 
     def seconds(self, num_nodes: Any) -> Any:
-        """From launch to first step; of a number of nodes, or of a column of them."""
-        return self.base_s + self.per_node_s * num_nodes
+        """From launch to first step, in the median; of a number of nodes, or a column of them."""
+        return np.maximum(self.base_s + self.per_node_s * num_nodes, self._least_s(num_nodes))
+
+    def log_sd(self, num_nodes: Any) -> Any:
+        """Standard deviation of the logarithm of the same: more beyond what has started."""
+        if not self.widest:
+            line = GUESSED_SPREAD
+        else:
+            further = np.log2(np.maximum(num_nodes, self.widest) / self.widest)
+            line = np.hypot(SPREAD, PER_DOUBLING / self.widths * further)
+        return np.where(self._least_s(num_nodes) > 0, SPREAD, line)
+
+    def _least_s(self, num_nodes: Any) -> Any:
+        """What those that waited in vain say: by every one of them a spread more than the longest.
+
+        One leaves the next one a chance of a fifth to start as soon as it was ended, two 5 %.
+        """
+        least_s = np.zeros(np.shape(num_nodes))
+        for nodes, seconds in self.waited:
+            alike = sum(1 for others, _ in self.waited if others <= nodes)
+            told_s = seconds * (1 + SPREAD * alike)
+            least_s = np.maximum(least_s, np.where(np.asarray(num_nodes) >= nodes, told_s, 0.0))
+        return least_s
 
     @classmethod
     def expected(cls, space: SearchSpace) -> Self:
@@ -42,8 +80,19 @@ class StartUp:
 
     @classmethod
     def learned(cls, space: SearchSpace, trials: Iterable[Trial]) -> Self:
-        """From what successes took besides their steps; without any, what is expected."""
-        return cls.through(_besides_s(space, trials)) or cls.expected(space)
+        """From what successes took besides their steps; without any, what is expected.
+
+        Those that ended in vain count until one at least as wide has started sooner.
+        """
+        trials = list(trials)
+        started = list(_besides_s(space, trials))
+        line = cls.through(started) or cls.expected(space)
+        waited = tuple(
+            (nodes, waited_s)
+            for nodes, waited_s in _waited_s(space, trials)
+            if not any(n >= nodes and s < waited_s for n, s in started)
+        )
+        return replace(line, waited=waited)
 
     @classmethod
     def through(cls, seen: Iterable[tuple[int, float]]) -> Self | None:
@@ -71,7 +120,7 @@ class StartUp:
         slope = max(0.0, rise / (width + doubt)) if rise else 0.0
         slope = min(slope, *(s / n for n, s, _ in rows if n)) if slope else slope  # none before it
         base = statistics.median(s - slope * n for n, every in by_nodes.items() for s in every)
-        return cls(max(0.0, base), slope)
+        return cls(max(0.0, base), slope, max(by_nodes), len(by_nodes))
 
 
 def starts_longer_than_it_runs(space: SearchSpace, trials: Iterable[Trial]) -> bool:
@@ -94,3 +143,16 @@ def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[in
         step_s, whole = metric(trial.result, "step_time_s.median"), trial.measured
         if trial.ok and whole and step_s and step_s > 0:
             yield len(whole.nodes), whole.elapsed_s - steps * float(step_s)
+
+
+def _waited_s(space: SearchSpace, trials: Sequence[Trial]) -> Iterator[tuple[int, float]]:
+    """Nodes, and seconds, of what timed out before its first step.
+
+    Repeats say nothing: their trial did start. Of a trainer that tells of no steps nobody knows.
+    """
+    attempts = [a for trial in trials for a in trial.attempts]
+    if space.trainer.builtin is None and not any(a.steps for a in attempts):
+        return
+    for attempt in attempts:
+        if attempt.kind == Kind.TIMEOUT and attempt.steps == 0 and not attempt.repeat:
+            yield len(attempt.nodes), attempt.elapsed_s

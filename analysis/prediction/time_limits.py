@@ -18,24 +18,12 @@ def start_up_s(space: SearchSpace) -> float:
     return StartUp.expected(space).base_s
 
 
-def longest_step_s(space: SearchSpace, start_up_s: Array) -> Array:
-    """Seconds above which a step makes a trial end as slow or hanging.
-
-    Args:
-        space: whose time limits count.
-        start_up_s: of trials; shape (n,).
-    """
-    trial = space.trial
-    steps = trial.warmup_steps + trial.measured_steps
-    for_steps_s = np.maximum(0.0, trial.timeout_s - start_up_s)
-    return np.minimum(for_steps_s / steps, trial.no_progress_timeout_s or np.inf)
-
-
 def in_time(space: SearchSpace, prediction: Prediction, trials: Iterable[Trial] = ()) -> Array:
     """Probability that trials end before the time limits of their space.
 
-    Step times are log-normal around the prediction in either state of the network, with the model's
-    own spread.
+    Start-ups are log-normal around what is learned or expected, step times around the prediction in
+    either state of the network, with the model's own spread. Their sum is taken for log-normal with
+    its mean and variance, to first order (Fenton 1960).
 
     Args:
         space: whose time limits count.
@@ -44,11 +32,23 @@ def in_time(space: SearchSpace, prediction: Prediction, trials: Iterable[Trial] 
     """
     from scipy.special import ndtr  # slow to import, and a space is checked without it
 
-    start_s = StartUp.learned(space, trials).seconds(prediction.num_nodes)
-    with np.errstate(divide="ignore"):
-        longest = np.log(longest_step_s(space, start_s))
-    calm, crowded = (
-        ndtr((longest - np.log(state_s)) / prediction.model.log_sd)
-        for state_s in prediction.states_s
-    )
+    trial, log_sd = space.trial, prediction.model.log_sd
+    steps = trial.warmup_steps + trial.measured_steps
+    learned = StartUp.learned(space, trials)
+    start_s = learned.seconds(prediction.num_nodes)
+    start_sd_s = learned.log_sd(prediction.num_nodes) * start_s
+
+    def chance(step_s: Array) -> Array:
+        for_steps_s = steps * step_s
+        total_s = start_s + for_steps_s
+        spread = np.hypot(start_sd_s, log_sd * for_steps_s) / total_s
+        whole = ndtr(np.log(trial.timeout_s / total_s) / spread)
+        if trial.no_progress_timeout_s is None:
+            return np.asarray(whole)
+        each = ndtr(np.log(trial.no_progress_timeout_s / step_s) / log_sd)
+        return np.asarray(
+            np.minimum(whole, each)
+        )  # a step that is too long for one is for the other, too
+
+    calm, crowded = (chance(state_s) for state_s in prediction.states_s)
     return np.asarray(calm + prediction.crowded * (crowded - calm))

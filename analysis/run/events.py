@@ -116,6 +116,7 @@ class Ended:
         message: one line on what was seen.
         stderr_tail: the end of its standard error.
         elapsed_s: from start to end.
+        steps: that it told of, line by line; None: nobody knows.
         nodes: that it held.
         final: False: the trial will run again, or this was a repeat.
         excused: it ended with its allocation, or as nothing could be started: no retry is counted.
@@ -132,6 +133,7 @@ class Ended:
     message: str
     stderr_tail: str = ""
     elapsed_s: float = 0.0
+    steps: int | None = _sparse()
     nodes: Sequence[str] = ()
     final: bool
     excused: bool = _sparse(False)

@@ -200,7 +200,7 @@ def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
         attempt.ended_t = next(own_end, t)
         attempt.kind, attempt.message = event.kind, event.message
         attempt.objective, attempt.objectives = event.objective, objectives
-        attempt.result = result
+        attempt.result, attempt.steps = result, event.steps
         attempt.excused = bool(event.excused)
         attempt.stopped_early = bool(event.early)
         attempt.saved_node_s = float(event.saved_node_s or 0.0)

@@ -40,6 +40,7 @@ class Attempt:
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None  # that it told of, line by line; None: nobody knows
     stopped_early: bool = False  # before its last step: the metrics are of the steps until then
     saved_node_s: float = 0.0  # what that cost less, as far as it is known
 

@@ -36,6 +36,7 @@ class Outcome:
     stderr_tail: str = ""
     exit_code: int | None = None
     elapsed_s: float = 0.0
+    steps: int | None = None  # that it told of; None: nobody knows
     stopped_early: bool = False  # the result is of its steps until then
     saved_s: float = 0.0  # that it would have run on
     suspect_nodes: tuple[str, ...] = ()  # to be quarantined
@@ -80,6 +81,7 @@ def classify(evidence: Evidence) -> Outcome:
         stderr_tail=_tail(evidence.stderr),
         exit_code=evidence.exit_code,
         elapsed_s=evidence.elapsed_s,
+        steps=evidence.steps,
         stopped_early=verdict.early_stop is not None,
         saved_s=verdict.early_stop.saved_s if verdict.early_stop else 0.0,
         suspect_nodes=tuple(n for n in evidence.nodes if n in set(verdict.suspects) - lost),

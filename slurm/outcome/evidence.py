@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm.logs.text import cut_lines, read_log
 from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
-from slurm.outcome.step_log import EarlyStop
+from slurm.outcome.step_log import EarlyStop, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
 from slurm.trial import Lease, TrialSpec
@@ -31,6 +31,7 @@ class Evidence:
     result: Mapping[str, Any] | None = None
     complete: bool = False  # the result is the trainer's own statement, not read from its log
     no_result: str = ""  # why there is none
+    steps: int | None = None  # that its standard output tells of; None: it was not looked for
     stdout: str = ""
     stderr: str = ""
     nodes: tuple[str, ...] = ()
@@ -124,6 +125,7 @@ def gather(
         result=result,
         complete=complete,
         no_result=no_result,
+        steps=len(steps_in(whole_stdout)),
         stdout=stdout,
         stderr=stderr,
         nodes=lease.nodes,

@@ -129,6 +129,7 @@ def _seen(
         nodes=lease.nodes,
         timeout_s=spec.timeout_s,
         no_progress_timeout_s=spec.no_progress_timeout_s,
+        steps=len(steps),
         texts=SRUN_TEXTS,
         **(left if end is Termination.EXITED else {}),
     )

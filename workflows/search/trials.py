@@ -183,6 +183,7 @@ def ended(
         message=message,
         stderr_tail=outcome.stderr_tail,
         elapsed_s=outcome.elapsed_s,
+        steps=outcome.steps,
         nodes=nodes,
         final=final and not trial.ended,  # of a repeat's trial the first result stands
         excused=outcome.excused,

@@ -65,12 +65,12 @@ LINES: list[tuple[Event, str]] = [
     (
         Ended(
             trial=3, attempt=1, kind="ok", objective=2.5, objectives={"speed": 2.5, "num_nodes": 1},
-            message="slow", final=False, early=True, saved_node_s=0.0,
+            message="slow", steps=0, final=False, early=True, saved_node_s=0.0,
         ),
         '"ended", "trial": 3, "attempt": 1, "kind": "ok", "objective": 2.5, '
         '"objectives": {"speed": 2.5, "num_nodes": 1}, "result": null, "message": "slow", '
-        '"stderr_tail": "", "elapsed_s": 0.0, "nodes": [], "final": false, "early": true, '
-        '"saved_node_s": 0.0}',
+        '"stderr_tail": "", "elapsed_s": 0.0, "steps": 0, "nodes": [], "final": false, '
+        '"early": true, "saved_node_s": 0.0}',
     ),
     (Closed(reason="budget: 1 trial"), '"closed", "reason": "budget: 1 trial"}'),
     (Closed(reason="stopped", code=3), '"closed", "reason": "stopped", "code": 3}'),

@@ -150,3 +150,15 @@ def test_the_best_trial_follows_the_goal_and_the_earlier_of_equals_wins(journal,
         book.run_one(trial, {"tp": trial}, "ok", value)
     run = read_run(book.directory)
     assert run.best is not None and run.best.number == best
+
+
+def test_an_attempt_knows_how_many_steps_it_told_of(journal):
+    book = journal()
+    book.propose(0, {"tp": 2})
+    book.start(0)
+    book.end(0, "timeout", steps=0)
+    book.propose(1, {"tp": 4})
+    book.start(1)
+    book.end(1, "timeout")
+    trials = read_run(book.directory).trials
+    assert [trials[n].attempts[0].steps for n in (0, 1)] == [0, None]

@@ -210,3 +210,15 @@ def test_lines_of_steps_alone_are_a_result(tmp_path: Path) -> None:
         "peak_memory_bytes": 4,
         "loss": -1,
     }
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_of_a_trial_that_timed_out_it_is_known_how_many_steps_it_made(
+    tmp_path: Path, steps: int
+) -> None:
+    lines = [f'MESHTUNE_STEP {{"step": {n}}}\n' for n in range(1, steps + 1)]
+    (tmp_path / "stdout.log").write_text("starting\n" + "".join(lines))
+    spec = TrialSpec("t-1", tmp_path, ("x",), 1, 1, 60.0)
+    watched = Watched(Termination.TIMEOUT, 60.0)
+    outcome = classify(gather(spec, Lease("t-1", ("n1",)), watched, None))
+    assert (outcome.kind, outcome.steps) == (Kind.TIMEOUT, steps)

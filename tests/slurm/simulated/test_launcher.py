@@ -144,7 +144,12 @@ def test_a_hang_lasts_until_a_timeout(no_progress_s: float | None, least_s: floa
 def test_a_slow_trial_is_ended_at_its_timeout() -> None:
     outcome = one(CALM, trial(1, config={"step_s": 90.0}))
     assert (outcome.kind, outcome.elapsed_s) == (Kind.TIMEOUT, 600.0)
-    assert outcome.result is None
+    assert outcome.result is None and outcome.steps and 5 <= outcome.steps <= 6
+
+
+def test_a_trial_that_starts_too_slowly_ends_without_a_step() -> None:
+    outcome = one(replace(CALM, start_up_s=3_600.0), trial(1))
+    assert (outcome.kind, outcome.elapsed_s, outcome.steps) == (Kind.TIMEOUT, 600.0, 0)
 
 
 def test_steps_longer_than_the_patience_look_like_a_hang() -> None:
