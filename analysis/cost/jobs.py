@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from search_spaces import NO_LAYOUT
 from trainer import (
+    BUCKET_ELEMENTS,
     FURTHER_AXES,
     Axes,
     Latent,
@@ -106,6 +107,7 @@ class Jobs:
         element_bytes: of weights and activations in the computation: 2 or 4.
         fp8: the layers' matrix products are computed in 8 bits.
         masks_documents: attention takes a mask that keeps documents apart.
+        bucket_elements: parameters of a flat bucket of gradients, where the job says it.
         dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
             node, and from there once to each rank; BY_HABIT, the framework's own way.
         overlaps_dispatch: that happens behind the layers of another micro-batch.
@@ -164,6 +166,7 @@ class Jobs:
     element_bytes: Array
     fp8: Mask
     masks_documents: Mask
+    bucket_elements: Array
     dispatcher: Array
     overlaps_dispatch: Mask
     graphs: Array
@@ -277,6 +280,7 @@ _DEFAULTS: dict[str, Any] = {
     "element_bytes": 2,
     "fp8": 0,
     "masks_documents": 0,
+    "bucket_elements": BUCKET_ELEMENTS,
     "dispatcher": BY_HABIT,
     "overlaps_dispatch": 0,
     "graphs": NO_GRAPHS,

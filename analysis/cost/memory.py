@@ -27,7 +27,6 @@ from analysis.cost.jobs import NONE, Array, Jobs, Mask
 from analysis.cost.traffic import in_buckets, key_value_bytes
 from search_spaces import Framework
 from trainer import (
-    BUCKET_ELEMENTS,
     PENDING_REDUCTIONS,
     Mixture,
     expert_weights,
@@ -330,7 +329,7 @@ def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Fra
     """Of split gradients in flat buckets: the largest, the bucket it is copied to, those on their
     way; nothing where they are summed whole.
     """
-    buckets = (1 + PENDING_REDUCTIONS) * np.maximum(BUCKET_ELEMENTS, matrix)
+    buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.bucket_elements, matrix)
     held = np.minimum(buckets, stage_parameters(stage, jobs))
     found = held * framework.reduce_bytes + matrix * jobs.element_bytes
     return np.asarray(np.where(jobs.reduces_once & (jobs.gas > 1), 0.0, found))

@@ -68,7 +68,10 @@ def jobs_from(
         columns["etp"] = known.get("etp", known["tp"])
     precision = known.get("precision", "bf16")
     columns["fp8"] = np.isin(precision, FP8)
-    documents = space.trainer.builtin and space.trainer.builtin.documents
+    builtin = space.trainer.builtin
+    if builtin is not None and builtin.ddp_bucket_size is not None:
+        columns["bucket_elements"] = builtin.ddp_bucket_size
+    documents = builtin and builtin.documents
     columns["masks_documents"] = bool(documents and documents.reset_attention_mask)
     axes = space.program.axes
     columns |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}

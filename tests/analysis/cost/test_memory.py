@@ -43,6 +43,7 @@ from trainer.parallel import loss
 from trainer.placement import Placement, Topology
 from trainer.presets import PRESETS, Wishes, place
 from trainer.sizes import stage_weights
+from trainer.states import BUCKET_ELEMENTS, PENDING_REDUCTIONS
 
 GIB = 2.0**30
 PARAMETERS = 1_000_003
@@ -171,6 +172,18 @@ def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
     one = job.tokens * job.element_bytes * job.vocab_size / job.tp
     waiting = waiting_logits_bytes(job, last.in_flight)
     assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
+
+
+def test_buckets_of_split_gradients_are_as_large_as_the_job_says() -> None:
+    """Those that the trainer fills: three at a time, and no smaller than the largest matrix."""
+    sizes = np.array([BUCKET_ELEMENTS, 4 * BUCKET_ELEMENTS, 1])
+    shape = {"hidden_size": 2048, "ffn_size": 2048, "vocab_size": 128, "seq_length": 128}
+    job = gpt(dp=8, mbs=1, tp=1, pp=1, zero_stage=2, num_layers=48, **shape, bucket_elements=sizes)
+    habits = framework_named("meshtune")
+    usual, large, small = memory(job, habits, MemoryConstants()).working
+    in_transit = (1 + PENDING_REDUCTIONS) * habits.reduce_bytes
+    assert large - usual == pytest.approx(in_transit * 3 * BUCKET_ELEMENTS)
+    assert usual - small == pytest.approx(in_transit * (BUCKET_ELEMENTS - 2048 * 2048))
 
 
 def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:

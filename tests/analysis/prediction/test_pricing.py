@@ -189,6 +189,20 @@ def test_masks_of_documents_have_a_price(tmp_path: Path) -> None:
     assert found[1].step_time_s[0] > found[0].step_time_s[0] == found[2].step_time_s[0]
 
 
+def test_the_size_of_buckets_is_the_spaces_own(tmp_path: Path) -> None:
+    config = {"engine": "meshtune", "mbs": 1, "gas": 4, "zero_stage": 2}
+    plain = engines(tmp_path, "plain", ["meshtune"])
+    content = yaml.safe_load(Path(plain.space.file).read_text())
+    found = [plain.predict([config])]
+    for size in (2**24, 2**30):  # the default, and more than the largest matrix
+        content["trainer"]["builtin"]["ddp_bucket_size"] = size
+        path = tmp_path / f"buckets_{size}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        found.append(Pricing(load_space(path)).predict([config]))
+    unsaid, usual, large = (float(one.peak_bytes[0]) for one in found)
+    assert unsaid == usual < large
+
+
 def test_a_limit_on_a_gpu_is_on_what_the_allocator_reserves(tmp_path: Path) -> None:
     """As ``trainer.runtime.memory.limit_memory`` sets it: the context is beside it."""
     config = {"engine": "meshtune", "mbs": 1, "gas": 4, "zero_stage": 1}
