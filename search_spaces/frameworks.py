@@ -43,6 +43,12 @@ class Framework:
             the last where there is a pipeline (FSDP2 neither reshards nor reduces between them).
         masked_dropout: keeps dropout masks, 1 byte an element (Korthikanti et al. 2022); models
             with gated units are trained without dropout.
+        fused_layers: a gated unit's gate and product are one kernel, and so is rotation: what the
+            former begins with is kept, and what the latter ends with.
+        placeholder_gradients: a weight's gradient is added to the accumulated one by the product
+            itself, and a matrix of its shape stands for it in autograd: one stays for each shape
+            of a layer's matrices (Transformer Engine from 2.3 on), the output layer's comes and
+            goes.
         logits_bytes: per logit at the loss, of all copies that are in float32 whatever layers
             compute in.
         logit_copies: of a logit, in the format in which layers compute.
@@ -99,6 +105,8 @@ class Framework:
     keeps_products: Literal["", "second", "all"] = ""
     whole_in_pipelines: bool = False
     masked_dropout: bool = False
+    fused_layers: bool = False
+    placeholder_gradients: bool = False
     logits_bytes: float = 8
     logit_copies: float = 0
     overlaps_gradients: bool = True
@@ -151,15 +159,28 @@ NANOTRON = Framework(
     reports="reserved",
     reports_first_stage=True,
 )
-MEGATRON_LM = Framework("megatron-lm", masked_dropout=True, stage_settings=STAGE_SETTINGS)
+MEGATRON_LM = Framework(
+    "megatron-lm",
+    masked_dropout=True,
+    fused_layers=True,
+    placeholder_gradients=True,
+    stage_settings=STAGE_SETTINGS,
+)
 # Before flash attention: the Megatron papers' and BigScience's runs of 2021 and 2022.
 MEGATRON_LM_V3 = replace(
-    MEGATRON_LM, name="megatron-lm-v3", flash_attention=False, stage_settings=()
+    MEGATRON_LM,
+    name="megatron-lm-v3",
+    flash_attention=False,
+    fused_layers=False,
+    placeholder_gradients=False,
+    stage_settings=(),
 )
 # NVIDIA's recipes: Megatron Core with Transformer Engine's kernels, from NeMo 24 on.
 MEGATRON_BRIDGE = Framework(
     "megatron-bridge",
     reduce_bytes=2,
+    fused_layers=True,
+    placeholder_gradients=True,
     overlaps_tensor=True,
     sends_tokens_once=True,
     own_kernels=True,

@@ -175,7 +175,7 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     are trained without, there are none. Of ``hidden_size`` elements
     a token: the inputs of two norms and of two matrix products stay whole without sequence
     parallelism; queries, keys, values and the attention's output are split by ``tp``. Models with
-    gated units rotate queries and keys and keep both forms.
+    gated units rotate queries and keys and keep both forms, unless layers are fused.
     """
     h, e, f = jobs.hidden_size, jobs.element_bytes, jobs.ffn_size
     queries = jobs.attention_size
@@ -187,9 +187,10 @@ def layer_bytes(jobs: Jobs, framework: Framework, recompute: Array) -> Array:
     if jobs.mixture is not None:
         share = mixed_share(jobs, jobs.mixture)
         f = f + share * (jobs.mixture.shared_ffn_size - f)
-        experts = share * expert_bytes(jobs, jobs.mixture)
-    rotated = np.where(jobs.gated, queries + keys, 0.0)
-    split = e * (2 * queries + 2 * keys + rotated + np.where(jobs.gated, 4, 2) * f)
+        experts = share * expert_bytes(jobs, jobs.mixture, framework.fused_layers)
+    fused = framework.fused_layers
+    rotated = np.where(jobs.gated & ~np.asarray(fused), queries + keys, 0.0)
+    split = e * (2 * queries + 2 * keys + rotated + np.where(jobs.gated, 3 if fused else 4, 2) * f)
     if framework.flash_attention:
         split = split + 4 * jobs.num_heads  # logarithm of the softmax's denominator, float32
     else:
@@ -272,6 +273,13 @@ def waiting_logits_bytes(jobs: Jobs, in_flight: Array) -> Array:
 
 
 def logits_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """Logits of one micro-batch with all their copies; the vocabulary is split by ``tp``."""
-    each = framework.logits_bytes + framework.logit_copies * jobs.element_bytes
-    return np.asarray(tokens(jobs) * each * jobs.vocab_size / jobs.tp)
+    """Logits of one micro-batch with all their copies, or with what stands for the output layer's
+    gradient; the vocabulary is split by ``tp``.
+    """
+    e = jobs.element_bytes
+    each = framework.logits_bytes + framework.logit_copies * e
+    kept = tokens(jobs) * np.where(jobs.fused_loss, e, each)
+    if framework.placeholder_gradients:
+        # The loss is behind when the output layer's gradient is computed, beside that of logits.
+        kept = np.maximum(kept, e * (tokens(jobs) + jobs.hidden_size))
+    return np.asarray(kept * jobs.vocab_size / jobs.tp)

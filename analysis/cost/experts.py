@@ -85,9 +85,13 @@ def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
     return np.asarray(np.maximum(mixture.num_experts / jobs.ep, 1))
 
 
-def activation_bytes(jobs: Jobs, mixture: Mixture) -> Array:
+def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
     """What the experts of one layer keep of a micro-batch: their inputs, what is between their
-    matrices, and their outputs, which the router's gradient needs."""
-    inner = np.where(jobs.gated, 4, 2) * mixture.expert_ffn_size / jobs.etp
-    kept = jobs.element_bytes * (2 * jobs.hidden_size + inner)
+    matrices, and their outputs, which the router's gradient needs.
+
+    Fused, the gate's kernel weighs tokens as well, so that neither its result before the product
+    nor the outputs are kept.
+    """
+    inner = np.where(jobs.gated, 3 if fused else 4, 2) * mixture.expert_ffn_size / jobs.etp
+    kept = jobs.element_bytes * ((1 if fused else 2) * jobs.hidden_size + inner)
     return np.asarray(assigned_tokens(jobs, mixture) * kept)

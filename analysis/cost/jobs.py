@@ -108,6 +108,7 @@ class Jobs:
         fp8: the layers' matrix products are computed in 8 bits.
         masks_documents: attention takes a mask that keeps documents apart.
         bucket_elements: parameters of a flat bucket of gradients, where the job says it.
+        fused_loss: one kernel, which leaves the logits' gradient in their own place.
         dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
             node, and from there once to each rank; BY_HABIT, the framework's own way.
         overlaps_dispatch: that happens behind the layers of another micro-batch.
@@ -167,6 +168,7 @@ class Jobs:
     fp8: Mask
     masks_documents: Mask
     bucket_elements: Array
+    fused_loss: Mask
     dispatcher: Array
     overlaps_dispatch: Mask
     graphs: Array
@@ -253,7 +255,7 @@ def _rows(few: Few | None, rows: Any) -> Few | None:
 _COLUMNS = [f.name for f in fields(Jobs) if f.name not in ("mixture", "latent")]
 _MASKS = {
     *("gated", "tied_embeddings", "sequence_parallel", "reduces_once", "fp8"),
-    *("overlaps_dispatch", "pp_inside", "masks_documents"),
+    *("overlaps_dispatch", "pp_inside", "masks_documents", "fused_loss"),
 }
 _TEXTS = {"pipeline_layout"}
 _DEFAULTS: dict[str, Any] = {
@@ -281,6 +283,7 @@ _DEFAULTS: dict[str, Any] = {
     "fp8": 0,
     "masks_documents": 0,
     "bucket_elements": BUCKET_ELEMENTS,
+    "fused_loss": 0,
     "dispatcher": BY_HABIT,
     "overlaps_dispatch": 0,
     "graphs": NO_GRAPHS,

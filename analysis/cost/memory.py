@@ -30,6 +30,7 @@ from trainer import (
     PENDING_REDUCTIONS,
     Mixture,
     expert_weights,
+    ffn_weights,
     layer_weights,
     masters_are_weights,
     stage_weights,
@@ -219,6 +220,8 @@ def _stage_memory(
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
     unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
     buffers += np.where(unsharded, framework.bucket_bytes * (parameters + experts), 0.0)
+    if framework.placeholder_gradients:
+        buffers += _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
     flat, applied = _copied_gradients(parameters, jobs, framework)
@@ -319,10 +322,31 @@ def _working_bytes(
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
     # Of context parallelism the neighbours' keys and values: those in use and those on their way.
     later = later + np.where(jobs.cp > 1, 2 * key_value_bytes(jobs) / jobs.cp, 0.0)
+    if framework.fused_layers:
+        # Gradients of what the gate begins with, beside the layer's own.
+        gate = np.where(jobs.gated, 2, 1) * jobs.ffn_size / jobs.tp
+        own = jobs.hidden_size / sequence_split(jobs, framework)
+        later = later + some * tokens(jobs) * jobs.element_bytes * (gate + own)
     if framework.loose_gradients:
         # They grow as the micro-batch's activations go.
         later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
+
+
+def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
+    """Matrices that stand for gradients: one for each shape, whatever the layers or experts.
+
+    A mixture's dense layers come first, so that the other stages have none of theirs.
+    """
+    elements = layer_weights(jobs) / jobs.tp
+    if jobs.mixture is not None:
+        mixture = jobs.mixture
+        dense = stage.embedding & (np.asarray(mixture.dense_layers) > 0)
+        elements = elements + np.where(dense, ffn_weights(jobs, jobs.ffn_size) / jobs.tp, 0.0)
+        some = np.asarray(mixture.num_experts) > 0
+        one = ffn_weights(jobs, mixture.expert_ffn_size) / jobs.etp
+        elements = elements + np.where(some, one, 0.0)
+    return np.asarray(np.where(stage.layers > 0, jobs.element_bytes * elements, 0.0))
 
 
 def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Framework) -> Array:

@@ -94,6 +94,7 @@ def _jobs(folder: Path, row: dict[str, Any]) -> Jobs:
             "gas": row["mbc"],
             "zero_stage": 1,
             "sequence_parallel": tp > 1,
+            "fused_loss": True,
             "mixture": mixture,
             "latent": latent,
         }
