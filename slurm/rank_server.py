@@ -250,7 +250,7 @@ def _import_folder(order: dict[str, Any]) -> str:
 def _unfit_for_forks() -> str:
     """Why what has been imported does not survive a fork; "" if it does."""
     torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda._is_in_bad_fork():
+    if torch is not None and getattr(torch.cuda, "_is_in_bad_fork", bool)():
         return "an import has initialized the GPU"
     threads = len(list(Path("/proc", str(os.getppid()), "task").iterdir()))
     return f"imports have started {threads - 1} threads" if threads > 1 else ""
