@@ -78,6 +78,7 @@ class Slurm(Machine):
         if self.job and self.job_state() == "RUNNING" and not self.dead:
             return
         self.clean()
+        began = time.time()
         said = subprocess.run(
             ["salloc", f"-N{NODES}", "--no-shell", "--exclusive", "--mem=0", "--no-kill", "-t30"],
             env=daemons.environment(self.cluster.conf), capture_output=True, text=True,
@@ -87,6 +88,9 @@ class Slurm(Machine):
         if not granted:
             raise RuntimeError(f"no allocation: {said}")
         self.job = granted[0].split()[-1]
+        # A controller that is killed sooner has forgotten the job, whose nodes nobody gets then.
+        state = self.cluster.conf.parent / "state" / "job_state"
+        until(lambda: state.exists() and state.stat().st_mtime > began, 30)
 
     def clean(self) -> None:
         """End the allocation and bring every node back."""
