@@ -46,9 +46,8 @@ def in_time(space: SearchSpace, prediction: Prediction, trials: Iterable[Trial] 
         if trial.no_progress_timeout_s is None:
             return np.asarray(whole)
         each = ndtr(np.log(trial.no_progress_timeout_s / step_s) / log_sd)
-        return np.asarray(
-            np.minimum(whole, each)
-        )  # a step that is too long for one is for the other, too
+        # A step that is too long for one limit is so for the other, too.
+        return np.asarray(np.minimum(whole, each))
 
     calm, crowded = (chance(state_s) for state_s in prediction.states_s)
     return np.asarray(calm + prediction.crowded * (crowded - calm))
