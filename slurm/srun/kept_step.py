@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import signal
 import subprocess
@@ -23,12 +22,10 @@ from slurm import rank_server
 from slurm.log_file import LogFile
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
 from slurm.srun.ending import Step
+from slurm.srun.rank_words import RankWords
 from slurm.trial import Lease, TrialSpec
 
 FAILURE_GRACE_S = 12.0  # for a trial's other ranks to end by themselves once one has failed
-_WORD = re.compile(rf"(?m)^{rank_server.WORD} (\{{[^{{}}\n]*\}})\n".encode())
-_END_OF_LINE = re.compile(re.escape(rank_server.END_OF_LINE.encode()))
-_LONGEST_LINE_BYTES = 1024  # what is longer is passed on in pieces, as by slurmstepd
 _LAST_TRIES_S = 2.0  # of what a full disk does not take
 _POLL_S = 0.2
 _MOST_UNCLAIMED = 1 << 16  # bytes that srun says while no trial runs; the newest are kept
@@ -48,15 +45,9 @@ def can_be_forked(spec: TrialSpec) -> bool:
 class _Output:
     """One of srun's two streams."""
 
-    partial: bytes = b""  # the line so far
-    last: bytes = b"\n"  # byte that was passed on
+    words: RankWords = field(default_factory=RankWords)
     log: LogFile | None = None  # of the trial that runs
     codes: dict[int, int] = field(default_factory=dict)  # by rank, in order of their end
-
-    def line_end(self, mark: re.Match[bytes]) -> bytes:
-        """What stands for a server's end of line: one, if a line had not been ended."""
-        before = mark.string[: mark.start()][-1:] or self.last
-        return b"" if before in (b"\n", b"\r") else b"\n"
 
 
 class KeptStep:
@@ -215,27 +206,14 @@ class KeptStep:
                     del left[source]
 
     def _take(self, output: _Output, data: bytes) -> None:
-        text = output.partial + data
-        # A progress bar ends its lines by a carriage return.
-        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        if not data or len(text) - end > _LONGEST_LINE_BYTES:
-            end = len(text)
-        text, output.partial = text[:end], text[end:]
-        words, text = _WORD.findall(text), _WORD.sub(b"", text)
-        text = _END_OF_LINE.sub(output.line_end, text)
-        output.last = text[-1:] or output.last
+        text, ended = output.words.feed(data)
         if output.log is not None:
             output.log.write(text)
         elif output is self._err:
             self._unclaimed = (self._unclaimed + text)[-_MOST_UNCLAIMED:]
-        for word in words:  # behind all that the rank has said
-            self._note(output, word)
-
-    def _note(self, output: _Output, word: bytes) -> None:
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # of somebody else's
-            told = json.loads(word)
-            if self._trial is not None and told["trial"] == self._trial.name:
-                output.codes[int(told["rank"])] = int(told["code"])
+        for told in ended:
+            if self._trial is not None and told.trial == self._trial.name:
+                output.codes[told.rank] = told.code
 
 
 def likeness(spec: TrialSpec, lease: Lease) -> object:

@@ -1,0 +1,77 @@
+"""What the servers of a kept step say, taken out of what their ranks say."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+
+from slurm import rank_server
+
+LONGEST_LINE_BYTES = 1024  # what is longer is passed on in pieces, as by slurmstepd
+_NAME = rank_server.WORD.encode()
+# Anywhere: a piece of another rank's long line may stand before it.
+_WORD = re.compile(_NAME + rb" (\{[^{}\n]*\})\n")
+_MARK, _NEWLINE = rank_server.END_OF_LINE[:1].encode(), rank_server.END_OF_LINE[1:].encode()
+_END_OF_LINE = re.compile(_MARK + _NEWLINE + b"?")  # slurmstepd may cut between the two
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """A server's word: the end of a rank."""
+
+    trial: str
+    rank: int
+    code: int
+
+
+class RankWords:
+    """Reads one of a step's streams: slurmstepd's pieces of lines, of many ranks.
+
+    A word is whole in one piece, being a short line; what is read here may end within it.
+    """
+
+    def __init__(self) -> None:
+        self._partial = b""  # the line so far
+        self._last = b"\n"  # byte that was passed on
+
+    def feed(self, data: bytes) -> tuple[bytes, list[RankEnd]]:
+        """What ranks have said, and which of them have ended; their words stand before that.
+
+        Args:
+            data: that was read; empty at the end.
+        """
+        text = self._partial + data
+        # A progress bar ends its lines by a carriage return.
+        end = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
+        if not data:
+            end = len(text)
+        elif len(text) - end > LONGEST_LINE_BYTES:
+            end = _before_word(text, end)
+        text, self._partial = text[:end], text[end:]
+        words, text = _WORD.findall(text), _WORD.sub(b"", text)
+        text = _END_OF_LINE.sub(self._line_end, text)
+        self._last = text[-1:] or self._last
+        return text, [told for word in words if (told := _parsed(word))]
+
+    def _line_end(self, mark: re.Match[bytes]) -> bytes:
+        """What stands for a server's end of line: one, if a line had not been ended."""
+        before = mark.string[: mark.start()][-1:] or self._last
+        return b"" if before in (b"\n", b"\r") or mark[0] == _MARK else b"\n"
+
+
+def _before_word(text: bytes, start: int) -> int:
+    """Where a word may have begun in the unended line from ``start`` on; else where that ends."""
+    at = text.rfind(_NAME, start)
+    if at >= 0:
+        return at if len(text) - at <= LONGEST_LINE_BYTES else len(text)
+    begun = next((n for n in range(len(_NAME) - 1, 0, -1) if text.endswith(_NAME[:n])), 0)
+    return len(text) - begun
+
+
+def _parsed(word: bytes) -> RankEnd | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # of somebody else's
+        told = json.loads(word)
+        return RankEnd(str(told["trial"]), int(told["rank"]), int(told["code"]))
+    return None
