@@ -55,7 +55,7 @@ def write_report(
     """
     run = read_run(run_dir)
     folder = run.folder.report
-    folder.mkdir(exist_ok=True)
+    _make(folder)
     for picture in _FORMER_PICTURES:
         (folder / f"{picture}.png").unlink(missing_ok=True)
     problem = write_best(run, folder / "best.yaml")
@@ -82,9 +82,17 @@ def write_imported(run: Run, folder: Path, sections: Sequence[Section] = SECTION
     """
     page = folder / "index.html"
     if page.exists() and TITLE not in page.read_bytes()[:HEAD]:
-        raise FileExistsError(f"{page} is no page of meshtune's, and is not replaced")
-    folder.mkdir(parents=True, exist_ok=True)
+        raise FileExistsError(f"{page} is no page of meshtune's: move it away")
+    _make(folder)
     return _write(Content(run, _shown(run, frame_of(run)), run.directory), sections, folder)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        what = f"{folder} is a file, where a report's folder should be: move it away"
+        raise FileExistsError(what) from None
 
 
 def _shown(run: Run, frame: pd.DataFrame) -> pd.DataFrame:

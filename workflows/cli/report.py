@@ -112,7 +112,7 @@ def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
     try:
         return write_imported(run, out or Path(f"{name}-report"), _told(SECTIONS, tell))
     except FileExistsError as error:
-        raise UsageError(f"{shown(str(error))}: move it away, or choose another --out") from None
+        raise UsageError(f"{shown(str(error))}, or choose another --out") from None
 
 
 def _as_json(run: Run) -> dict[str, Any]:

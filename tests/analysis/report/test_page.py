@@ -374,3 +374,11 @@ def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, 
     rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
     assert rows == [f"trial-{number}" for number in listed]
     assert "results.csv has the other 80 as well" in page.text
+
+
+def test_a_file_where_the_report_should_be_is_named_with_the_remedy(build: Any) -> None:
+    run = build(count=3)
+    (run / "report").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"report is a file, .*: move it away"):
+        write_report(run)
+    assert (run / "report").read_text() == "mine"

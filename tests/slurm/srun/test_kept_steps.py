@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from meshtune.testing.launchers import Running
-from meshtune.testing.process_launchers import ProcessLauncherContract
 from slurm import processes
 from slurm.launcher import Launcher
 from slurm.minicluster.cluster import Minicluster
@@ -23,6 +22,7 @@ from slurm.outcome.step_log import StopRule
 from slurm.srun.launcher import SrunLauncher
 from slurm.trial import Kept, TrialSpec, carries
 from support.launched_trials import run_on, trial
+from support.srun_contract import SrunContract
 from support.srun_trials import step_names
 from support.waiting import wait_for
 
@@ -39,21 +39,8 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.slurm
-class TestKeptSteps(ProcessLauncherContract):
+class TestKeptSteps(SrunContract):
     """The launcher keeps to what every launcher does, with trials that are forked."""
-
-    @pytest.fixture
-    def launcher(self, launcher: SrunLauncher) -> Launcher:
-        self.allocation = launcher.allocation
-        return launcher
-
-    def code(self, launcher: Launcher) -> str:
-        return (
-            "from slurm.srun.allocation import Allocation\n"
-            "from slurm.srun.launcher import SrunLauncher\n"
-            "from slurm.srun.site import load_site\n"
-            f"launcher = SrunLauncher(load_site('generic'), Allocation({self.allocation.job!r}))"
-        )
 
     def start(
         self,

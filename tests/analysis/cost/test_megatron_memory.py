@@ -1,0 +1,52 @@
+"""What Megatron-LM's fused layers keep, and what stands for gradients that are summed already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analysis.cost.activations import layer_bytes, logits_bytes
+from analysis.cost.jobs import NONE
+from analysis.cost.memory_fit import MemoryConstants, memory
+from search_spaces.frameworks import FRAMEWORKS
+from support.gpt_jobs import gpt
+
+MEGATRON = FRAMEWORKS["megatron-lm"]
+
+
+def test_fused_layers_keep_a_gates_inputs_and_what_rotation_gives() -> None:
+    job = gpt(recompute=NONE, gated=True, kv_heads=8)
+    parted = replace(MEGATRON, fused_layers=False)
+    fewer = layer_bytes(job, parted, job.recompute) - layer_bytes(job, MEGATRON, job.recompute)
+    per_token = 2 * (6144 + 768 + 4 * 6144) / 8  # queries and keys once more, the gate's result
+    assert fewer[0] == pytest.approx(2048 * 4 * per_token)
+
+
+def test_one_placeholder_stands_for_the_gradients_of_all_layers_and_one_for_the_output_layers() -> (
+    None
+):
+    """Where logits are few, the output layer's is larger than what the loss needs."""
+    plain = replace(MEGATRON, placeholder_gradients=False)
+
+    def more(**columns: Any) -> float:
+        job = gpt(recompute=NONE, seq_length=128, mbs=1, **columns)
+        held = [memory(job, habits, MemoryConstants()) for habits in (MEGATRON, plain)]
+        assert held[0].activations == held[1].activations
+        return float((held[0].total - held[1].total)[0])
+
+    layer = 12 * 6144**2 / 8
+    loss, table = 8 * 128 * 51200 / 8, 2 * (128 + 6144) * 51200 / 8
+    assert more(num_layers=4, pp=1) == pytest.approx(2 * layer + table - loss)
+    assert more(num_layers=8, pp=1) == pytest.approx(2 * layer + table - loss)
+
+
+def test_a_fused_loss_leaves_one_copy_of_the_logits() -> None:
+    job = gpt(mbs=8, fused_loss=True)
+    parted = replace(MEGATRON, placeholder_gradients=False)
+    one = 2 * 2048 * 8 * 51200 / 8
+    assert logits_bytes(job, parted)[0] == pytest.approx(one)
+    weights = 2 * 6144 * 51200 / 8
+    assert logits_bytes(job, MEGATRON)[0] == pytest.approx(one + weights)
+    assert logits_bytes(gpt(mbs=8), MEGATRON)[0] == pytest.approx(4 * one)
