@@ -43,7 +43,7 @@ test-cpus: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict -p meshtune -p workflows -p slurm -p analysis -p search_spaces -p trainer
+	$(BIN)/mypy --strict -p meshtune -p workflows -p slurm -p analysis -p search_spaces -p trainer -p foundation
 
 # ---- setting up ----
 

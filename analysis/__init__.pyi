@@ -52,7 +52,6 @@ from .report.section import Content, Section
 from .report.sections import SECTIONS
 from .report.sensitivity import failure_sensitivity, objective_sensitivity
 from .report.trajectory import failures, ranked_trials, trajectory
-from .run.atomic import write_atomically
 from .run.best import TRIAL_DIR, Best, load_best, parameters_of
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
@@ -69,13 +68,7 @@ from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
 from .units import clock_text, config_text, counted, duration, number, unit
-from .verdict import (
-    attempt_text,
-    early_stop_lines,
-    front_lines,
-    objectives_text,
-    verdict_lines,
-)
+from .verdict import attempt_text, early_stop_lines, front_lines, objectives_text, verdict_lines
 
 __all__ = [
     "DISTURBED_SHARE",
@@ -210,7 +203,6 @@ __all__ = [
     "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
-    "write_atomically",
     "write_imported",
     "write_report",
     "write_results",

@@ -38,10 +38,10 @@ from analysis.cost.model import CostModel
 from benchmarks.trainer.engine import RandomTokens
 from search_spaces.cluster import Cluster, shipped_clusters
 from search_spaces.frameworks import FRAMEWORKS
-from trainer.config import TrainConfig
-from trainer.flops import model_flops
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
+from trainer.plan.config import TrainConfig
+from trainer.plan.flops import model_flops
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
 

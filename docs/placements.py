@@ -2,7 +2,7 @@
 
 They are docs/guide/placements.md and docs/how-it-works/placements.md.
 
-Nothing is run: the placement record and ``trainer.zero.traffic`` say beforehand what a rank
+Nothing is run: the placement record and ``trainer.plan.traffic`` say beforehand what a rank
 holds and what it sends.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from trainer.axes import Axes
-from trainer.config import TrainConfig
-from trainer.formats import Format
-from trainer.placement import Level, Placement, Topology
-from trainer.presets import PRESETS, Preset, Wishes, place
-from trainer.zero.layout import UnitLayout, secondary_wire, sum_format, unit_traffic
-from trainer.zero.traffic import expected_traffic
+from trainer.plan.axes import Axes
+from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
+from trainer.plan.placement import Level, Placement, Topology
+from trainer.plan.presets import PRESETS, Preset, Wishes, place
+from trainer.plan.shards import UnitLayout, secondary_wire, sum_format, unit_traffic
+from trainer.plan.traffic import expected_traffic
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
 RANKS = 8

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from placements import RANKS, SMALL, layer_collectives, small
 
-from trainer.axes import Axes
-from trainer.placement import Level, Placement
-from trainer.presets import Preset
+from trainer.plan.axes import Axes
+from trainer.plan.placement import Level, Placement
+from trainer.plan.presets import Preset
 
 PICTURE = Path(__file__).parent / "images" / "placements.svg"
 TITLES: dict[Preset, str] = {"zero3": "ZeRO-3", "zero++": "ZeRO++", "zero_topo": "ZeRO-topo"}
@@ -41,7 +41,7 @@ def rect(x: float, y: float, width: float, height: float, more: str) -> str:
 def holdings(placement: Placement, rank: int) -> dict[str, tuple[float, float]]:
     """Begin and length of what a rank holds of each state, as parts of the whole.
 
-    Rows end to end, as ``trainer.zero.layout`` cuts them: into pieces, and these into slices.
+    Rows end to end, as ``trainer.plan.shards`` cuts them: into pieces, and these into slices.
     """
     weights, gradients = placement.weights.degree, placement.gradients.degree
     optimizer = placement.optimizer.degree

@@ -2,7 +2,7 @@
 
 ``trainer``, ``analysis``, ``workflows`` and ``slurm`` are common names: a user's ``trainer.py`` on
 PYTHONPATH or in the working directory comes before an installed package on ``sys.path``. The path
-is the user's and stays as it is; a finder ahead of it knows where these five names belong.
+is the user's and stays as it is; a finder ahead of it knows where these names belong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("analysis", "search_spaces", "slurm", "trainer", "workflows")
+PACKAGES = ("analysis", "foundation", "search_spaces", "slurm", "trainer", "workflows")
 _REMEDY = "give meshtune an environment of its own: `pipx install meshtune`"
 
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from graphlib import CycleError
 
+from foundation.documents import Document
+from foundation.messages import nearest
+from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import framework_named
@@ -30,8 +33,8 @@ from search_spaces.trainers.checks import (
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
-from slurm import Document, RegistryError
-from trainer import MAX_NUMBER, Expression, ExpressionError, ValueType, nearest, ordered, parse
+from trainer.plan.axes import ordered
+from trainer.plan.rules.expression import MAX_NUMBER, Expression, ExpressionError, ValueType, parse
 
 
 class Builder:

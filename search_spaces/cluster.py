@@ -11,9 +11,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces.errors import SpaceError
 from search_spaces.shipped import shipped_files
-from slurm import read_document, validate
 
 MAX_NODES = 1_000_000
 MAX_GPUS_PER_NODE = 1024

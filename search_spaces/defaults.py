@@ -10,14 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import as_written
+from foundation.messages import nearest
 from search_spaces.cluster import MAX_NODES, Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
 from search_spaces.shipped import read_named
-from slurm import as_written
-from trainer import ModelConfig, nearest
+from trainer.plan.model import ModelConfig
 
 BATCH_TOKENS = 2**22  # of a step: about what models of a few billion parameters and more are given
 LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm import FileError
+from foundation.files import FileError
 
 
 class SpaceError(FileError):

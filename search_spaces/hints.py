@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from foundation.documents import as_written
+from foundation.messages import nearest
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.space import SearchSpace
 from search_spaces.trainers.unmodelled import offloading
-from slurm import as_written
-from trainer import nearest
 
 
 def notes(space: SearchSpace) -> list[str]:

@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from slurm import as_written
-from trainer import Array
+from foundation.documents import as_written
+from trainer.plan.rules.expression import Array
 
 NO_LAYOUT = "none"
 """The value of ``pipeline_layout`` with which a framework splits layers as it does without one."""

@@ -8,6 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import document_of, read_document
+from foundation.messages import nearest
+from foundation.records import validate
 from search_spaces.builder import Builder
 from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
@@ -15,8 +18,6 @@ from search_spaces.language.schema import SpaceFile
 from search_spaces.model_files import model_of
 from search_spaces.shipped import named, shipped_files
 from search_spaces.space import SearchSpace
-from slurm import document_of, read_document, validate
-from trainer import nearest
 
 
 def shipped_spaces() -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from foundation.documents import Document
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import BasedModel, ModelFile
 from search_spaces.shipped import named, read_named
-from slurm import Document
 
 
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from foundation.documents import Document, Where, as_written
+from foundation.messages import nearest
 from search_spaces.language.schema import ObjectiveSpec, SpaceFile
 from search_spaces.parameters import Parameter
 from search_spaces.rules import facts
 from search_spaces.space import ENERGY_FIGURES, Objective
-from slurm import Document, Where, as_written
-from trainer import FIGURES, nearest
+from trainer import FIGURES
 
 
 def objectives_of(

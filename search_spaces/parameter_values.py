@@ -9,14 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from foundation.documents import Document, as_written
+from foundation.records import wrong_value
 from search_spaces.language.fields import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
 from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
 from search_spaces.stages import COUNTED, GIVEN, LAYOUT
-from slurm import Document, as_written, wrong_value
-from trainer import MAX_NUMBER
+from trainer.plan.rules.expression import MAX_NUMBER
 
 MAX_VALUES = 10_000
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from foundation.documents import as_written
 from search_spaces.language.fields import Scalar
 from search_spaces.spans import Span
-from slurm import as_written
-from trainer import FURTHER_AXES, TrainConfig, ValueType
+from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.config import TrainConfig
+from trainer.plan.rules.expression import ValueType
 
 MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from foundation.documents import Document, Where, as_written, read_document
+from foundation.messages import nearest
+from foundation.records import validate
 from search_spaces.errors import SpaceError
-from slurm import Document, Where, as_written, read_document, validate
-from trainer import nearest
 
 SHIPPED = Path(__file__).parent
 Record = TypeVar("Record", bound=BaseModel)

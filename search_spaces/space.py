@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from foundation.documents import written_document
 from search_spaces.cluster import Cluster
 from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
@@ -26,8 +27,8 @@ from search_spaces.rules import facts as _facts
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer, TrialFacts
-from slurm import written_document
-from trainer import Array, Expression, ModelConfig
+from trainer.plan.model import ModelConfig
+from trainer.plan.rules.expression import Array, Expression
 
 ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from search_spaces.layouts import NO_LAYOUT, parsed_layout
-from trainer import Array
+from trainer.plan.rules.expression import Array
 
 Split = Literal["even", "first_more", "last_fewer", "by_weight"]
 """How a framework splits layers over stages; see :class:`search_spaces.Framework`."""

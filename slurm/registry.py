@@ -1,93 +1,14 @@
-"""Parts found by name: those that come with meshtune, and those of other distributions.
-
-Another distribution offers a part by a Python entry point. A launcher of its own::
-
-    [project.entry-points."meshtune.launchers"]
-    kube = "acme_kube.launcher:from_options"
-
-A part is imported when it is asked for, and no sooner.
-"""
+"""Launchers by name: those that come with meshtune, and those of other distributions."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, cast
 
+from foundation.registry import Registry, RegistryError
 from slurm.launcher import Launcher, LauncherOptions
 
-P = TypeVar("P")
 LauncherFactory = Callable[[LauncherOptions], Launcher]
-
-
-class RegistryError(ValueError):
-    """No part of that name, or one that cannot be loaded; the message names the remedy."""
-
-
-class Registry(Generic[P]):
-    """The parts of one sort.
-
-    Args:
-        sort: what they are called in messages: ``launcher``.
-        group: of the entry points: ``meshtune.launchers``.
-        own: those that come with meshtune, by name, as ``module:attribute``. Nobody else may
-            take their names.
-    """
-
-    def __init__(self, sort: str, group: str, own: Mapping[str, str]) -> None:
-        self._sort, self._group, self._own = sort, group, dict(own)
-
-    def names(self) -> list[str]:
-        """All that may be asked for: meshtune's own first."""
-        return list(dict.fromkeys([*self._own, *(entry.name for entry in self._installed())]))
-
-    def get(self, name: str, more: Mapping[str, P] = MappingProxyType({})) -> P:
-        """The part of that name, imported now.
-
-        Args:
-            name: of the part.
-            more: parts that only the caller has.
-
-        Raises:
-            RegistryError: if there is none, if two distributions offer one, or if the one that
-                there is cannot be imported.
-        """
-        if name in more:
-            return more[name]
-        if name in self._own:
-            module, _, attribute = self._own[name].partition(":")
-            part: Any = importlib.import_module(module)
-            for word in attribute.split("."):
-                part = getattr(part, word)
-            return cast(P, part)
-        offered = [entry for entry in self._installed() if entry.name == name]
-        if not offered:
-            raise RegistryError(
-                f"no {self._sort} {name!r}: there are {', '.join([*self.names(), *more])}; another "
-                f"distribution adds one by an entry point of group {self._group}"
-            )
-        if len(offered) > 1:
-            who = " and ".join(sorted(_distribution(entry) for entry in offered))
-            raise RegistryError(f"{self._sort} {name!r} is offered by {who}: uninstall one")
-        try:
-            return cast(P, offered[0].load())
-        except Exception as error:  # whatever its modules do when they are imported
-            raise RegistryError(
-                f"{self._sort} {name!r} of {_distribution(offered[0])} cannot be loaded "
-                f"({offered[0].value}: {type(error).__name__}: {error}): repair that "
-                "distribution, or uninstall it"
-            ) from error
-
-    def _installed(self) -> list[Any]:
-        from importlib.metadata import entry_points  # 20 ms, and rarely needed
-
-        return list(entry_points(group=self._group))
-
-
-def _distribution(entry: Any) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "an unknown distribution"
-
 
 LAUNCHERS: Registry[LauncherFactory] = Registry(
     "launcher",

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer.config import ConfigError, TrainConfig
-from trainer.presets import PRESETS
-from trainer.zero.traffic import expected_traffic
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.presets import PRESETS
+from trainer.plan.traffic import expected_traffic
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = (DOCS / "guide" / "placements.md").read_text()

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from trainer.config import TrainConfig
 from trainer.data.batches import Dataset
 from trainer.metrics import MetricsWriter
 from trainer.optimizer import StepReport
 from trainer.parallel.collectives import Traffic
+from trainer.plan.config import TrainConfig
 from trainer.result import rates
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError, Metrics
+from trainer.plan.limits import ConfigError
+from trainer.plan.output import Metrics
 
 METRICS_NAME = "metrics.jsonl"
 Figures = Mapping[str, float | int | None]

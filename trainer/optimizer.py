@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.config import OptimizerConfig
 from trainer.model.parameters import Piece
 from trainer.model.precision import LossScaler
-from trainer.model.shapes import Traits
 from trainer.parallel.mesh import Mesh
+from trainer.plan.optimizer import OptimizerConfig
+from trainer.plan.shapes import Traits
 from trainer.runtime.phase import phase
 
 ROW = 1024

@@ -18,9 +18,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config import TrainConfig
-from trainer.flops import hardware_flops, model_flops
-from trainer.runtime.fsync import sync_folder
+from foundation.writing import sync_folder
+from trainer.plan.config import TrainConfig
+from trainer.plan.flops import hardware_flops, model_flops
 
 RESULT_NAME = "result.json"
 # What an ``ok`` result holds, and what a search may seek. Keys that begin with ``communication_``

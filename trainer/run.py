@@ -16,9 +16,10 @@ from typing import Any, Literal, NoReturn
 
 import torch.distributed as dist
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.dataset import TokenDataset
 from trainer.loop import train
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.result import clear_result, completed, failure, step_line, write_result
 from trainer.runtime import memory
 from trainer.runtime.device import Device

@@ -14,7 +14,6 @@ from trainer.checkpoint.checkpoints import Checkpoints
 from trainer.checkpoint.chunks import chunks
 from trainer.checkpoint.folders import complete
 from trainer.checkpoint.together import on_first
-from trainer.config import TrainConfig
 from trainer.data.batches import Batches, BatchesAhead, Consumed, Dataset, micro_batches
 from trainer.data.goldfish import IGNORED
 from trainer.huggingface.load import Weights as HuggingFaceWeights
@@ -35,6 +34,7 @@ from trainer.parallel.mesh import Mesh, build_mesh
 from trainer.parallel.pipeline import GradientAccumulation, Pipeline
 from trainer.parallel.tensor import parallelize
 from trainer.parallel.zigzag import held_chunks
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 from trainer.zero.buckets import WholeWeights

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import join, quote
 
-from analysis import RunFolder, config_text, counted, parameters_of, read_run, write_atomically
+from analysis import RunFolder, config_text, counted, parameters_of, read_run
+from foundation.writing import write_atomically
 from search_spaces import Export, SpaceError, exported, load_space
-from trainer import ConfigError
+from trainer.plan.limits import ConfigError
 
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import written_document
 from search_spaces import (
     AdapterFile,
     Scalar,
@@ -23,8 +24,7 @@ from search_spaces import (
     read_adapter,
     told_sizes,
 )
-from slurm import written_document
-from trainer import ModelConfig
+from trainer.plan.model import ModelConfig
 from workflows import launch_script
 
 _COMMENTS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from slurm import read_text
-from trainer import ExpressionError, parse
+from foundation.files import read_text
+from trainer.plan.rules.expression import ExpressionError, parse
 
 MAX_BYTES = 100_000
 MOST_WORDS = 20_000

@@ -14,24 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
 
-from analysis import (
-    NotMeasuredError,
-    cluster_file,
-    counted,
-    preflight_summary,
-    preflight_warnings,
-    write_atomically,
-)
-from slurm import (
-    Kind,
-    Launcher,
-    LauncherError,
-    Lease,
-    TrialSpec,
-    clear_attempt,
-    module_argv,
-    printable,
-)
+from analysis import NotMeasuredError, cluster_file, counted, preflight_summary, preflight_warnings
+from foundation.messages import printable
+from foundation.writing import write_atomically
+from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to

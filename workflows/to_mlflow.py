@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from analysis import Run
-from slurm import first_line, shown
+from foundation.messages import first_line, shown
 from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
 
 TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of a run of MLflow's, of its experiment

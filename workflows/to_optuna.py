@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from analysis import Run, RunFolder, Trial
+from foundation.messages import first_line
 from search_spaces import Parameter
-from slurm import first_line
 from workflows.optimizer.optuna import distribution, imported
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis import Run
-from slurm import first_line
+from foundation.messages import first_line
 from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
 
 

@@ -14,20 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
 
-from analysis import (
-    TRIAL_DIR,
-    Best,
-    RunBusyError,
-    RunFolder,
-    counted,
-    driver_of,
-    lock,
-    write_atomically,
-)
+from analysis import TRIAL_DIR, Best, RunBusyError, RunFolder, counted, driver_of, lock
+from foundation.files import FileError, parse_json, read_text
+from foundation.messages import printable
+from foundation.writing import write_atomically
 from search_spaces import load_space
 from slurm import (
     STDOUT_NAME,
-    FileError,
     Kind,
     Launcher,
     Lease,
@@ -37,11 +30,9 @@ from slurm import (
     TrialSpec,
     is_number,
     module_argv,
-    parse_json,
-    printable,
-    read_text,
 )
-from trainer import ConfigError, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 _NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
 ATTEMPT_NAME = "attempt.json"  # in the folder: what is, or was last, started there

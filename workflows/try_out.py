@@ -24,6 +24,7 @@ from analysis import (
     number,
     unit,
 )
+from foundation.documents import plain_scalar
 from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
@@ -34,7 +35,6 @@ from slurm import (
     Outcome,
     TrialSpec,
     cut_lines,
-    plain_scalar,
     read_log,
 )
 from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from slurm import shown
+from foundation.messages import shown
 
 LARGEST = 2**53  # of whole numbers: JSON readers keep no more
 _LONGEST_PATH = 4096

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING, Any
 
 from analysis import RunFolder
-from slurm import FileError, read_end
+from foundation.files import FileError, read_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

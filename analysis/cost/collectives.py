@@ -35,7 +35,7 @@ from analysis.cost.groups import (
     path_of,
 )
 from search_spaces import Cluster, Collective
-from trainer import share_sent
+from trainer.plan.ring import share_sent
 
 __all__ = [
     "LinkConstants",

@@ -14,7 +14,7 @@ from analysis.cost.constants import Constants, constant
 from analysis.cost.experts import assigned_tokens, local_experts, mixed_share
 from analysis.cost.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
 from search_spaces import Cluster, Framework
-from trainer import Latent, Mixture, latent_matrices
+from trainer.plan.sizes import Latent, Mixture, latent_matrices
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
 COMPUTE_UNITS = 120  # likewise

@@ -10,7 +10,7 @@ from analysis.cost.groups import RankGroup, members_per_node
 from analysis.cost.jobs import BY_HABIT, FLEX, FULL, Array, Jobs, Mask
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
-from trainer import Mixture
+from trainer.plan.sizes import Mixture
 
 LEAST_SHOWN = 0.05  # of communication that could all hide
 

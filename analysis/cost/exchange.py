@@ -9,7 +9,7 @@ import numpy as np
 
 from analysis.cost.groups import RankGroup
 from analysis.cost.jobs import Array
-from trainer import share_sent
+from trainer.plan.ring import share_sent
 
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce"]
 _TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}

@@ -15,7 +15,7 @@ import numpy as np
 
 from analysis.cost.constants import Array
 from analysis.cost.jobs import Jobs
-from trainer import Mixture, expert_weights, ffn_weights, mixed_layers
+from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers
 
 
 def as_experts_are_held(jobs: Jobs) -> Jobs:

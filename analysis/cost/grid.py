@@ -18,7 +18,7 @@ from analysis.cost.groups import along
 from analysis.cost.jobs import FULL, Array, Jobs
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import Cluster, Framework
-from trainer import layer_weights
+from trainer.plan.sizes import layer_weights
 
 
 @dataclass(frozen=True)

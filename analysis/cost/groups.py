@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from search_spaces import Cluster, Collective, Nic
-from trainer import Axes
+from trainer.plan.axes import Axes
 
 from .constants import Array, Constants, constant
 

@@ -14,17 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces import NO_LAYOUT
-from trainer import (
-    BUCKET_ELEMENTS,
-    FURTHER_AXES,
-    Axes,
-    Latent,
-    Mixture,
-    ModelConfig,
-    beside_dp,
-    ordered,
-    ranks_of_replica,
-)
+from trainer.plan.axes import FURTHER_AXES, Axes, beside_dp, ordered, ranks_of_replica
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Latent, Mixture
+from trainer.plan.states import BUCKET_ELEMENTS
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -94,7 +87,7 @@ class Jobs:
             framework's habit.
         pipeline_layout: the layers of all stages in place of these, as a text; ``none`` is none.
 
-    Placement over the data-parallel ranks (see ``trainer.placement``):
+    Placement over the data-parallel ranks (see ``trainer.plan.placement``):
 
     Attributes:
         weight_shard, gradient_shard, optimizer_shard: degrees; 1 is not split.

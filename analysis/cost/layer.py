@@ -19,7 +19,7 @@ from analysis.cost.jobs import FULL, SELECTIVE, STEP_GRAPHS, Array, Jobs
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.traffic import activation_bytes, key_value_bytes, splits_sequence
 from search_spaces import Cluster, Framework
-from trainer import LAYER_GATHERS, LAYER_SUMS
+from trainer.plan.sizes import LAYER_GATHERS, LAYER_SUMS
 
 
 @dataclass(frozen=True)

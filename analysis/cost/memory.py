@@ -26,17 +26,15 @@ from analysis.cost.experts import as_experts_are_held, on_stage
 from analysis.cost.jobs import NONE, Array, Jobs, Mask
 from analysis.cost.traffic import in_buckets, key_value_bytes
 from search_spaces import Framework
-from trainer import (
-    PENDING_REDUCTIONS,
+from trainer.plan.sizes import (
     Mixture,
     expert_weights,
     ffn_weights,
     layer_weights,
-    masters_are_weights,
     stage_weights,
-    state_bytes,
     table_weights,
 )
+from trainer.plan.states import PENDING_REDUCTIONS, masters_are_weights, state_bytes
 
 GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
@@ -125,7 +123,7 @@ class MemoryParts:
 def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
-    ``trainer.states`` with the framework's habits.
+    ``trainer.plan.states`` with the framework's habits.
     """
     e = jobs.element_bytes
     if framework.sharded_masters:

@@ -17,7 +17,7 @@ from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likeli
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
 from search_spaces import Cluster, Framework
-from trainer import model_flops
+from trainer.plan.flops import model_flops
 
 Columns = dict[str, Array]
 
@@ -124,7 +124,7 @@ class Prediction:
 
     @property
     def tflops_per_gpu(self) -> Array:
-        """Model TFLOP/s: repeated operations do not count (see ``trainer.flops``)."""
+        """Model TFLOP/s: repeated operations do not count (see ``trainer.plan.flops``)."""
         needed = model_flops(self.jobs, self.jobs.global_batch)
         return np.asarray(needed / self.step_time_s / self.jobs.world_size / 1e12)
 

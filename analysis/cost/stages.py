@@ -8,7 +8,7 @@ import numpy as np
 
 from analysis.cost.jobs import Array, Jobs
 from search_spaces import COUNTED, Framework, StageLayers, StageSettings
-from trainer import layer_weights, table_weights
+from trainer.plan.sizes import layer_weights, table_weights
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 

@@ -18,15 +18,10 @@ from analysis.cost.groups import along
 from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
 from analysis.cost.stages import stage_layers
 from search_spaces import Framework
-from trainer import (
-    LAYER_GATHERS,
-    LAYER_SUMS,
-    Mixture,
-    gathers_per_step,
-    in_flat_buckets,
-    share_sent,
-    stage_weights,
-)
+from trainer.plan.ring import share_sent
+from trainer.plan.shards import gathers_per_step
+from trainer.plan.sizes import LAYER_GATHERS, LAYER_SUMS, Mixture, stage_weights
+from trainer.plan.states import in_flat_buckets
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from analysis.imported.times import NOT_SAID, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError, number_column, read_csv
-from slurm import Kind, plain_scalar, shown
+from foundation.documents import plain_scalar
+from foundation.messages import shown
+from slurm import Kind
 
 LAUNCHER = "DeepHyper"
 _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:timestamp_gather"))

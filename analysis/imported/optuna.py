@@ -10,7 +10,8 @@ from analysis.imported.times import NOT_SAID, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError
-from slurm import Kind, first_line, listed, shown, without_secrets
+from foundation.messages import first_line, listed, shown, without_secrets
+from slurm import Kind
 
 if TYPE_CHECKING:
     import optuna

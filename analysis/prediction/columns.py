@@ -20,7 +20,9 @@ from analysis.cost.jobs import (
     jobs,
 )
 from search_spaces import COUNTED, GIVEN, LAYOUT, NO_LAYOUT, Facts, SearchSpace, framework_named
-from trainer import GRID, RANK_ORDERS, Format, ModelConfig, beside_dp, is_pp_inside
+from trainer.plan.axes import GRID, RANK_ORDERS, beside_dp, is_pp_inside
+from trainer.plan.formats import Format
+from trainer.plan.model import ModelConfig
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have

@@ -29,12 +29,9 @@ from search_spaces import (
     framework_named,
 )
 from slurm import Kind
-from trainer import (
-    DEEPSPEED_BUCKET_ELEMENTS,
-    FURTHER_AXES,
-    ModelConfig,
-    ordered,
-)
+from trainer import DEEPSPEED_BUCKET_ELEMENTS
+from trainer.plan.axes import FURTHER_AXES, ordered
+from trainer.plan.model import ModelConfig
 
 # On CPU a limit counts from what the process held before it trained.
 CPU_MEMORY = MemoryModel(

@@ -17,7 +17,7 @@ from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import ended_t, idle_spans, search_time_s, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial, meaning
-from slurm import printable
+from foundation.messages import printable
 
 LANES = 48  # nodes that have a line of their own; of more it is drawn how many are busy
 MOMENTS = 400  # at which that is asked

@@ -16,10 +16,10 @@ from analysis.report import figures, front
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
 from analysis.report.trajectory import idle_spans, ranked_trials, search_time_s
-from analysis.run.atomic import write_atomically
 from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
+from foundation.writing import write_atomically
 
 TITLE = b"meshtune report</title>"  # of every page, within its first HEAD bytes
 HEAD = 4096

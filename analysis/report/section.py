@@ -25,8 +25,8 @@ from analysis.report.outlook import Outlook
 from analysis.report.sensitivity import LOW_R2, objective_sensitivity
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
+from foundation.messages import printable
 from search_spaces import SpaceError, load_space
-from slurm import printable
 
 Account = tuple[Sensitivity | None, str]
 """A sensitivity, or the reason why there is none."""

@@ -9,10 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.units import counted
+from foundation.documents import Document, read_document, written_document
+from foundation.files import parse_json, read_text
+from foundation.records import validate
+from foundation.writing import write_atomically
 from search_spaces import (
     MAX_GPUS_PER_NODE,
     MAX_NODES,
@@ -21,17 +24,9 @@ from search_spaces import (
     VariableName,
     wrong_file_name,
 )
-from slurm import (
-    Document,
-    LogFormat,
-    module_argv,
-    parse_json,
-    read_document,
-    read_text,
-    validate,
-    written_document,
-)
-from trainer import ConfigError, TrainConfig
+from slurm import LogFormat, module_argv
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 MAX_BYTES = 10_000_000
 TRIAL_DIR = "{trial_dir}"  # in a command: the folder of its results, files and logs

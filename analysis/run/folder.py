@@ -10,10 +10,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from analysis.run.atomic import write_atomically
 from analysis.run.lines import Lines, RunError
+from foundation.files import FileError, read_text
+from foundation.messages import shown
+from foundation.writing import write_atomically
 from search_spaces import SearchSpace, load_space
-from slurm import FileError, read_text, shown
 
 TRIAL_FILE = "trial.json"  # in a trial's folder: what was started
 _NONE: Mapping[str, str] = {}

@@ -16,7 +16,8 @@ from analysis.run.fold import Run, apply, fold
 from analysis.run.folder import RunFolder
 from analysis.run.lines import Lines, RunError, sealed
 from analysis.run.lock import lock
-from slurm import Clock, shown
+from foundation.messages import shown
+from slurm import Clock
 
 
 class Journal:

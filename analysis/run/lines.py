@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from slurm import FileError, MissingFileError, open_regular, shown
+from foundation.files import FileError, MissingFileError, open_regular
+from foundation.messages import shown
 
 VERSION = 2
 UNSEALED_VERSION = 1

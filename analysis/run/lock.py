@@ -16,7 +16,8 @@ from shlex import quote
 from typing import IO
 
 from analysis.run.lines import RunError
-from slurm import FileError, MissingFileError, open_regular, shown
+from foundation.files import FileError, MissingFileError, open_regular
+from foundation.messages import shown
 
 LOCK_NAME = "driver.lock"
 LOCK_ATTEMPTS = 10  # within half a second

@@ -17,8 +17,8 @@ from analysis.run.events import (
 )
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
+from foundation.files import FileError, parse_json, read_bytes
 from search_spaces import load_space
-from slurm import FileError, parse_json, read_bytes
 
 MAX_SPEC_BYTES = 16 << 20
 

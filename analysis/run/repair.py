@@ -15,7 +15,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from analysis.run.atomic import write_atomically
 from analysis.run.chain import Line, in_order
 from analysis.run.events import Event, from_record, time_of, to_record
 from analysis.run.fold import Run, apply
@@ -36,7 +35,9 @@ from analysis.run.lock import lock
 from analysis.run.lost import LostEvents
 from analysis.run.results import write_results
 from analysis.units import counted
-from slurm import FileError, open_regular, shown
+from foundation.files import FileError, open_regular
+from foundation.messages import shown
+from foundation.writing import write_atomically
 
 EXCERPT = 100  # characters of a line that is left out
 

@@ -7,10 +7,10 @@ import io
 import time
 from typing import Any
 
-from analysis.run.atomic import write_atomically
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
-from slurm import shown
+from foundation.messages import shown
+from foundation.writing import write_atomically
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 TRY_AGAIN_S = 10.0  # after a failure

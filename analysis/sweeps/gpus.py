@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import as_written
 from search_spaces import Cluster, Link, Nic, read_cluster, shipped_cluster
-from slurm import as_written
 
 
 class UnknownGpuError(ValueError):

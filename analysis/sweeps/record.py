@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from foundation.documents import as_written
+from foundation.files import FileError, read_text
+from foundation.messages import listed, shown
 from search_spaces import MAX_GPUS_PER_NODE, Cluster
-from slurm import FileError, as_written, listed, read_text, shown
 
 Keys = NDArray[np.str_]
 

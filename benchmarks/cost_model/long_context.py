@@ -22,7 +22,7 @@ from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel, Prediction
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE
-from trainer import ModelConfig
+from trainer.plan.model import ModelConfig
 
 TABLE = "h100_nemo_performance_summary.csv"
 SERIES = "24.03.01 long sequence"

@@ -17,7 +17,7 @@ from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework, framework_named
-from trainer.flops import hardware_flops
+from trainer.plan.flops import hardware_flops
 
 from .folds import Questions
 from .transfer import parts_of, transferred

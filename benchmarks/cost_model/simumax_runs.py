@@ -18,7 +18,7 @@ from analysis.cost.jobs import Jobs, jobs, joined
 from analysis.sweeps.record import Table
 from analysis.sweeps.vtrain import one_cluster_table
 from search_spaces.cluster import shipped_cluster
-from trainer import Latent, Mixture
+from trainer.plan.sizes import Latent, Mixture
 
 from .simumax import MissingError
 

@@ -21,10 +21,10 @@ from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
 from search_spaces.cluster import Cluster, shipped_cluster
 from search_spaces.frameworks import Framework, framework_named
-from trainer.flops import hardware_flops
-from trainer.formats import BLOCK, Format
-from trainer.placement import Placement, Topology
-from trainer.presets import Preset, Wishes, place
+from trainer.plan.flops import hardware_flops
+from trainer.plan.formats import BLOCK, Format
+from trainer.plan.placement import Placement, Topology
+from trainer.plan.presets import Preset, Wishes, place
 
 from .peers import Fitted
 

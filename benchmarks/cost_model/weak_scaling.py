@@ -24,7 +24,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
 from analysis.sweeps.record import read_csv
 from search_spaces import load_space
-from trainer.flops import hardware_flops
+from trainer.plan.flops import hardware_flops
 
 TABLE = "axonn_sc24_table3.csv"
 COMPUTE = ("forward_backward", "recompute", "head", "optimizer", "launch", "fixed")

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.memorization.decoding import greedy
-from trainer.config import TrainConfig
 from trainer.data.prepare import python_source_files
 from trainer.model.transformer import Stage
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

@@ -24,10 +24,12 @@ from analysis.sweeps.record import (
     number_column,
 )
 from analysis.sweeps.vtrain import one_cluster_table
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
-from slurm import read_document, validate
-from trainer import Latent, Mixture, ModelConfig
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Latent, Mixture
 
 FRAMEWORK = "megatron-bridge"
 RECIPES = Path(__file__).with_name("megatron_bridge_recipes.csv")

@@ -15,8 +15,8 @@ from scipy.optimize import least_squares
 
 from analysis.cost.jobs import FULL, Array, Jobs
 from search_spaces import Cluster
-from trainer.flops import hardware_flops
-from trainer.sizes import model_weights, table_weights
+from trainer.plan.flops import hardware_flops
+from trainer.plan.sizes import model_weights, table_weights
 
 TIME_SD = MEMORY_SD = 0.2  # by which a trial's logarithm may miss the formulas
 WEIGHT_BYTES, GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 2, 12  # of a parameter, mixed precision

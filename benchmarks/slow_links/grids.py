@@ -28,9 +28,9 @@ import numpy as np
 from analysis.prediction.pricing import Pricing
 from benchmarks.slow_links.cluster import Run, SlowCluster, preload
 from search_spaces import load_space
-from trainer.config import ModelConfig
 from trainer.data.prepare import prepare_data, python_source_files
-from trainer.sizes import Matrix, layer_matrices
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Matrix, layer_matrices
 
 MODEL = ModelConfig(num_layers=2, hidden_size=256, num_heads=8, vocab_size=264, seq_length=64)
 SWITCHES = {

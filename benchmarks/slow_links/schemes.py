@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config import ModelConfig
+from trainer.plan.model import ModelConfig
 
 PAIR = 2
 """Ranks on a card where a node has more than two ranks; in a node of two, the pair is the node."""

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.slow_links.cluster import preload
 from benchmarks.slow_links.processes import ProcessError, Processes
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.prepare import prepare_data, python_source_files
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 if TYPE_CHECKING:
     from trainer.data.dataset import TokenDataset

@@ -35,8 +35,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.trainer.plain_torch import PlainTrainer
-from trainer.config import TrainConfig
 from trainer.deepspeed.engine import DeepSpeedTrainer
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
+from trainer.plan.config import TrainConfig
 
 
 class PlainTrainer:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.formats import Format
+from trainer.plan.formats import Format
 from trainer.quantization import blocks as quantization
 
 MIB = 2**20

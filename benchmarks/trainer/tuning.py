@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trainer.engine import WARMUP_STEPS, Ranks, machine
-from trainer.config import TrainConfig
+from trainer.plan.config import TrainConfig
 
 LAYOUTS: dict[str, dict[str, Any]] = {"tp 2": {"tp": 2}, "gx 1, gy 2": {"gy": 2}}
 RANKS = 2

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from foundation.documents import as_written
 from search_spaces.huggingface.keys import Keys
-from slurm import as_written
 
 Shape = dict[str, Any]  # keys of a model's record
 MOST_TOKENS = 1_000_000_000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm import Document, as_written
+from foundation.documents import Document, as_written
 
 MOST = 10_000_000  # of most sizes
 _ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, and before

@@ -8,12 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from foundation.documents import as_written, parse_document
+from foundation.files import FileError, parse_json, read_text
+from foundation.messages import nearest
 from search_spaces.errors import SpaceError
 from search_spaces.huggingface.architectures import ARCHITECTURES, MOST_TOKENS, Architecture
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
-from slurm import FileError, as_written, parse_document, parse_json, read_text
-from trainer import nearest
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more

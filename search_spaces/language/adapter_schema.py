@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from foundation.records import Record
 from search_spaces.frameworks import FRAMEWORKS
-from search_spaces.language.fields import Identifier, Record, Scalar, VariableName
+from search_spaces.language.fields import Identifier, Scalar, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 
 _FRAMEWORK_NAMES = tuple(FRAMEWORKS)

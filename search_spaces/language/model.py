@@ -9,7 +9,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from trainer import Latent, Mixture, ModelConfig, model_weights, table_weights
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Some = Annotated[int, Field(ge=0, le=10_000_000)]

@@ -9,20 +9,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from foundation.records import Record
 from search_spaces.frameworks import FRAMEWORKS
-from search_spaces.language.fields import Identifier, Record, VariableName
+from search_spaces.language.fields import Identifier, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
-from trainer import (
-    FURTHER_AXES,
-    Documents,
-    Goldfish,
-    LRScheduler,
-    Metrics,
-    OptimizerConfig,
-    Precision,
-    Validation,
-)
+from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.config import Precision
+from trainer.plan.loss_tokens import Documents, Goldfish
+from trainer.plan.optimizer import LRScheduler, OptimizerConfig
+from trainer.plan.output import Metrics, Validation
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
@@ -31,7 +27,7 @@ ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", ma
 
 
 class BuiltinTrainer(Record):
-    """Settings of the built-in trainer that every trial shares (see ``trainer.config``)."""
+    """Settings of the built-in trainer that every trial shares (see ``trainer.plan.config``)."""
 
     data: str = Field(
         min_length=1,

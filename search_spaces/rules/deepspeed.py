@@ -7,7 +7,8 @@ from itertools import groupby
 
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.rules.rule import Rule, expressed
-from trainer import ValueType, deepspeed_requirements, parse
+from trainer import deepspeed_requirements
+from trainer.plan.rules.expression import ValueType, parse
 
 
 def rules(trainer: BuiltinTrainer, types: Mapping[str, ValueType]) -> list[Rule]:

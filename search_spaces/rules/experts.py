@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Rule, expressed
-from trainer import ModelConfig, ValueType, parse
+from trainer.plan.model import ModelConfig
+from trainer.plan.rules.expression import ValueType, parse
 
 
 def rules(

@@ -16,17 +16,10 @@ from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
 from search_spaces.stages import LAYOUT
-from trainer import (
-    Array,
-    Expression,
-    ModelConfig,
-    TrainConfig,
-    ValueType,
-    beside_dp,
-    constant,
-    ordered,
-    ranks_of_replica,
-)
+from trainer.plan.axes import beside_dp, ordered, ranks_of_replica
+from trainer.plan.config import TrainConfig
+from trainer.plan.model import ModelConfig
+from trainer.plan.rules.expression import Array, Expression, ValueType, constant
 
 DERIVED = ("world_size", "dp", "global_batch_size")
 

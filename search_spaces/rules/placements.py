@@ -12,16 +12,11 @@ import numpy as np
 from search_spaces.cluster import Cluster
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from trainer import (
-    DEGREES,
-    QUANTIZED,
-    Array,
-    Expression,
-    Topology,
-    ValueType,
-    is_pp_inside,
-    resolve_presets,
-)
+from trainer.plan.axes import is_pp_inside
+from trainer.plan.placement import Topology
+from trainer.plan.presets import resolve_presets
+from trainer.plan.rules.expression import Array, Expression, ValueType
+from trainer.plan.rules.requirement import DEGREES, QUANTIZED
 
 TYPES: dict[str, ValueType] = {
     "placement": "text",
@@ -40,7 +35,7 @@ def ranks_per_pair(cluster: Cluster) -> int:
 
 
 def resolved(columns: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
-    """What placements come to; see ``trainer.presets.resolve_presets``.
+    """What placements come to; see ``trainer.plan.presets.resolve_presets``.
 
     Args:
         columns: all other facts, and what the space says of placements.

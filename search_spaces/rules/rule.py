@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer import SWITCHED_OFF_BY, Array, Expression, ValueType, requirements
+from trainer.plan.rules.expression import Array, Expression, ValueType
+from trainer.plan.rules.requirements import SWITCHED_OFF_BY, requirements
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
 from search_spaces.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
-from trainer import Array
+from trainer.plan.rules.expression import Array
 
 
 def rules(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import Document
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
 from search_spaces.language.trainer_schema import (
@@ -26,8 +27,7 @@ from search_spaces.shipped import named, read_named, shipped_files
 from search_spaces.stages import LAYOUT
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.told import Told
-from slurm import Document
-from trainer import ModelConfig
+from trainer.plan.model import ModelConfig
 
 MOST_DIVISORS = 200
 

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from foundation.documents import Document, Where, as_written
+from foundation.messages import nearest
 from search_spaces import parameters
 from search_spaces.errors import SpaceError
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
-from slurm import Document, QuantityError, Where, as_written, check_unit
-from trainer import GRID, ExpressionError, ValueType, nearest, parse
+from slurm import QuantityError, check_unit
+from trainer.plan.axes import GRID
+from trainer.plan.rules.expression import ExpressionError, ValueType, parse
 
 
 def with_known_axes(file: SpaceFile) -> SpaceFile:

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
+from foundation.documents import read_document
+from foundation.files import FileError, parse_json, read_text
 from search_spaces.errors import SpaceError
 from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.trainers import templates
-from slurm import FileError, parse_json, read_document, read_text
 
 MAX_BYTES = 1_000_000
 SUFFIXES = (".json", ".yaml", ".yml", ".toml")

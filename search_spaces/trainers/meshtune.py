@@ -12,7 +12,7 @@ from slurm import module_argv
 
 
 class MeshtuneTrainer(Trainer):
-    """The built-in trainer; ``trainer.config`` reads what is written for it."""
+    """The built-in trainer; ``trainer.plan.config`` reads what is written for it."""
 
     framework = "meshtune"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from foundation.documents import plain_scalar
 from search_spaces.language.trainer_schema import Flags
-from slurm import plain_scalar
 
 
 def written(options: Mapping[str, Any], style: str) -> list[str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foundation.registry import Registry, RegistryError
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.trainer import Trainer
-from slurm import Registry, RegistryError
 
 TRAINERS: Registry[Callable[[TrainerSpec], Trainer]] = Registry(
     "trainer",

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from foundation.documents import document_of
 from search_spaces.errors import SpaceError
 from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import model_keys, options
 from search_spaces.trainers.adapters import read_adapter
 from search_spaces.trainers.told import Told
-from slurm import document_of
 
 
 @dataclass(frozen=True)

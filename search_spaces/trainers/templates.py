@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from search_spaces.language.fields import Scalar
 from search_spaces.parameters import value_type_of
-from trainer import ValueType, constant, parse
+from trainer.plan.rules.expression import ValueType, constant, parse
 
 _BRACES = re.compile(r"\{\{([^{}]*)\}\}|\{([^{}]*)\}")
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from foundation.documents import Document, plain_scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
 from search_spaces.language.fields import Scalar
@@ -16,8 +17,7 @@ from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import named
 from search_spaces.trainers import config_files, model_keys, options, templates
-from slurm import Document, plain_scalar
-from trainer import ModelConfig
+from trainer.plan.model import ModelConfig
 
 _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
 

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from foundation.writing import write_private
 from slurm import processes
-from slurm.files import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.local.fork_server import ForkServer, Ranks
 from slurm.local.shepherd import Request, marker

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from slurm.files import FileError, MissingFileError, read_end, shown
+from foundation.files import FileError, MissingFileError, read_end
+from foundation.messages import shown
 
 READ_BYTES = 4 << 20  # of a log, from its end; what decides a trial is near it
 MAX_LINE = 8192  # characters

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from foundation.messages import shown
 from slurm import processes
-from slurm.files import shown
 from slurm.minicluster import daemons
 from slurm.minicluster.config import (
     MAX_GPUS,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from slurm.files import FileError, MissingFileError, read_text, shown
+from foundation.files import FileError, MissingFileError, read_text
+from foundation.messages import shown
 from slurm.launcher import LauncherError
 from slurm.minicluster.config import MiniclusterConfig
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm.files import FileError, read_text, shown
+from foundation.files import FileError, read_text
+from foundation.messages import shown
 from slurm.launcher import LauncherError
 
 MAX_BYTES = 10_000_000

@@ -11,7 +11,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from slurm.files import write_private
+from foundation.writing import write_private
 from slurm.launcher import Launcher, LauncherError, LauncherOptions
 from slurm.mpiexec.command import mpiexec_argv, mpiexec_environment
 from slurm.mpiexec.dialects import Dialect, dialect_of

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm.files import FileError, MissingFileError, machine_numbers, parse_json, read_bytes, shown
+from foundation.files import FileError, MissingFileError, machine_numbers, parse_json, read_bytes
+from foundation.messages import shown
 from slurm.logs.apart import metrics_apart
 from slurm.logs.patterns import FoundNothingError
 from slurm.logs.text import objects_after

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from slurm.files import FileError, machine_numbers, parse_json, read_from
+from foundation.files import FileError, machine_numbers, parse_json, read_from
 from slurm.logs.text import objects_after, unified
 
 StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step

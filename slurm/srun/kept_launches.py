@@ -11,8 +11,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foundation.writing import write_private
 from slurm import rank_server
-from slurm.files import write_private
 from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather

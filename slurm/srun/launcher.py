@@ -11,8 +11,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from foundation.files import has_room
+from foundation.writing import write_private
 from slurm import processes
-from slurm.files import has_room, write_private
 from slurm.launcher import (
     AllocationGoneError,
     AllocationState,

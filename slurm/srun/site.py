@@ -16,10 +16,11 @@ from pydantic import (
     model_validator,
 )
 
-from slurm.documents import read_document
-from slurm.files import FileError, shown
+from foundation.documents import read_document
+from foundation.files import FileError
+from foundation.messages import shown
+from foundation.records import validate
 from slurm.launcher import LauncherError
-from slurm.records import validate
 
 
 def _option(text: str) -> str:

@@ -9,8 +9,9 @@ from benchmarks.memorization.__main__ import report
 from benchmarks.memorization.decoding import greedy
 from benchmarks.memorization.study import LENGTH, RECITED, passages, recited, schedule
 from support.models import GPT, MODELS, whole
-from trainer.config import LRScheduler, ModelConfig
 from trainer.model.transformer import Stage
+from trainer.plan.model import ModelConfig
+from trainer.plan.optimizer import LRScheduler
 
 
 def written_without_cache(stage: Stage, tokens: torch.Tensor, count: int) -> torch.Tensor:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import meshtune
+from foundation.registry import RegistryError
 from meshtune.own_packages import ROOT
-from slurm.registry import RegistryError
 
 GUIDE = ROOT / "docs" / "guide" / "python-api.md"
 

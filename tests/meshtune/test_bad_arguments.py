@@ -13,8 +13,8 @@ import pytest
 
 import meshtune
 from analysis import NotPricedError, RunError
+from foundation.registry import RegistryError
 from search_spaces import SpaceError
-from slurm import RegistryError
 from workflows import ArgumentError, ClosedError
 
 SPACE = "gpt_22b_frontier"

@@ -16,7 +16,7 @@ from search_spaces import SearchSpace, check, shipped_adapters
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
 from trainer.deepspeed import rules as deepspeed
-from trainer.rules.requirements import REQUIREMENTS
+from trainer.plan.rules.requirements import REQUIREMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "guide" / "spaces.md").read_text()

@@ -8,12 +8,15 @@ import pytest
 import yaml
 
 from analysis.cost.jobs import jobs, joined
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces import SpaceError, load_space
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
-from slurm import read_document, validate
-from trainer import ModelConfig, model_flops, model_weights
+from trainer.plan.flops import model_flops
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import model_weights
 
 
 def shape(name: str) -> ModelConfig:

@@ -12,8 +12,8 @@ import yaml
 
 from analysis.run.fold import read_run
 from search_spaces.shipped import SHIPPED
-from trainer.config import TrainConfig
 from trainer.data.prepare import prepare_data
+from trainer.plan.config import TrainConfig
 
 TRIALS = 2
 SMALL = {"num_layers": 2, "hidden_size": 32, "num_heads": 4, "vocab_size": 264, "seq_length": 16}

@@ -15,10 +15,11 @@ from hypothesis import given, settings, strategies as st
 from search_spaces import SearchSpace, check, load_space
 from search_spaces.cluster import Cluster
 from search_spaces.rules.placements import ranks_per_pair
-from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed.rules import unsupported as deepspeed_unsupported
-from trainer.placement import Placement
-from trainer.presets import PRESETS
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.placement import Placement
+from trainer.plan.presets import PRESETS
 
 Load = Callable[[str], SearchSpace]
 

@@ -15,8 +15,9 @@ from hypothesis import given, settings, strategies as st
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
-from trainer.axes import RANK_ORDERS
-from trainer.config import ConfigError, PipelineSchedule, TrainConfig
+from trainer.plan.axes import RANK_ORDERS
+from trainer.plan.config import PipelineSchedule, TrainConfig
+from trainer.plan.limits import ConfigError
 
 # Rules of policy: the trainer could run what they remove.
 POLICY = {"tp_within_node", "nodes_in_cluster", "sequence_parallel_needs_tp"}

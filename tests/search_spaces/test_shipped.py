@@ -11,11 +11,12 @@ import jsonschema
 import pytest
 import yaml
 
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces import SearchSpace, check, json_schema, load_space, shipped_spaces
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
-from slurm import read_document, validate
 
 REQUIRED = {
     "tiny_cpu",

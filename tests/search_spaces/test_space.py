@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from foundation.documents import parse_document, plain_scalar
 from search_spaces import SearchSpace, SpaceError
-from slurm.documents import parse_document, plain_scalar
-from trainer.config import TrainConfig
+from trainer.plan.config import TrainConfig
 
 Load = Callable[[str], SearchSpace]
 

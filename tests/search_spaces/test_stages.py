@@ -11,7 +11,8 @@ import pytest
 
 from search_spaces import SearchSpace, SpaceError, StageLayers, StageSettings, check
 from search_spaces.stages import Split
-from trainer import ConfigError, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 Load = Callable[[str], SearchSpace]
 

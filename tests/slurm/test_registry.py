@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from foundation.registry import RegistryError
 from slurm.launcher import LauncherOptions
 from slurm.local.launcher import LocalLauncher
-from slurm.registry import RegistryError, launcher_names, make_launcher
+from slurm.registry import launcher_names, make_launcher
 
 Install = Callable[..., None]
 

@@ -26,8 +26,9 @@ import trainer.train
 from trainer.checkpoint import chunks
 from trainer.checkpoint.checkpoints import CheckpointError, Checkpoints, restore
 from trainer.checkpoint.chunks import SaveChunks
-from trainer.config import ConfigError, TrainConfig
 from trainer.model.precision import LossScaler
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

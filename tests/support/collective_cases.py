@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.axes import Axes
-from trainer.formats import BLOCK, Format
 from trainer.parallel.collectives import Group, Traffic
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
-from trainer.placement import Topology
+from trainer.plan.axes import Axes
+from trainer.plan.formats import BLOCK, Format
+from trainer.plan.placement import Topology
 
 SIZES = (1, 3, 255, 256, 257, 1000)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

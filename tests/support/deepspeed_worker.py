@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 from rank_worker import RandomTokens, run_in_forks
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.deepspeed import engine as deepspeed_engine
 from trainer.deepspeed.engine import DeepSpeedTrainer
 from trainer.loop import train
 from trainer.model.transformer import Block
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 KEPT: list[Any] = []
 

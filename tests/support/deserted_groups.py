@@ -14,9 +14,9 @@ import tempfile
 import torch
 import torch.distributed as dist
 
-from trainer.config import TrainConfig
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.mesh import build_mesh
+from trainer.plan.config import TrainConfig
 
 RANKS = 8
 CONFIG = {

@@ -11,8 +11,9 @@ from pathlib import Path
 from slurm.mpiexec.hosts import HostsError, read_hostfile
 from support.megatron_files import write_megatron
 from support.sweep_rows import SWEEP, failed_row, row
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.dataset import TokenDataset
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 Files = Mapping[str, str | bytes]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ModelConfig
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
+from trainer.plan.model import ModelConfig
 
 GPT = ModelConfig(num_layers=4, hidden_size=24, num_heads=6, vocab_size=40, seq_length=12)
 

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import trainer.train
-from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.slices import WHOLE, TensorShard
 from trainer.model.transformer import Stage
 from trainer.parallel.loss import cross_entropy
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 from trainer.zero.buckets import WholeWeights

@@ -29,13 +29,13 @@ from observed_training import observe
 from torch._dynamo.utils import counters
 
 import trainer.train
-from trainer.config import TrainConfig
 from trainer.data.goldfish import IGNORED, without
 from trainer.loop import train
 from trainer.model import transformer
 from trainer.model.initialize import initialize
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from support.checkpoint_cases import MODELS
-from trainer.config import TrainConfig
 from trainer.data.goldfish import IGNORED
+from trainer.plan.config import TrainConfig
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

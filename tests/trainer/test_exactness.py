@@ -10,8 +10,8 @@ import pytest
 from support import exactness_cases as cases
 from support.exactness_cases import FEW_STEPS, GRAD_CLIP, STEPS
 from support.long_sweep import LongSweep
-from trainer.config import TrainConfig
-from trainer.zero.traffic import expected_traffic
+from trainer.plan.config import TrainConfig
+from trainer.plan.traffic import expected_traffic
 
 
 def equals(

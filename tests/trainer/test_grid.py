@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from support.placement_cases import GLOBAL_BATCH, RANKS, config_of
-from trainer.config import ConfigError, TrainConfig
-from trainer.zero.traffic import expected_traffic
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.traffic import expected_traffic
 
 STEPS, FEW_STEPS = 10, 3
 SHAPE = {"num_layers": 4, "hidden_size": 64, "num_heads": 8, "vocab_size": 64, "seq_length": 16}

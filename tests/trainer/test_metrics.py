@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import Metrics
 from trainer.metrics import MetricsWriter
+from trainer.plan.output import Metrics
 
 
 def steps(folder: Path) -> list[int]:

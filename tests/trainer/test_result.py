@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config import TrainConfig
-from trainer.flops import hardware_flops, model_flops
+from trainer.plan.config import TrainConfig
+from trainer.plan.flops import hardware_flops, model_flops
 from trainer.result import FIGURES, clear_result, completed, failure, step_line, write_result
 
 CONFIG = TrainConfig.parse(

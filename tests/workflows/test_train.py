@@ -12,8 +12,8 @@ import yaml
 
 from analysis import load_best
 from analysis.report.page import write_report
+from foundation.documents import written_document
 from search_spaces.shipped import SHIPPED
-from slurm import written_document
 from workflows.cli.main import main
 from workflows.train import Longer, _changed
 

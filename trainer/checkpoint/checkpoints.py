@@ -34,12 +34,13 @@ from trainer.checkpoint.integrity import (
 )
 from trainer.checkpoint.record import Record, check_same, identity, read_record
 from trainer.checkpoint.together import on_each, on_first
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.batches import Consumed
 from trainer.model.precision import LossScaler
 from trainer.model.transformer import Stage
 from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.phase import phase
 
 

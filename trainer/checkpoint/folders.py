@@ -10,9 +10,9 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from foundation.writing import sync_folder
 from trainer.checkpoint.integrity import CHECKSUMS_NAME, checksum
 from trainer.checkpoint.record import RECORD_NAME, Record
-from trainer.runtime.fsync import sync_folder
 
 KEEP = 2
 """Complete checkpoints that stay when a newer one is complete, that one included."""

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.checkpoint.integrity import CheckpointError, read_json
-from trainer.config import ConfigError, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 RECORD_NAME = "training.json"
 _SHOWN = 100  # characters of a wrong value

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from trainer.checkpoint.integrity import CheckpointError
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 
 T = TypeVar("T")
 

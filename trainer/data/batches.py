@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from trainer.config import TrainConfig
 from trainer.data.goldfish import IGNORED, without
+from trainer.plan.config import TrainConfig
 
 
 class Dataset(Protocol):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.config import ConfigError
 from trainer.data.goldfish import IGNORED
 from trainer.data.indexed import Documents, read_index
+from trainer.plan.limits import ConfigError
 
 
 class TokenDataset:

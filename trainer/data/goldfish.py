@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config import Goldfish
+from trainer.plan.loss_tokens import Goldfish
 
 IGNORED = -1
 """A target that is not in the loss."""

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.config import ConfigError
-from trainer.files import FileError, shown, size_of
+from foundation.files import FileError, size_of
+from foundation.messages import shown
+from trainer.plan.limits import ConfigError
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")

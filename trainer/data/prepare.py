@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from trainer.config import ConfigError
 from trainer.data.indexed import DTYPES, HEADER, INT32, MAGIC, UINT16, VERSION
 from trainer.data.tokenizers import Tokenizer, tokenizer_named
+from trainer.plan.limits import ConfigError
 
 END_OF_DOCUMENT = 256
 """Of the byte-level tokenizer, whose other ids are the 256 bytes."""

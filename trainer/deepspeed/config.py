@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.config import OptimizerConfig, TrainConfig
 from trainer.deepspeed.rules import zero_stage
-from trainer.formats import Format
-from trainer.placement import Placement
+from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
+from trainer.plan.optimizer import OptimizerConfig
+from trainer.plan.placement import Placement
 
 DEEPSPEED_BUCKET_ELEMENTS = 16 * 2**20
 

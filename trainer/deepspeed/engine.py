@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.batches import Dataset, micro_batches
 from trainer.deepspeed.config import deepspeed_config
 from trainer.deepspeed.load import load_deepspeed, local_world_size, talk_to_stderr
@@ -26,6 +25,8 @@ from trainer.model.transformer import Places, Stage
 from trainer.optimizer import StepReport
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.loss import cross_entropy
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
 from trainer.runtime.phase import phase
 

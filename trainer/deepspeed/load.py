@@ -12,7 +12,8 @@ from types import ModuleType
 
 import torch.distributed as dist
 
-from trainer.config import ConfigError, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
 
 

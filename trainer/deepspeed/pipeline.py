@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig, TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.transformer import (
     Block,
@@ -22,6 +21,8 @@ from trainer.model.transformer import (
     rotary_table,
 )
 from trainer.parallel.loss import cross_entropy
+from trainer.plan.config import TrainConfig
+from trainer.plan.model import ModelConfig
 
 
 class PipedBlock(Block):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.axes import GRID
-from trainer.config import TrainConfig
-from trainer.formats import Format
-from trainer.placement import Placement
-from trainer.rules.requirement import DEGREES, Requirement, refusal
+from trainer.plan.axes import GRID
+from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
+from trainer.plan.placement import Placement
+from trainer.plan.rules.requirement import DEGREES, Requirement, refusal
 
 DeviceType = Literal["cpu", "cuda"]
 

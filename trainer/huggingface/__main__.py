@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.checkpoint.integrity import CheckpointError
-from trainer.config import ConfigError
 from trainer.huggingface.save import export
+from trainer.plan.limits import ConfigError
 from trainer.runtime.exit_codes import EXIT_INVALID, EXIT_OK
 
 USAGE = "usage: python -m trainer.huggingface FOLDER/step-NNNNNNNN OUT"

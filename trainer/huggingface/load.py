@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foundation.files import FileError, read_json
 from trainer.checkpoint.chunks import Chunk
-from trainer.config import ConfigError, ModelConfig
-from trainer.files import FileError, read_json
 from trainer.huggingface.names import Architecture, architecture_of, check_config
 from trainer.huggingface.safetensors import read_folder
+from trainer.plan.limits import ConfigError
+from trainer.plan.model import ModelConfig
 
 _WORDS = ("embedding.weight", "head.weight")
 

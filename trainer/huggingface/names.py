@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config import ConfigError, ModelConfig
 from trainer.model.transformer import NORM_EPS
+from trainer.plan.limits import ConfigError
+from trainer.plan.model import ModelConfig
 
 _LAYER = re.compile(r"blocks\.(\d+)\.(.+)\.(weight|bias)")
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.config import ConfigError
-from trainer.files import FileError, read_json, size_of
+from foundation.files import FileError, read_json, size_of
+from trainer.plan.limits import ConfigError
 
 SINGLE, TABLE = "model.safetensors", "model.safetensors.index.json"
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

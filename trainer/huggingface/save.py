@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from trainer.checkpoint.integrity import SafeReader
 from trainer.checkpoint.record import read_record
-from trainer.config import ModelConfig
 from trainer.huggingface.names import Architecture, architecture_of, config_of
 from trainer.huggingface.safetensors import SINGLE, write_file
+from trainer.plan.model import ModelConfig
 
 
 def export(checkpoint: Path, out: Path) -> None:

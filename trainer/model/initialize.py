@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from trainer.config import ModelConfig
 from trainer.model.slices import Split, TensorShard
+from trainer.plan.model import ModelConfig
 
 STD = 0.02
 DRAW_ELEMENTS = 1 << 20

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from trainer.model.shapes import Traits
 from trainer.model.slices import Split
 from trainer.model.transformer import Stage
+from trainer.plan.shapes import Traits
 
 
 class Slot(NamedTuple):

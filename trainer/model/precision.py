@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from trainer.config import Precision
-from trainer.formats import Format
+from trainer.plan.config import Precision
+from trainer.plan.formats import Format
 
 COMPUTE_DTYPE: dict[Precision, torch.dtype] = {
     "fp32": torch.float32,

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trainer.config import ModelConfig, Recompute
 from trainer.model.recompute import recomputed
-from trainer.model.shapes import equal_share
+from trainer.plan.config import Recompute
+from trainer.plan.model import ModelConfig
+from trainer.plan.shapes import equal_share
 
 NORM_EPS = 1e-5
 Attend = Callable[..., Tensor]

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from trainer.files import FileError, read_json
+from foundation.files import FileError, read_json
 from trainer.model.kernels import FORMS, Form, Product, TunedKernels, in_form
 from trainer.runtime.cache import cpu_identity, user_cache
 from trainer.runtime.device import Device

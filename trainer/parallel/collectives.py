@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import Tensor
 
-from trainer.parallel import gloo, ring
-from trainer.placement import Level
+from trainer.parallel import gloo
+from trainer.plan import ring
+from trainer.plan.placement import Level
 
 Purpose = Literal[
     "weights",  # whole weights of a layer, from the primary shards

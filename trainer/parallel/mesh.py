@@ -1,4 +1,4 @@
-"""Where each rank stands: ``trainer.axes`` as torch's device mesh and process groups."""
+"""Where each rank stands: ``trainer.plan.axes`` as torch's device mesh and process groups."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trainer.axes import GRID, Axes
-from trainer.config import TrainConfig
 from trainer.parallel.collectives import Group, Traffic
-from trainer.placement import Placement, Topology
+from trainer.plan.axes import GRID, Axes
+from trainer.plan.config import TrainConfig
+from trainer.plan.placement import Placement, Topology
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank among all, and its groups; ``trainer.axes`` has the order of the axes."""
+    """This rank among all, and its groups; ``trainer.plan.axes`` has the order of the axes."""
 
     device: DeviceMesh
     axes: Axes

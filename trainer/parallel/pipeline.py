@@ -24,10 +24,10 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from trainer.config import TrainConfig
 from trainer.model.deferred import DeferredKernels
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
+from trainer.plan.config import TrainConfig
 from trainer.runtime.phase import phase
 
 LossFn = Callable[[Tensor, Tensor], Tensor]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.formats import Format
 from trainer.parallel.collectives import Group, Purpose
+from trainer.plan.formats import Format
 from trainer.quantization.blocks import dequantize, dequantize_sum, quantize
 
 

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from trainer.config import TrainConfig
 from trainer.model.kernels import Kernels, multiply
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Embedding, Head, Linear, Positions, Stage
@@ -31,6 +30,7 @@ from trainer.parallel.products import (
     gather_sequence,
     scatter_sum,
 )
+from trainer.plan.config import TrainConfig
 
 
 class _ColumnLinear(torch.autograd.Function):

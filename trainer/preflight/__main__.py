@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 from trainer.preflight.network import network_adapters
 from trainer.preflight.probe import OPERATIONS, Links, Probe, ends_side_by_side, group_shapes
 from trainer.runtime.device import Device

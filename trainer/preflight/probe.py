@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trainer.parallel.collectives import Group, Traffic
-from trainer.placement import Level
+from trainer.plan.placement import Level
 from trainer.runtime.device import Device
 from trainer.runtime.peers import RankEnvironment
 

@@ -31,7 +31,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from trainer.formats import Format
+from trainer.plan.formats import Format
 from trainer.quantization import cpu, reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.formats import Format
+from trainer.plan.formats import Format
 from trainer.runtime.cache import cpu_identity, user_cache
 
 SOURCE = Path(__file__).with_name("cpu.c")

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trainer.formats import BLOCK, Format
+from trainer.plan.formats import BLOCK, Format
 from trainer.quantization.reference import code_bytes
 
 TILE = 8

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from trainer.formats import BLOCK, Format
+from trainer.plan.formats import BLOCK, Format
 
 _SIGNLESS = 0x7FFFFFFF
 _INFINITY = 0x7F800000

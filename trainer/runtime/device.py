@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 from trainer.runtime import memory
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 from trainer.runtime.exit_codes import EXIT_PEER_FAILED
 
 _NEWS = "meshtune/news"  # why a rank failed; empty: all is done

@@ -17,16 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE
-from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
+from trainer.plan.config import TrainConfig
+from trainer.plan.shapes import Traits
+from trainer.plan.shards import ROW, fill, padded
 from trainer.runtime.phase import phase
 from trainer.zero.gradients import BucketGradients, Reductions, SplitGradients, WholeGradients
-from trainer.zero.layout import ROW, fill, padded
 
 
 class Bucket:

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, share_comm_ctx
 
-from trainer.config import TrainConfig
 from trainer.model.initialize import initialize
 from trainer.model.parameters import Piece, Slot, slots
 from trainer.model.precision import COMPUTE_DTYPE, WIRE_DTYPE
-from trainer.model.shapes import Traits
 from trainer.model.transformer import Stage
 from trainer.parallel.mesh import Mesh
+from trainer.plan.config import TrainConfig
+from trainer.plan.shapes import Traits
+from trainer.plan.shards import UnitLayout
 from trainer.runtime.phase import phase
 from trainer.zero.background import DeviceStream, InlineStream, ThreadStream
 from trainer.zero.hooks import HookContext
-from trainer.zero.layout import UnitLayout
 from trainer.zero.unit import FsdpUnit, replica_group
 
 PENDING_UNITS = 2

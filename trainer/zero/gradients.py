@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.mesh import Mesh
-from trainer.states import PENDING_REDUCTIONS
-from trainer.zero.layout import ROW
+from trainer.plan.shards import ROW
+from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):

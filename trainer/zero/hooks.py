@@ -19,8 +19,8 @@ from torch import Tensor
 from trainer.model.precision import WIRE_DTYPE
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
+from trainer.plan.shards import UnitLayout, sum_format
 from trainer.zero.background import CommunicationStream, OrderedStream
-from trainer.zero.layout import UnitLayout, sum_format
 from trainer.zero.secondary import SecondaryCopy
 
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from trainer.parallel.collectives import Group
 from trainer.parallel.quantized import gather_rows
+from trainer.plan.shards import UnitLayout, secondary_wire
 from trainer.quantization.blocks import dequantize, quantize
 from trainer.zero.background import OrderedStream
-from trainer.zero.layout import UnitLayout, secondary_wire
 
 
 class SecondaryCopy:

@@ -13,9 +13,9 @@ from trainer.model.parameters import Piece, Slot
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.quantized import gather_rows
+from trainer.plan.shards import UnitLayout
 from trainer.quantization.blocks import dequantize, quantize
 from trainer.zero.hooks import GatherWeights, HookContext, ReduceGradients
-from trainer.zero.layout import UnitLayout
 from trainer.zero.secondary import SecondaryCopy
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurm import shown
+from foundation.messages import shown
 
 Commands = Any  # argparse's subparsers, whose class has no public name
 Handler = Callable[[Namespace], int]

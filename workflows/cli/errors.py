@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from analysis import FingerprintError, RunBusyError, RunError
-from slurm import (
-    AllocationGoneError,
-    BatchError,
-    FileError,
-    LauncherError,
-    RegistryError,
-    TooFewNodesError,
-)
-from trainer import ConfigError
+from foundation.files import FileError
+from foundation.registry import RegistryError
+from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesError
+from trainer.plan.limits import ConfigError
 from workflows.launching import LaunchError
 from workflows.logged import TrackerError
 from workflows.optimizer.registry import PolicyError

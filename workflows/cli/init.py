@@ -45,8 +45,8 @@ def add_commands(commands: Commands) -> None:
 
 def init(arguments: Namespace) -> int:
     """Write a space file; what is not given is asked for."""
+    from foundation.messages import shown
     from search_spaces import SpaceArgumentError
-    from slurm import shown
     from workflows.cli.errors import UsageError
     from workflows.cli.model_space import option
     from workflows.first_space import Wanted, first_space

@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
 
 def to_optuna(arguments: Namespace) -> int:
     """Copy a run into a storage of Optuna's; what is there already stays."""
-    from slurm import shown
+    from foundation.messages import shown
     from workflows.to_optuna import to_optuna as copy
 
     _added(arguments, copy, arguments.storage, "study")
@@ -60,7 +60,7 @@ def _added(
 ) -> None:
     """Copy a run's new trials, and say how many."""
     from analysis import counted, read_run
-    from slurm import shown
+    from foundation.messages import shown
     from workflows.cli.errors import UsageError
 
     run, name = read_run(arguments.run), _name(arguments)

@@ -78,7 +78,7 @@ def _errors() -> ModuleType:
 
 
 def _words(error: Exception) -> str:
-    from slurm import message
+    from foundation.messages import message
 
     return message(error)
 

@@ -49,7 +49,7 @@ def add_commands(commands: Commands) -> None:
 
 def replay(arguments: Namespace) -> int:
     """Replay a policy against a recorded table and print how soon it comes near the best."""
-    from slurm import without_secrets
+    from foundation.messages import without_secrets
     from workflows.cli.errors import UsageError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded

@@ -46,7 +46,7 @@ def add_commands(commands: Commands) -> None:
 def explain(arguments: Namespace) -> int:
     """Print what there is to say of one trial."""
     from analysis import explain_trial, read_run
-    from slurm import printable, shown
+    from foundation.messages import printable, shown
     from workflows.cli.errors import UsageError
 
     run = read_run(arguments.run)
@@ -66,7 +66,7 @@ def explain(arguments: Namespace) -> int:
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path, or compare several runs."""
     from analysis import comparison_text
-    from slurm import printable
+    from foundation.messages import printable
     from workflows.cli.errors import UsageError
 
     # An error before slow imports.
@@ -103,7 +103,7 @@ def _read(where: str, study: str) -> Run:
 
 def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
     from analysis import SECTIONS, write_imported
-    from slurm import shown
+    from foundation.messages import shown
     from workflows.cli.errors import UsageError
 
     if not run.origin:

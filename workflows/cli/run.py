@@ -97,8 +97,9 @@ def add_commands(commands: Commands) -> None:
 
 def try_out(arguments: Namespace) -> int:
     """Run one trial and print all that was done and read for it."""
+    from foundation.messages import printable
     from search_spaces import load_space
-    from slurm import LauncherOptions, make_launcher, printable
+    from slurm import LauncherOptions, make_launcher
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.try_out import choose, try_out, values_of
 
@@ -121,7 +122,8 @@ def try_out(arguments: Namespace) -> int:
 def status(arguments: Namespace) -> int:
     """Print a run's progress; works while it runs, and after."""
     from analysis import RunFolder, driver_of, read_run
-    from slurm import SCRIPT_NAME, printable
+    from foundation.messages import printable
+    from slurm import SCRIPT_NAME
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
@@ -181,7 +183,7 @@ def _resumption(run: Run) -> str:
 
 def export(arguments: Namespace) -> int:
     """Print, or write, what another trainer is given for a run's best configuration."""
-    from slurm import shown
+    from foundation.messages import shown
     from workflows.export import of_best, text, write
 
     found, what = of_best(arguments.run, arguments.to)
@@ -197,7 +199,8 @@ def export(arguments: Namespace) -> int:
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
     from analysis import RunFolder, load_best
-    from slurm import LauncherOptions, make_launcher, shown
+    from foundation.messages import shown
+    from slurm import LauncherOptions, make_launcher
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best

@@ -20,7 +20,7 @@ def add_commands(commands: Commands) -> None:
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
     from analysis import read_run
-    from slurm import printable
+    from foundation.messages import printable
     from workflows.cli.errors import UsageError
     from workflows.cli.report import written
     from workflows.watch import LOOKED_S, PageError, Pages, serving

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from foundation.registry import Registry, RegistryError
 from search_spaces import SearchSpace
-from slurm import Registry, RegistryError
 
 if TYPE_CHECKING:  # scipy: half a second
     from analysis import Pricing

@@ -28,9 +28,10 @@ from analysis import (
     read_tables,
     resized,
 )
+from foundation.documents import as_written, plain_scalar
+from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
-from slurm import as_written, listed, plain_scalar, shown
-from trainer import beside_dp
+from trainer.plan.axes import beside_dp
 from workflows.replay.landscape import Answer, Key, Landscape
 from workflows.replay.results import of_results
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from analysis import Run, TableError
+from foundation.messages import shown
 from search_spaces import MAX_CONFIGS, SpaceError, load_space
-from slurm import shown
 from workflows.replay.landscape import Answer, Key, Landscape
 
 INACTIVE = "inactive"  # the value of a parameter that a trial did not have

@@ -7,16 +7,8 @@ import queue
 import threading
 from dataclasses import dataclass, replace
 
-from slurm import (
-    AllocationState,
-    Kind,
-    Launcher,
-    Lease,
-    Outcome,
-    StopRule,
-    TrialSpec,
-    is_disk_full,
-)
+from foundation.files import is_disk_full
+from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 from workflows.search.storage import no_room
 
 # Ends that somebody outside can cause; no other comes of an allocation that is taken away.

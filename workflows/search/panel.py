@@ -21,7 +21,8 @@ from analysis import (
     objectives_text,
     verdict_lines,
 )
-from slurm import BLAMELESS, printable
+from foundation.messages import printable
+from slurm import BLAMELESS
 from workflows.search.budget import Budget, NodeHours, node_hours, wall_time_s
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from analysis import (
     objectives_text,
     verdict_lines,
 )
-from slurm import printable
+from foundation.messages import printable
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges

@@ -30,8 +30,9 @@ from analysis import (
     read_run,
     verdict_lines,
 )
+from foundation.messages import printable
 from search_spaces import SearchSpace
-from slurm import Launcher, Lease, NodePool, TooFewNodesError, printable
+from slurm import Launcher, Lease, NodePool, TooFewNodesError
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.budget import Budget

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from slurm import is_disk_full
+from foundation.files import is_disk_full
 
 T = TypeVar("T")
 

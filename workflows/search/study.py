@@ -22,8 +22,9 @@ from analysis import (
     Trial,
     write_results,
 )
+from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
-from slurm import Kind, Outcome, shown
+from slurm import Kind, Outcome
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
 from workflows.search.objectives import figures
 from workflows.search.trials import ended

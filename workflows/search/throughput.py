@@ -14,7 +14,8 @@ from typing import Any
 
 from analysis import metric, number
 from search_spaces import SearchSpace
-from trainer import ModelConfig, model_flops
+from trainer.plan.flops import model_flops
+from trainer.plan.model import ModelConfig
 
 _APART = 1.6  # by which two figures of one speed may differ: other steps, other clocks
 _CONVENTIONS = 3.0  # the same for FLOPs: with recomputation, causal attention counted half

@@ -29,7 +29,7 @@ from slurm import (
     clear_attempt,
     kept_result,
 )
-from trainer import ConfigError
+from trainer.plan.limits import ConfigError
 from workflows.search.objectives import figures
 from workflows.search.throughput import completed, contradiction, job_of
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from analysis import start_up_s
+from foundation.messages import nearest
 from search_spaces import SearchSpace, seconds
 from slurm import SimulatedCluster
-from trainer import nearest
 
 DEFAULT_TRIALS = 8  # widest ones at once: on more nodes none would learn from another
 

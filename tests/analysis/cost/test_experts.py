@@ -26,12 +26,14 @@ from analysis.cost.memory import MemoryConstants, memory
 from analysis.cost.model import CostModel
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import NotPricedError, Pricing
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces import SearchSpace, check, load_space, shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
-from slurm import read_document, validate
-from trainer import ModelConfig, expert_weights
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import expert_weights
 
 PLAN = {"tp": 1, "pp": 4, "dp": 16, "mbs": 1, "gas": 16, "zero_stage": 1}
 

@@ -12,11 +12,13 @@ from analysis.cost.grid import depth_exchanges, sums
 from analysis.cost.groups import along, members_per_node
 from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.cost.model import CostModel
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import MESHTUNE
 from search_spaces.shipped import SHIPPED
-from slurm import read_document, validate
-from trainer import ModelConfig, layer_matrices, layer_weights
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import layer_matrices, layer_weights
 
 MODEL = ModelConfig(
     num_layers=24, hidden_size=4096, num_heads=32, vocab_size=51200, seq_length=2048

@@ -38,12 +38,12 @@ from analysis.cost.memory_fit import (
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
 from support.gpt_jobs import gpt
-from trainer.formats import Format
 from trainer.parallel import loss
-from trainer.placement import Placement, Topology
-from trainer.presets import PRESETS, Wishes, place
-from trainer.sizes import stage_weights
-from trainer.states import BUCKET_ELEMENTS, PENDING_REDUCTIONS
+from trainer.plan.formats import Format
+from trainer.plan.placement import Placement, Topology
+from trainer.plan.presets import PRESETS, Wishes, place
+from trainer.plan.sizes import stage_weights
+from trainer.plan.states import BUCKET_ELEMENTS, PENDING_REDUCTIONS
 
 GIB = 2.0**30
 PARAMETERS = 1_000_003

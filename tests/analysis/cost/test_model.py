@@ -18,8 +18,8 @@ from analysis.cost.time_constants import TimeConstants
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, MESHTUNE, NANOTRON
-from trainer import flops
-from trainer.config import ModelConfig
+from trainer.plan import flops
+from trainer.plan.model import ModelConfig
 
 SHAPES = {"22b": (48, 6144, 48), "175b": (96, 12288, 96), "1t": (128, 25600, 128)}
 

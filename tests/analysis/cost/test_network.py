@@ -15,7 +15,7 @@ from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE, NANOTRON
-from trainer.config import ModelConfig
+from trainer.plan.model import ModelConfig
 
 H100 = shipped_cluster("dgx_h100")
 SHAPE = ModelConfig(

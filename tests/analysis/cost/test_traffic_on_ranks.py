@@ -15,10 +15,10 @@ import pytest
 from analysis.cost.jobs import RECOMPUTE, Jobs, jobs
 from analysis.cost.traffic import sent_bytes
 from search_spaces.frameworks import MESHTUNE
-from trainer.config import TrainConfig
-from trainer.formats import Format
-from trainer.parallel.ring import share_sent
-from trainer.zero.traffic import expected_traffic
+from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
+from trainer.plan.ring import share_sent
+from trainer.plan.traffic import expected_traffic
 
 RANKS, SEQUENCE, MBS, GAS = 8, 16, 2, 4
 MODEL = {

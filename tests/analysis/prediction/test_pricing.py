@@ -18,8 +18,8 @@ from analysis.run.trial import Trial
 from search_spaces import load_space
 from search_spaces.frameworks import MESHTUNE
 from search_spaces.points.candidates import Candidates
-from trainer.axes import RANK_ORDERS
-from trainer.config import TrainConfig
+from trainer.plan.axes import RANK_ORDERS
+from trainer.plan.config import TrainConfig
 
 
 def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.cost.jobs import jobs
 from analysis.prediction.residual import ResidualProcess, features
-from trainer import Mixture
+from trainer.plan.sizes import Mixture
 
 JOB = {
     "num_layers": 8, "hidden_size": 512, "num_heads": 8, "kv_heads": 8, "ffn_size": 2048,

@@ -27,7 +27,7 @@ from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
 from search_spaces.frameworks import MESHTUNE
-from trainer.config import ModelConfig
+from trainer.plan.model import ModelConfig
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \x1b[2J\u202e\ud800"

@@ -9,7 +9,7 @@ import pytest
 
 from analysis.run.best import TRIAL_DIR, load_best, parameters_of, write_best
 from support.run_book import RunBook
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from search_spaces import SearchSpace, SpaceError, load_space, notes
 from search_spaces.huggingface.architectures import ARCHITECTURES
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import ModelFile
-from trainer import model_weights, table_weights
+from trainer.plan.sizes import model_weights, table_weights
 
 PUBLISHED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
 LLAMA = {

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from foundation.documents import read_document
+from foundation.records import validate
 from search_spaces import SearchSpace, SpaceError, load_space
 from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.schema import ModelFile
@@ -19,8 +21,7 @@ from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import SHIPPED
 from search_spaces.trainers import model_keys, options
 from search_spaces.trainers.adapters import shipped_adapters
-from slurm import read_document, validate
-from trainer import ModelConfig
+from trainer.plan.model import ModelConfig
 
 Load = Callable[[str], SearchSpace]
 ADAPTERS = shipped_adapters()

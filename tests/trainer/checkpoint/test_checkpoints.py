@@ -21,8 +21,9 @@ from support.checkpoint_cases import (
     job,
 )
 from trainer.checkpoint.folders import complete
-from trainer.config import ConfigError, TrainConfig
 from trainer.huggingface.names import config_of
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 _QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
 

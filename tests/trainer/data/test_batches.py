@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from trainer.config import ConfigError
 from trainer.data.batches import Batches, BatchesAhead
+from trainer.plan.limits import ConfigError
 
 DEADLINE_S = 60.0
 

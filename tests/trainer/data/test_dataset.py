@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from support.megatron_files import MEGATRON_CODES, write_megatron
-from trainer.config import ConfigError, Documents, TrainConfig
 from trainer.data.batches import Consumed, micro_batches
 from trainer.data.dataset import TokenDataset, shuffled
 from trainer.data.goldfish import IGNORED
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.loss_tokens import Documents
 
 
 @pytest.fixture

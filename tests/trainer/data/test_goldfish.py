@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import ConfigError, Goldfish, TrainConfig
 from trainer.data.goldfish import IGNORED, left_out, without
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+from trainer.plan.loss_tokens import Goldfish
 
 VOCABULARY = 50
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from support.megatron_files import write_megatron
-from trainer.config import ConfigError
 from trainer.data.indexed import read_index
+from trainer.plan.limits import ConfigError
 
 
 def _remove_bin(prefix: Path) -> None:

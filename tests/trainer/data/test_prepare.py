@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from support.megatron_files import write_megatron
-from trainer.config import ConfigError
 from trainer.data.dataset import TokenDataset
 from trainer.data.indexed import read_index
 from trainer.data.prepare import END_OF_DOCUMENT, prepare_data, python_source_files
+from trainer.plan.limits import ConfigError
 
 
 def test_prepared_text_reads_back_byte_for_byte(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from support.deepspeed_cases import job
-from trainer.config import TrainConfig
 from trainer.deepspeed.rules import unsupported
+from trainer.plan.config import TrainConfig
 
 
 def ask(ranks: int = 8, device: Any = "cpu", node: int | None = None, **values: Any) -> str | None:

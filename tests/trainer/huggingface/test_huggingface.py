@@ -14,10 +14,11 @@ from torch import Tensor
 
 from support import huggingface_models as theirs
 from support.checkpoint_cases import MODELS
-from trainer.config import ConfigError, TrainConfig
 from trainer.huggingface.__main__ import main
 from trainer.huggingface.names import config_of
 from trainer.huggingface.safetensors import read_folder
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device
 from trainer.train import Trainer
 

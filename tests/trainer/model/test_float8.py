@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.model import float8
 from trainer.model.float8 import Float8Kernels
 from trainer.model.kernels import Kernels
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import float8_of
 
 E4M3 = torch.float8_e4m3fn

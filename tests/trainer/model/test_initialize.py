@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from support.models import GPT, MODELS, whole
-from trainer.config import ModelConfig
 from trainer.model import initialize as initialization
 from trainer.model.initialize import initialize
 from trainer.model.slices import WHOLE, Cut
 from trainer.model.transformer import Stage
 from trainer.parallel import tensor as tensor_parallel
+from trainer.plan.model import ModelConfig
 
 
 @pytest.mark.parametrize("num_stages", [2, 4])

@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.loop import train
 from trainer.model.kernels import FORMS, Product, TunedKernels, in_form
 from trainer.model.tuning import Cache, Choice, Tuning, alternately, choose
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 MODEL = {"num_layers": 1, "hidden_size": 32, "num_heads": 4, "vocab_size": 64, "seq_length": 16}
 STEPS, EXACT = 3, 1e-5

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from support.models import LLAMA, MODELS, whole
-from trainer.config import ModelConfig
 from trainer.model.transformer import Stage
+from trainer.plan.model import ModelConfig
 
 
 def tokens(model: ModelConfig, batch: int = 2) -> Tensor:

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trainer.config import ConfigError, TrainConfig
 from trainer.parallel.attention import attend_block, block_gradients
 from trainer.parallel.zigzag import held_chunks
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 LENGTH = 24
 

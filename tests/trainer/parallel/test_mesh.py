@@ -14,9 +14,9 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from trainer.config import TrainConfig
 from trainer.parallel.collectives import Traffic
 from trainer.parallel.mesh import Mesh, build_mesh
+from trainer.plan.config import TrainConfig
 
 DESERTED = Path(__file__).parents[2] / "support/deserted_groups.py"
 MODEL = {

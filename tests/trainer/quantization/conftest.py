@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.formats import BLOCK
+from trainer.plan.formats import BLOCK
 
 Numbers = Callable[[int, int, torch.dtype, str, int], Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from trainer.formats import BLOCK, Format
+from trainer.plan.formats import BLOCK, Format
 from trainer.quantization import (
     blocks as quantization,
     cpu as quantization_cpu,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 from trainer.runtime.device import Device, attention_backends, granted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.config import ConfigError
+from trainer.plan.limits import ConfigError
 from trainer.runtime.peers import RankEnvironment, rank_environment
 
 TORCH = {

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support.constant_tokens import ConstantTokens
-from trainer.config import TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.states import PENDING_REDUCTIONS
 from trainer.runtime.device import Device
-from trainer.states import PENDING_REDUCTIONS
 from trainer.train import Trainer
 from trainer.zero.buckets import WholeWeights
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from trainer.config import ModelConfig
-from trainer.formats import BLOCK, Format
 from trainer.model.parameters import slots
-from trainer.model.shapes import Parameter, Ranks, in_order, stage_parameters
 from trainer.model.slices import Cut
 from trainer.model.transformer import Stage
 from trainer.parallel.tensor import split, split_over_tp
-from trainer.placement import Placement, Share
-from trainer.sizes import stage_weights
-from trainer.zero.layout import ROW, UnitLayout, fill, padded
+from trainer.plan.formats import BLOCK, Format
+from trainer.plan.model import ModelConfig
+from trainer.plan.placement import Placement, Share
+from trainer.plan.shapes import Parameter, Ranks, in_order, stage_parameters
+from trainer.plan.shards import ROW, UnitLayout, fill, padded
+from trainer.plan.sizes import stage_weights
 
 SMALL = {"num_layers": 4, "hidden_size": 24, "num_heads": 4, "vocab_size": 22, "seq_length": 6}
 MODELS = {

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.formats import Format
-from trainer.placement import Placement, Share
+from trainer.plan.formats import Format
+from trainer.plan.placement import Placement, Share
+from trainer.plan.shards import UnitLayout
 from trainer.zero.background import InlineStream
-from trainer.zero.layout import UnitLayout
 from trainer.zero.secondary import SecondaryCopy
 
 WIDTH = 4

@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from support.constant_tokens import ConstantTokens
-from trainer.config import TrainConfig
-from trainer.model.shapes import in_order, stage_parameters
 from trainer.parallel.collectives import Traffic
-from trainer.placement import Level
+from trainer.plan.config import TrainConfig
+from trainer.plan.placement import Level
+from trainer.plan.shapes import in_order, stage_parameters
+from trainer.plan.traffic import Report, expected_traffic
 from trainer.runtime.device import Device
 from trainer.train import Trainer
-from trainer.zero.traffic import Report, expected_traffic
 
 GPT = {
     "num_layers": 4,

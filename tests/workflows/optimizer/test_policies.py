@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from analysis.run.fold import Run
+from foundation.registry import RegistryError
 from meshtune.testing.policies import UNPRICED, PolicyContract
 from search_spaces import SearchSpace, load_space
-from slurm.registry import RegistryError
 from workflows.optimizer.builtin import (
     CostModelPolicy,
     DeepHyperPolicy,

@@ -9,7 +9,7 @@ import pytest
 
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
-from trainer import model_flops
+from trainer.plan.flops import model_flops
 from workflows.search.objectives import figures
 from workflows.search.throughput import job_of
 from workflows.search.trials import believed

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.config import TrainConfig
-from trainer.formats import Format
 from trainer.model.kernels import Kernels
 from trainer.model.precision import WIRE_DTYPE
 from trainer.model.transformer import Stage
 from trainer.parallel.collectives import Group
 from trainer.parallel.mesh import Mesh
+from trainer.plan.config import TrainConfig
+from trainer.plan.formats import Format
 from trainer.quantization.blocks import dequantize, quantize
 
 Receive = Callable[[nn.Parameter, Tensor], None]

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from trainer.config import TrainConfig
 from trainer.model.kernels import Kernels
 from trainer.model.slices import Cut, Split
 from trainer.model.transformer import Linear, Stage
@@ -25,6 +24,7 @@ from trainer.parallel.grid.depth import Block, Depth, Order
 from trainer.parallel.grid.layers import linear, lookup, norm
 from trainer.parallel.mesh import Axis, Grid, Mesh
 from trainer.parallel.tensor import split
+from trainer.plan.config import TrainConfig
 
 
 def parallelize(

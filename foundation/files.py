@@ -1,0 +1,214 @@
+"""Reading files that people and trainers wrote, with distrust.
+
+A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
+encoding. What cannot be read is a :class:`FileError`, whose message is one line and begins with
+the file's name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from foundation.messages import shown
+
+MAX_JSON_BYTES = 1_000_000
+MAX_JSON_DEPTH = 64
+ROOM_BYTES = 64 << 10  # free bytes below which a file system counts as full
+
+
+class FileError(ValueError):
+    """A file is not what it should be; the message says what was found and what is accepted."""
+
+
+class MissingFileError(FileError):
+    """There is no such file."""
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a regular file of at most ``most`` bytes.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, larger, or cannot be read.
+    """
+    data = _read(path, most + 1)
+    if len(data) > most:
+        raise FileError(f"{shown(path)}: larger than the {most:,} bytes that are accepted")
+    return data
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """The last ``most`` bytes of a regular file; all of a shorter one.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be read.
+    """
+    return _read(path, most, start=-most)
+
+
+def read_from(path: Path, start: int, most: int) -> bytes:
+    """At most ``most`` bytes of a regular file from byte ``start`` on.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be read.
+    """
+    return _read(path, most, start=start)
+
+
+def read_text(path: Path, most: int) -> str:
+    """A regular file of at most ``most`` bytes of UTF-8, with or without a byte-order mark.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, larger, or not such text.
+    """
+    data = read_bytes(path, most)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise FileError(
+            f"{shown(path)}:{line}: found byte 0x{data[error.start]:02x} at offset {error.start}, "
+            "accepted UTF-8 text; save the file as UTF-8"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise FileError(f"{shown(path)}:{line}: found a NUL character, accepted text")
+    return text
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a regular file.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else.
+    """
+    with open_regular(path) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of at most :data:`MAX_JSON_BYTES`, without NaN and infinity.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, larger, deeply nested, or not JSON.
+    """
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), shown(path), finite=True)
+
+
+def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
+    """Parse JSON that is at most :data:`MAX_JSON_DEPTH` deep.
+
+    Args:
+        text: what is parsed.
+        name: of the file or line, for messages.
+        finite: refuse NaN and infinity, which Python writes and JSON does not know.
+
+    Raises:
+        FileError: if it is no JSON, deeper, or has a number of thousands of digits.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse if finite else None)
+    except json.JSONDecodeError as error:
+        raise FileError(f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels") from None
+    except ValueError as error:  # an integer of too many digits, or bytes that are no UTF-8
+        raise FileError(f"{name}: not JSON: {error}") from None
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_JSON_DEPTH + 1:
+            raise FileError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels")
+        level = [
+            child
+            for each in level
+            if isinstance(each, (dict, list))
+            for child in (each.values() if isinstance(each, dict) else each)
+        ]
+    return value
+
+
+def machine_numbers(value: Any) -> Any:
+    """A value of JSON with floats, maybe infinite, in place of integers of more than 64 bits."""
+    if isinstance(value, dict):
+        return {k: machine_numbers(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [machine_numbers(v) for v in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return value
+
+
+def has_room(path: Path) -> bool:
+    """Whether the file system of a path has some; yes where it does not say, as of a quota."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return True
+    return status.f_bavail * status.f_frsize >= ROOM_BYTES or status.f_blocks == 0
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error says that a file system, or a quota on it, has no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    Raises:
+        MissingFileError: if there is none.
+        FileError: if it is something else, or cannot be opened.
+    """
+    try:
+        _check_regular(path, path.stat())  # opening a device may already do something
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+        try:
+            _check_regular(path, os.fstat(file.fileno()))  # it may have been replaced meanwhile
+        except FileError:
+            file.close()
+            raise
+        return file
+    except FileNotFoundError:
+        raise MissingFileError(f"{shown(path)}: there is no such file") from None
+    except OSError as error:
+        raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+    except FileError:
+        raise
+    except ValueError as error:  # a NUL in the name
+        raise FileError(f"{shown(path)}: not a file name: {error}") from None
+
+
+def _read(path: Path, most: int, *, start: int = 0) -> bytes:
+    """At most ``most`` bytes from ``start`` on, which counts from the end where it is negative."""
+    with open_regular(path) as file:
+        try:
+            file.seek(start if start >= 0 else max(0, os.fstat(file.fileno()).st_size + start))
+            return file.read(most)
+        except OSError as error:
+            raise FileError(f"{shown(path)}: cannot be read: {error.strerror or error}") from None
+
+
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    mode = status.st_mode
+    if not stat.S_ISREG(mode):
+        kind = "directory" if stat.S_ISDIR(mode) else "pipe" if stat.S_ISFIFO(mode) else "device"
+        raise FileError(f"{shown(path)}: found a {kind}, accepted a file")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number of JSON")

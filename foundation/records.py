@@ -1,0 +1,172 @@
+"""From a document to a typed record; every mistake with line, key, value, what is accepted."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from foundation.documents import Document, Mark, as_written
+from foundation.messages import closest, nearest, shown
+
+R = TypeVar("R", bound=BaseModel)
+
+_ACCEPTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list, such as [1, 2, 4]",
+    "dict_type": "a mapping of keys",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "finite_number": "a finite number",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} or less",
+    "too_short": "at least {min_length}",
+    "too_long": "at most {max_length}",
+    "string_too_short": "text that is not empty",
+    "string_too_long": "at most {max_length} characters",
+}
+_MAX_REPORTED = 7
+_MAX_SHOWN = 100
+_UNION_TAG = re.compile(r"<[a-z0-9]+>")  # our names for the members of a union, not keys
+
+
+class Record(BaseModel):
+    """A strict record: an unknown key is a mistake, never ignored, and ``true`` is no number."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+def validate(record: type[R], document: Document) -> R:
+    """The document as a record.
+
+    Raises:
+        document.mistake: with one line per mistake, the first ones of many.
+    """
+    if not isinstance(document.root.value, dict):
+        raise document.error(
+            (), f"found {as_written(document.root.plain())}, accepted a mapping of keys"
+        )
+    try:
+        return record.model_validate(document.root.plain(), strict=True)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+    placed = [_placed(record, document, mistake) for mistake in _without_echoes(record, found)]
+    messages = [str(error) for _, error in sorted(placed, key=lambda p: (p[0].line, p[0].column))]
+    if len(messages) > _MAX_REPORTED:
+        messages[_MAX_REPORTED:] = [f"and {len(messages) - _MAX_REPORTED} more"]
+    raise document.mistake("\n".join(messages))
+
+
+def mistakes(error: ValidationError) -> str:
+    """The first of pydantic's findings on one line, for a file without positions."""
+    found = [
+        f"{shown('.'.join(map(str, e['loc'])), _MAX_SHOWN) or 'config'}: {e['msg']} "
+        f"(found {shown(repr(e['input']), _MAX_SHOWN)})"
+        for e in error.errors(include_url=False)
+    ]
+    more = [f"and {len(found) - _MAX_REPORTED} more"] if len(found) > _MAX_REPORTED else []
+    return "; ".join([*found[:_MAX_REPORTED], *more])
+
+
+def _without_echoes(
+    record: type[BaseModel], mistakes: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Leave out the missing key where a misspelt one next to it is reported anyway."""
+    misspelt = set()
+    for mistake in mistakes:
+        if mistake["type"] == "extra_forbidden":
+            *above, name = mistake["loc"]
+            close = closest(str(name), _fields(record, above))
+            misspelt.add((*above, close))
+    return [m for m in mistakes if m["type"] != "missing" or m["loc"] not in misspelt]
+
+
+def _placed(
+    record: type[BaseModel], document: Document, mistake: Mapping[str, Any]
+) -> tuple[Mark, Exception]:
+    path = [step for step in mistake["loc"] if not _UNION_TAG.fullmatch(str(step))]
+    if mistake["type"] in ("extra_forbidden", "missing") and path[-1:] != [mistake["loc"][-1]]:
+        path.append(mistake["loc"][-1])
+    at_value = False
+    if path and path[-1] == "[key]":
+        path.pop()
+        what = "not a name, accepted letters, digits and '_'"
+    elif mistake["type"] == "extra_forbidden":
+        fields = _fields(record, mistake["loc"][:-1])
+        what = f"unknown key, accepted: {', '.join(fields)}{nearest(str(path[-1]), fields)}"
+    elif mistake["type"] == "missing":
+        what = f"key '{path.pop()}' is missing"
+    else:
+        what, at_value = wrong_value(mistake), True
+    mark, node = document.locate(path)
+    return node.mark if at_value else mark, document.error(path, what, at_value=at_value)
+
+
+def wrong_value(mistake: Mapping[str, Any]) -> str:
+    """``found X, accepted Y`` for a value that is wrong in itself."""
+    kind, value, context = mistake["type"], mistake["input"], mistake.get("ctx", {})
+    if kind == "value_error":
+        return f"found {as_written(value)}: {context['error']}"
+    if kind == "literal_error":
+        expected = context["expected"]
+        known = expected.replace(" or ", ", ").replace("'", "").split(", ")
+        hint = nearest(value, known) if isinstance(value, str) else ""
+        return f"found {as_written(value)}, accepted {expected}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"found {as_written(value)}, accepted letters, digits, '.', '_' and '-'"
+    accepted = _ACCEPTED.get(kind)
+    if accepted is None:
+        return f"found {as_written(value)}: {mistake['msg']}"
+    accepted = accepted.format(**context)
+    if kind in ("too_short", "too_long"):
+        accepted += " item" if accepted.endswith(" 1") else " items"
+    hint = "; put text in quotes" if kind == "string_type" and _is_scalar(value) else ""
+    return f"found {as_written(value)}, accepted {accepted}{hint}"
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def _fields(record: type[BaseModel], steps: Sequence[str | int]) -> list[str]:
+    """The keys that the record at ``steps`` accepts."""
+    current: Any = record
+    for step in steps:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            by_key = {(f.alias or n): f.annotation for n, f in current.model_fields.items()}
+            current = by_key.get(str(step))
+        elif get_origin(current) is dict:
+            current = get_args(current)[1]
+        elif get_origin(current) is list:
+            current = get_args(current)[0]
+        current = _member(current, step)
+    if isinstance(current, type) and issubclass(current, BaseModel):
+        return [field.alias or name for name, field in current.model_fields.items()]
+    return []
+
+
+def _member(annotation: Any, step: str | int) -> Any:
+    """The part of a union or annotation that ``step`` goes on in: its tag, or its record."""
+    while hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [m for m in get_args(annotation) if m is not type(None)]
+        for member in members:
+            tags = [getattr(m, "tag", None) for m in getattr(member, "__metadata__", ())]
+            if step in tags:
+                return _member(member, step)
+        if len(members) == 1:
+            return _member(members[0], step)
+    return annotation

@@ -1,0 +1,51 @@
+"""Writing files so that a crash, a full disk or another user does no harm."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(
+    path: Path, content: str | bytes, *, private: bool = False, sync: bool = False
+) -> None:
+    """Replace ``path`` in one step, so that a reader or a killed process never leaves half of it.
+
+    Args:
+        path: of the file.
+        content: text is written as UTF-8.
+        private: whether only its owner may read it, for it may hold secrets (``trainer.env``).
+        sync: on return it is on disk; else a crash of the machine may leave nothing of it.
+    """
+    if isinstance(content, str):
+        content = content.encode("utf-8", errors="backslashreplace")
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)  # of a driver that was killed; its mode would stay
+    mode = 0o600 if private else 0o666  # less the umask
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            if sync:
+                os.fsync(file)
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)  # it may be all the room that was left
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to disk, as ``fsync`` does a file's contents."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that, if it is new, only its owner may read: a trial's environment is in it."""
+    path.touch(mode=0o600)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")

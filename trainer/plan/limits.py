@@ -1,0 +1,19 @@
+"""Bounded numbers, and the error of a configuration that no run can satisfy. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+# Beyond any machine: products of such numbers stay within floating point's range.
+Layers = Annotated[int, Field(ge=1, le=100_000)]
+Width = Annotated[int, Field(ge=1, le=10_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Sequences = Annotated[int, Field(ge=1, le=1_000_000)]
+Ranks = Annotated[int, Field(ge=1, le=2**30)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+class ConfigError(ValueError):
+    """A training configuration that no run can satisfy; the message names the remedy."""

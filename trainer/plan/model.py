@@ -1,0 +1,110 @@
+"""The shape of a model. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from foundation.records import Record
+from trainer.plan.limits import ConfigError, Layers, Tokens, Width
+from trainer.plan.sizes import Latent, Mixture, layer_matrices, layer_weights, table_weights
+
+
+class ModelConfig(Record):
+    """Shape of a decoder-only transformer. Sizes are counts, not bytes."""
+
+    num_layers: Layers
+    hidden_size: Width
+    num_heads: Width
+    num_kv_heads: Width | None = Field(
+        default=None, description="groups of grouped-query attention; default num_heads"
+    )
+    ffn_hidden_size: Width | None = Field(default=None, description="default 4 * hidden_size")
+    vocab_size: Tokens = Field(ge=2)
+    seq_length: Tokens
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    positions: Literal["learned", "rotary"] = "learned"
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    linear_bias: bool = True
+    tied_embeddings: bool = True
+    rope_theta: float = Field(default=10_000.0, gt=0, le=1e15)
+
+    @model_validator(mode="after")
+    def _divides(self) -> ModelConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not divisible by num_heads {self.num_heads}"
+            )
+        if self.num_heads % self.kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}"
+            )
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head size, not {self.head_dim}")
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def ffn_size(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def attention_size(self) -> int:
+        """Channels of all heads' queries."""
+        return self.hidden_size
+
+    @property
+    def attended(self) -> int:
+        """Keys of each query, masked ones included."""
+        return self.seq_length
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """This trainer trains no mixtures of experts; records of other models may."""
+        return None
+
+    @property
+    def latent(self) -> Latent | None:
+        """Nor latent attention."""
+        return None
+
+    @property
+    def gated(self) -> bool:
+        """SwiGLU: two projections up instead of one."""
+        return self.activation == "swiglu"
+
+    def model_type(self) -> Literal["llama", "gpt2"]:
+        """What ``transformers`` calls a model of this shape.
+
+        Raises:
+            ConfigError: if it is neither of the two.
+        """
+        parts = (self.norm, self.positions, self.activation, self.linear_bias)
+        if parts == ("rmsnorm", "rotary", "swiglu", False):
+            return "llama"
+        whole = self.tied_embeddings and self.kv_heads == self.num_heads
+        if parts == ("layernorm", "learned", "gelu", True) and whole:
+            return "gpt2"
+        raise ConfigError(
+            f"norm {self.norm}, positions {self.positions}, activation {self.activation}, "
+            f"linear_bias {self.linear_bias}: Hugging Face weights are those of Llama (rmsnorm, "
+            "rotary, swiglu, no bias) or GPT-2 (layernorm, learned, gelu, biases, tied embeddings)"
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained parameters, counted exactly as ``trainer.model.transformer`` builds them."""
+        tables = 1 if self.tied_embeddings else 2
+        biases = sum(m.outputs for m in layer_matrices(self)) if self.linear_bias else 0
+        norm = (2 if self.norm == "layernorm" else 1) * self.hidden_size
+        positions = self.seq_length * self.hidden_size if self.positions == "learned" else 0
+        layer = layer_weights(self) + biases + 2 * norm
+        return int(self.num_layers * layer + norm + tables * table_weights(self) + positions)

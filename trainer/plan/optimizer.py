@@ -1,0 +1,94 @@
+"""AdamW and its learning rate. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from foundation.records import Record
+from trainer.plan.limits import Steps
+
+
+class OptimizerConfig(Record):
+    """AdamW with global gradient-norm clipping."""
+
+    lr: float = Field(default=3e-4, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0, description="0: no clipping")
+
+
+class LRScheduler(Record):
+    """The learning rate over the steps: it rises, stays, and falls; named as torchtitan's.
+
+    A step's rate depends on its number alone, so that a run that goes on from a checkpoint has the
+    rates of one that was never stopped.
+    """
+
+    warmup_steps: int = Field(
+        default=0, ge=0, le=1_000_000_000, description="steps in which the rate rises from 0 to lr"
+    )
+    total_steps: Steps | None = Field(
+        default=None,
+        description="steps of the whole training, at whose end the decay ends; default no decay",
+    )
+    decay_type: Literal["linear", "sqrt", "cosine"] = Field(
+        default="linear", description="how the rate falls; sqrt: as 1 - sqrt(share of the decay)"
+    )
+    decay_ratio: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="share of total_steps in which the rate falls, the last ones: warm-up, stable, "
+        "decay (WSD); default all steps after the warm-up",
+    )
+    min_lr_factor: float = Field(
+        default=0.0, ge=0, le=1, description="of lr, where the decay ends; it stays there"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> LRScheduler:
+        if self.total_steps is None:
+            for name in ("decay_type", "decay_ratio", "min_lr_factor"):
+                value = getattr(self, name)
+                if value != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} {value} without an end: set total_steps")
+            return self
+        if self.warmup_steps + self._decay_steps(self.total_steps) > self.total_steps:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and a decay of "
+                f"{self._decay_steps(self.total_steps)} steps are more than total_steps "
+                f"{self.total_steps}: lower warmup_steps or decay_ratio"
+            )
+        return self
+
+    def _decay_steps(self, total_steps: int) -> int:
+        if self.decay_ratio is None:
+            return max(0, total_steps - self.warmup_steps)
+        return round(total_steps * self.decay_ratio)
+
+    def factor(self, step: int) -> float:
+        """Of the learning rate in a step, counted from 0.
+
+        The decay ends one step after the last, whose rate is therefore not yet the least
+        (torchtitan, ``components/lr_scheduler.py``).
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.total_steps is None:
+            return 1.0
+        decay_steps = self._decay_steps(self.total_steps)
+        into_decay = step - (self.total_steps - decay_steps)
+        if into_decay <= 0:
+            return 1.0
+        done = min(1.0, into_decay / decay_steps) if decay_steps else 1.0
+        left = {
+            "linear": 1 - done,
+            "sqrt": 1 - math.sqrt(done),
+            "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+        }[self.decay_type]
+        return self.min_lr_factor + (1 - self.min_lr_factor) * left

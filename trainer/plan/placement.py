@@ -1,0 +1,185 @@
+"""Where the states of data-parallel training live: one record for every kind of ZeRO.
+
+Weights, a secondary copy of them, gradients and optimizer states are each split over a number of
+consecutive data-parallel ranks, and repeated beyond. ZeRO's stages (Rajbhandari et al. 2020), MiCS
+and hybrid sharding (Zhang et al. 2022), ZeRO++ (Wang et al. 2023) and ZeRO-topo (Xu et al. 2025)
+are points of this space. The trainer executes the record, the cost model prices it. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from trainer.plan.formats import Format
+from trainer.plan.rules.requirement import DEGREES, refusal
+from trainer.plan.rules.requirements import REQUIREMENTS
+from trainer.plan.states import in_flat_buckets, state_bytes
+
+
+class PlacementError(ValueError):
+    """A placement that contradicts itself or the ranks; the message names rule and values."""
+
+
+class Level(StrEnum):
+    """The widest link that a group of ranks talks over."""
+
+    PAIR = "pair"
+    NODE = "node"
+    INTER_NODE = "inter_node"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How ranks are laid over the machine, in the order of their numbers.
+
+    Attributes:
+        ranks_per_node: ranks that share a node.
+        ranks_per_pair: ranks that share a card, 2 on MI250X; 1 where a card is one device.
+    """
+
+    ranks_per_node: int
+    ranks_per_pair: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 1 or self.ranks_per_pair < 1:
+            raise PlacementError(f"a node and a pair have at least one rank: {self}")
+        if self.ranks_per_node % self.ranks_per_pair:
+            raise PlacementError(
+                f"ranks_per_pair {self.ranks_per_pair} does not divide "
+                f"ranks_per_node {self.ranks_per_node}; set it to the ranks of one card, or 1"
+            )
+
+    def level(self, ranks: Sequence[int]) -> Level:
+        """The widest link inside a group, given its global ranks."""
+        if len({rank // self.ranks_per_pair for rank in ranks}) == 1:
+            return Level.PAIR
+        if len({rank // self.ranks_per_node for rank in ranks}) == 1:
+            return Level.NODE
+        return Level.INTER_NODE
+
+    def replicas_per_node(self, dp: int, apart: int) -> int:
+        """Consecutive data-parallel ranks that share a node and divide ``dp``."""
+        return int(shared_within(self.ranks_per_node, dp, apart))
+
+    def replicas_per_pair(self, dp: int, apart: int) -> int:
+        """Consecutive data-parallel ranks that share a pair and divide ``dp``."""
+        return int(shared_within(self.ranks_per_pair, dp, apart))
+
+
+def shared_within(ranks: int, dp: Any, apart: Any) -> Any:
+    """Consecutive data-parallel ranks among so many ranks of a node or card, dividing ``dp``.
+
+    1 where the ranks between two of them do not divide those of the node or card.
+
+    Args:
+        ranks: of the node or card.
+        dp: their degree, a number or a column.
+        apart: from one of them to the next, likewise.
+    """
+    return np.where(ranks % apart == 0, np.gcd(dp, np.maximum(ranks // apart, 1)), 1)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One state: the ranks it is split over, and its number format.
+
+    Attributes:
+        degree: consecutive data-parallel ranks that hold the whole between them.
+        format: in memory.
+    """
+
+    degree: int
+    format: Format
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Degrees and formats of all states, over ``dp`` data-parallel ranks.
+
+    Attributes:
+        dp: ranks that hold the same weights: data-parallel ones, times those of context
+            parallelism.
+        weights: what forward and backward passes are computed with.
+        secondary: a copy of the weights on nearer ranks, gathered in place of ``weights`` (hpZ).
+        gradients: as they are accumulated over micro-batches.
+        optimizer: float32 master weights and AdamW's two moments.
+        gather_format: of weights on their way.
+        reduce_format: of gradients on their way.
+        weights_are_master: weights and master weights are one copy in float32, split as the
+            weights are and counted as the optimizer's.
+    """
+
+    dp: int
+    weights: Share
+    gradients: Share
+    optimizer: Share
+    gather_format: Format
+    reduce_format: Format
+    secondary: Share | None = None
+    weights_are_master: bool = False
+
+    def __post_init__(self) -> None:
+        degrees = {name: getattr(self, name) for name in ("dp", *DEGREES)}
+        for name, degree in degrees.items():
+            least = 0 if name == "secondary_shard" else 1
+            if degree < least:
+                raise PlacementError(f"{name} {degree} is below {least}, which means: not split")
+        if broken := refusal(REQUIREMENTS, degrees):
+            raise PlacementError(broken)
+
+    @property
+    def weight_shard(self) -> int:
+        return self.weights.degree
+
+    @property
+    def secondary_shard(self) -> int:
+        """0: no secondary copy."""
+        return self.secondary.degree if self.secondary else 0
+
+    @property
+    def gradient_shard(self) -> int:
+        return self.gradients.degree
+
+    @property
+    def optimizer_shard(self) -> int:
+        return self.optimizer.degree
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether FSDP2 holds the weights, which else lie whole in flat buckets."""
+        quantized = self.gather_format.quantized or self.reduce_format.quantized
+        return not in_flat_buckets(self, quantized)
+
+    @property
+    def storage_degree(self) -> int:
+        """Ranks over which the weights that gathers start from are split.
+
+        Under FSDP2 whole weights are gathered from the gradients' split once a step, and kept.
+        """
+        return self.weights.degree if self.weights.degree > 1 else self.gradients.degree
+
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether whole weights stay in memory from one step to the next."""
+        return self.weights.degree == 1
+
+    def bytes_per_rank(self, parameters: int) -> dict[str, float]:
+        """Bytes of each state on one rank in steady state; see ``trainer.plan.states.state_bytes``.
+
+        Args:
+            parameters: of the model, or of the part that a rank's tp and pp leave it.
+        """
+        found = state_bytes(
+            parameters,
+            self,
+            weight_bytes=self.weights.format.bits / 8,
+            secondary_bytes=self.secondary.format.bits / 8 if self.secondary else 0.0,
+            gradient_bytes=self.gradients.format.bits / 8,
+            one_copy=self.weights_are_master,
+        )
+        return {name: float(value) for name, value in found.items()}

@@ -1,0 +1,200 @@
+"""From what a configuration says of its placement to what it comes to, once for many at a time.
+
+A preset is changed by what the configuration says beside it. Degrees that it leaves open follow:
+gradients are split at least as weights are, optimizer states at least as gradients. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from trainer.plan.formats import Format
+from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
+from trainer.plan.rules.requirement import DEGREES, QUANTIZED, refusal
+from trainer.plan.rules.requirements import requirements
+from trainer.plan.states import masters_are_weights
+
+Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
+PRESETS: tuple[Preset, ...] = get_args(Preset)
+STAGES = PRESETS[:4]  # by the number of ZeRO's stage
+Column = Any  # a value, or a numpy column of them
+
+_SPANS = ("one", "pair", "node", "all")  # a pair is the node where a card is one device
+_Span = Literal["one", "pair", "node", "all"]
+
+
+class _Meaning(NamedTuple):
+    """How far a preset splits each state; all false of what it quantizes where it says nothing."""
+
+    weights: _Span
+    gradients: _Span
+    optimizer: _Span
+    secondary: _Span | None = None
+    quantized: bool = False
+    """Weights and gradients on their way."""
+    quantized_copy: bool = False
+
+
+_MEANINGS: dict[Preset, _Meaning] = {
+    "zero0": _Meaning("one", "one", "one"),
+    "zero1": _Meaning("one", "one", "all"),
+    "zero2": _Meaning("one", "all", "all"),
+    "zero3": _Meaning("all", "all", "all"),
+    # Wang et al. 2023: a secondary copy in the node; ``zero++`` with both quantizations.
+    "hpz": _Meaning("all", "all", "all", "node"),
+    # Zhang et al. 2022, and hybrid sharding: all states are split in the node, and repeated.
+    "mics": _Meaning("node", "node", "node"),
+    "zero++": _Meaning("all", "all", "all", "node", quantized=True),
+    # Xu et al. 2025, table IV.
+    "zero_topo": _Meaning("pair", "node", "all", "pair", quantized=True, quantized_copy=True),
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a configuration says of its placement; None where it leaves the preset's value."""
+
+    weight_shard: int | None = None
+    secondary_shard: int | None = None
+    gradient_shard: int | None = None
+    optimizer_shard: int | None = None
+    quantize_weights: bool | None = None
+    quantize_gradients: bool | None = None
+    quantize_secondary: bool | None = None
+
+
+def resolve_presets(
+    said: Mapping[str, Column],
+    counts: Mapping[str, Column],
+    dp: Column,
+    apart: Column,
+    topology: Topology,
+) -> dict[str, Column]:
+    """The preset, degrees and quantizations that configurations end with.
+
+    Args:
+        said: of placements; ``zero_stage`` stands for a preset where ``placement`` does not count.
+        counts: by name, where what is said counts; a name that is left out counts nowhere.
+        dp: data-parallel ranks.
+        apart: from one data-parallel rank to the next.
+        topology: of the cluster.
+
+    Returns:
+        ``placement``, and every name of ``DEGREES`` and ``QUANTIZED``.
+    """
+
+    def either(name: str, otherwise: Column) -> Column:
+        if name not in counts:
+            return otherwise
+        if np.all(counts[name]):
+            return said[name]
+        return np.where(counts[name], said[name], otherwise)
+
+    stage = np.asarray(said["zero_stage"]).astype(np.int64)
+    placement = either("placement", np.array(STAGES)[stage])
+    preset = _meant(placement, dp, apart, topology)
+    weights = either("weight_shard", preset["weight_shard"])
+    gradients = either("gradient_shard", np.maximum(preset["gradient_shard"], weights))
+    optimizer = either("optimizer_shard", np.maximum(preset["optimizer_shard"], gradients))
+    copy = either("secondary_shard", np.where(weights > 1, preset["secondary_shard"], 0.0))
+    split = gradients > 1
+    return {
+        "placement": placement,
+        "weight_shard": weights,
+        "secondary_shard": copy,
+        "gradient_shard": gradients,
+        "optimizer_shard": optimizer,
+        "quantize_weights": either("quantize_weights", preset["quantize_weights"] & split),
+        "quantize_gradients": either("quantize_gradients", preset["quantize_gradients"] & split),
+        "quantize_secondary": either(
+            "quantize_secondary", preset["quantize_secondary"] & (copy > 0)
+        ),
+    }
+
+
+def _meant(placement: Column, dp: Column, apart: Column, topology: Topology) -> dict[str, Column]:
+    """The degrees and quantizations that presets stand for on a cluster."""
+    dp = np.maximum(np.asarray(dp).astype(np.int64), 1)  # 0: another requirement's business
+    apart = np.asarray(apart).astype(np.int64)
+    node = shared_within(topology.ranks_per_node, dp, apart)
+    pair = shared_within(topology.ranks_per_pair, dp, apart)
+    spans = (1, np.where(pair > 1, pair, node), node, dp)
+    names = sorted(PRESETS)
+    which = np.searchsorted(names, placement)
+    meanings = [_MEANINGS[name] for name in names]
+
+    def degree(of: list[_Span]) -> Column:
+        codes = np.array([_SPANS.index(span) for span in of])
+        return np.choose(codes[which], spans).astype(np.float64)
+
+    weights = degree([m.weights for m in meanings])
+    has_copy = (weights > 1) & np.array([m.secondary is not None for m in meanings])[which]
+    quantized = np.array([m.quantized for m in meanings])[which]
+    return {
+        "weight_shard": weights,
+        "secondary_shard": np.where(has_copy, degree([m.secondary or "one" for m in meanings]), 0),
+        "gradient_shard": degree([m.gradients for m in meanings]),
+        "optimizer_shard": degree([m.optimizer for m in meanings]),
+        "quantize_weights": quantized,
+        "quantize_gradients": quantized,
+        "quantize_secondary": has_copy & np.array([m.quantized_copy for m in meanings])[which],
+    }
+
+
+def place(
+    preset: Preset,
+    wishes: Wishes,
+    dp: int,
+    apart: int,
+    topology: Topology,
+    precision: Format,
+    reduce_precision: Format = Format.FP32,
+    cp: int = 1,
+    gz: int = 1,
+) -> Placement:
+    """The trainer's placement: a preset, changed by what the configuration says.
+
+    Gradients are accumulated in float32. Where master weights are split as the weights are, the
+    weights are the master weights, cast as they are gathered.
+
+    Args:
+        preset: what the wishes leave open.
+        wishes: of the configuration; ``secondary_shard`` 0 asks for none.
+        dp: data-parallel ranks.
+        apart: from one data-parallel rank to the next: ranks of a replica's layers, say.
+        topology: of the cluster.
+        precision: of the computation.
+        reduce_precision: of gradients on their way, where they are not quantized.
+        cp: ranks of context parallelism, which hold the same weights as well.
+        gz: ranks along the grid's third axis, which gather weights too.
+
+    Raises:
+        PlacementError: where the degrees break a requirement, with its values.
+    """
+    wished = {name: wish for name, wish in asdict(wishes).items() if wish is not None}
+    said = {"zero_stage": 0, "placement": preset, **wished}
+    given = dict.fromkeys(("placement", *wished), True)
+    found = resolve_presets(said, given, dp * cp, apart, topology)
+    degrees = {name: int(found[name]) for name in DEGREES}
+    quantized = {name: bool(found[name]) for name in QUANTIZED}
+    asked = requirements(["cp"] if cp > 1 else [])
+    if broken := refusal(asked, {"dp": dp, "cp": cp, "gz": gz, **degrees, **quantized}):
+        raise PlacementError(broken)
+    weights, copy, gradients, optimizer = degrees.values()
+    copy_format = Format.INT8 if quantized["quantize_secondary"] else precision
+    placement = Placement(
+        dp=dp * cp,
+        weights=Share(weights, precision),
+        secondary=Share(copy, copy_format) if copy else None,
+        gradients=Share(gradients, Format.FP32),
+        optimizer=Share(optimizer, Format.FP32),
+        gather_format=Format.INT8 if quantized["quantize_weights"] else precision,
+        reduce_format=Format.INT4 if quantized["quantize_gradients"] else reduce_precision,
+    )
+    in_float32 = precision == Format.FP32
+    one_copy = bool(masters_are_weights(placement, in_float32, not placement.fully_sharded))
+    return replace(placement, weights_are_master=one_copy)

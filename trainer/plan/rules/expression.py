@@ -1,0 +1,351 @@
+"""The constraint grammar: arithmetic, comparisons and logic over named columns.
+
+``+ - * / // %``, ``== != < <= > >=`` (chains too), ``and or not``, ``in [..]``,
+``.. if .. else ..``, parentheses, numbers, quoted text, ``true``, ``false`` and names. No calls,
+attributes, subscripts or powers.
+Python's parser reads it, a whitelist walks it, numpy computes it; nothing is ever ``eval``-ed.
+
+Types are checked before anything is computed, so evaluation cannot fail. Numbers are float64:
+exact for whole numbers up to 2^53, and free of the silent overflow of int64.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+
+from foundation.messages import nearest
+
+ValueType = Literal["number", "boolean", "text"]
+Array = Any  # numpy array or scalar of float64, bool or str; shapes broadcast
+
+Scalar = bool | int | float | str
+
+MAX_LENGTH = 500
+MAX_DEPTH = 40
+MAX_NUMBER = 2**53
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Array, Array], Array]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.mod,
+}
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Array, Array], Array]] = {
+    ast.Eq: np.equal,
+    ast.NotEq: np.not_equal,
+    ast.Lt: np.less,
+    ast.LtE: np.less_equal,
+    ast.Gt: np.greater,
+    ast.GtE: np.greater_equal,
+}
+_ARTICLE = {"number": "a number", "boolean": "true or false", "text": "text"}
+_GRAMMAR = (
+    "+ - * / // %, comparisons, and, or, not, in [..], .. if .. else .., parentheses, numbers, "
+    "text, names"
+)
+
+
+class ExpressionError(ValueError):
+    """What is wrong with an expression, and from which column (0-based) on."""
+
+    def __init__(self, text: str, column: int, what: str) -> None:
+        super().__init__(what)
+        self.text, self.column, self.what = text, max(0, min(column, len(text))), what
+
+    def __str__(self) -> str:
+        """The mistake, with a caret under the place."""
+        start = max(0, self.column - 60)
+        return (
+            f"{self.what}\n    {self.text[start : start + 90]}\n    {' ' * (self.column - start)}^"
+        )
+
+
+def constant(value: Scalar) -> Array:
+    """A single value, as columns are."""
+    if isinstance(value, (bool, str)):
+        return np.asarray(value)
+    return np.float64(value)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A computed column; ``bad`` marks the rows where a division by zero reached it."""
+
+    value: Array
+    bad: Array = False
+
+
+_Evaluate = Callable[[Mapping[str, Array]], Value]
+
+
+def _both(left: Value, right: Value) -> Value:
+    """``and``: as in Python, the right side counts only where the left one does not decide."""
+    bad = np.logical_or(left.bad, np.logical_and(left.value, right.bad))
+    return Value(np.logical_and(left.value, right.value), bad)
+
+
+def _either(left: Value, right: Value) -> Value:
+    """``or``, likewise."""
+    bad = np.logical_or(left.bad, np.logical_and(np.logical_not(left.value), right.bad))
+    return Value(np.logical_or(left.value, right.value), bad)
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A checked expression, true or false unless it was parsed as one of any type."""
+
+    text: str
+    names: frozenset[str]
+    _evaluate: _Evaluate
+
+    def holds(self, columns: Mapping[str, Array]) -> np.ndarray:
+        """Where it is true; false where it divides by zero. The shape is the columns' broadcast."""
+        with np.errstate(all="ignore"):
+            result = self._evaluate(columns)
+            return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
+
+    def value(self, row: Mapping[str, Scalar]) -> Scalar:
+        """Of one row; a whole number is an int.
+
+        Raises:
+            ZeroDivisionError: if it divides by zero.
+        """
+        with np.errstate(all="ignore"):
+            result = self._evaluate({name: constant(row[name]) for name in self.names})
+        if np.any(result.bad):
+            raise ZeroDivisionError(f"{self.text}: divides by zero")
+        value: Scalar = np.asarray(result.value).item()
+        return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def parse(text: str, types: Mapping[str, ValueType], *, any_type: bool = False) -> Expression:
+    """Check an expression against the names that exist; raises ExpressionError.
+
+    Args:
+        text: of the expression.
+        types: of the names that it may use.
+        any_type: whether it may be a number or text, too.
+    """
+    text = " ".join(text.split())
+    if not text:
+        raise ExpressionError(text, 0, "found an empty expression, accepted a comparison")
+    if not text.isprintable():
+        raise ExpressionError(ascii(text), 0, "found control characters, accepted plain text")
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(
+            text, MAX_LENGTH, f"found {len(text)} characters, accepted at most {MAX_LENGTH}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text, mode="eval")
+        compiler = _Compiler(text, types)
+        found, evaluate = compiler.compile(tree.body, 0)
+    except SyntaxError as error:
+        raise ExpressionError(text, (error.offset or 1) - 1, _syntax(text, error)) from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        if isinstance(error, ExpressionError):
+            raise
+        raise ExpressionError(text, 0, "found an expression too deep to read") from None
+    if found != "boolean" and not any_type:
+        raise ExpressionError(
+            text, 0, f"found {_ARTICLE[found]}, accepted an expression that is true or false"
+        )
+    return Expression(text, frozenset(compiler.names), evaluate)
+
+
+def _syntax(text: str, error: SyntaxError) -> str:
+    hint = ""
+    if "=" in text and not any(sign in text for sign in ("==", "<=", ">=", "!=")):
+        hint = "; equality is written '=='"
+    elif "&&" in text or "||" in text or "!" in text.replace("!=", ""):
+        hint = "; logic is written 'and', 'or', 'not'"
+    return f"not an expression ({error.msg}), accepted {_GRAMMAR}{hint}"
+
+
+class _Compiler:
+    """Turns a syntax tree into closures over columns, checking each step's type."""
+
+    def __init__(self, text: str, types: Mapping[str, ValueType]) -> None:
+        self.text, self.types = text, types
+        self.names: set[str] = set()
+
+    def compile(self, node: ast.expr, depth: int) -> tuple[ValueType, _Evaluate]:
+        if depth > MAX_DEPTH:
+            raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
+        match node:
+            case ast.Constant():
+                return self._constant(node)
+            case ast.Name():
+                return self._name(node)
+            case ast.BoolOp():
+                return self._logic(node, depth)
+            case ast.UnaryOp():
+                return self._unary(node, depth)
+            case ast.BinOp():
+                return self._arithmetic(node, depth)
+            case ast.Compare():
+                return self._comparison(node, depth)
+            case ast.IfExp():
+                return self._choice(node, depth)
+            case ast.List() | ast.Tuple():
+                raise self._error(node, "found a list, accepted only after 'in'")
+        raise self._error(node, f"found {_called(node)}, accepted {_GRAMMAR}")
+
+    def _constant(self, node: ast.Constant) -> tuple[ValueType, _Evaluate]:
+        match node.value:
+            case bool(value):
+                return "boolean", lambda _: Value(value)
+            case str(value):
+                return "text", lambda _: Value(value)
+            case int(number) | float(number) if abs(number) <= MAX_NUMBER:
+                return "number", lambda _: Value(np.float64(number))
+            case int() | float():
+                raise self._error(node, f"found a number beyond {MAX_NUMBER}")
+        raise self._error(node, f"found {type(node.value).__name__}, accepted {_GRAMMAR}")
+
+    def _name(self, node: ast.Name) -> tuple[ValueType, _Evaluate]:
+        name = node.id
+        if name not in self.types:
+            if name in ("true", "false"):
+                return "boolean", lambda _: Value(name == "true")
+            raise self._error(node, f"unknown name '{name}'{nearest(name, self.types)}")
+        self.names.add(name)
+        return self.types[name], lambda columns: Value(columns[name])
+
+    def _logic(self, node: ast.BoolOp, depth: int) -> tuple[ValueType, _Evaluate]:
+        parts = [self._typed(part, "boolean", depth) for part in node.values]
+        join = _either if isinstance(node.op, ast.Or) else _both
+        return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
+
+    def _choice(self, node: ast.IfExp, depth: int) -> tuple[ValueType, _Evaluate]:
+        """As in Python, what is not chosen does not count."""
+        condition = self._typed(node.test, "boolean", depth)
+        found, first = self.compile(node.body, depth + 1)
+        second = self._typed(node.orelse, found, depth)
+
+        def evaluate(columns: Mapping[str, Array]) -> Value:
+            which, a, b = condition(columns), first(columns), second(columns)
+            bad = np.logical_or(which.bad, np.where(which.value, a.bad, b.bad))
+            return Value(np.where(which.value, a.value, b.value), bad)
+
+        return found, evaluate
+
+    def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[ValueType, _Evaluate]:
+        if isinstance(node.op, ast.Not):
+            part = self._typed(node.operand, "boolean", depth)
+
+            def inverted(columns: Mapping[str, Array]) -> Value:
+                operand = part(columns)
+                return Value(np.logical_not(operand.value), operand.bad)
+
+            return "boolean", inverted
+        if isinstance(node.op, (ast.USub, ast.UAdd)):
+            part = self._typed(node.operand, "number", depth)
+            sign = -1.0 if isinstance(node.op, ast.USub) else 1.0
+
+            def signed(columns: Mapping[str, Array]) -> Value:
+                operand = part(columns)
+                return Value(sign * operand.value, operand.bad)
+
+            return "number", signed
+        raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
+
+    def _arithmetic(self, node: ast.BinOp, depth: int) -> tuple[ValueType, _Evaluate]:
+        compute = _ARITHMETIC.get(type(node.op))
+        if compute is None:
+            raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
+        left = self._typed(node.left, "number", depth)
+        right = self._typed(node.right, "number", depth)
+        divides = isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod))
+
+        def evaluate(columns: Mapping[str, Array]) -> Value:
+            a, b = left(columns), right(columns)
+            bad = np.logical_or(a.bad, b.bad)
+            if divides:
+                bad = np.logical_or(bad, np.equal(b.value, 0))
+            return Value(compute(a.value, b.value), bad)
+
+        return "number", evaluate
+
+    def _comparison(self, node: ast.Compare, depth: int) -> tuple[ValueType, _Evaluate]:
+        sides = [node.left, *node.comparators]
+        pairs = [
+            self._pair(sign, left, right, depth)
+            for sign, left, right in zip(node.ops, sides, sides[1:], strict=False)
+        ]
+
+        return "boolean", lambda columns: reduce(_both, (pair(columns) for pair in pairs))
+
+    def _pair(self, sign: ast.cmpop, left: ast.expr, right: ast.expr, depth: int) -> _Evaluate:
+        found, first = self.compile(left, depth + 1)
+        if isinstance(sign, (ast.In, ast.NotIn)):
+            return self._membership(isinstance(sign, ast.In), found, first, right, depth)
+        compare = _COMPARISONS.get(type(sign))
+        if compare is None:
+            raise self._error(left, f"found {_called(sign)}, accepted {_GRAMMAR}")
+        if found != "number" and not isinstance(sign, (ast.Eq, ast.NotEq)):
+            raise self._error(left, f"found {_ARTICLE[found]}, accepted numbers around < and >")
+        second = self._typed(right, found, depth)
+
+        def evaluate(columns: Mapping[str, Array]) -> Value:
+            a, b = first(columns), second(columns)
+            return Value(compare(a.value, b.value), np.logical_or(a.bad, b.bad))
+
+        return evaluate
+
+    def _membership(
+        self, inside: bool, value_type: ValueType, first: _Evaluate, right: ast.expr, depth: int
+    ) -> _Evaluate:
+        if not isinstance(right, (ast.List, ast.Tuple)) or not right.elts:
+            raise self._error(right, "accepted after 'in': a list such as [1, 2, 4]")
+        members = [self._typed(item, value_type, depth) for item in right.elts]
+
+        def evaluate(columns: Mapping[str, Array]) -> Value:
+            value = first(columns)
+            found, bad = np.asarray(False), value.bad
+            for member in members:
+                other = member(columns)
+                found = np.logical_or(found, np.equal(value.value, other.value))
+                bad = np.logical_or(bad, other.bad)
+            return Value(found if inside else np.logical_not(found), bad)
+
+        return evaluate
+
+    def _typed(self, node: ast.expr, expected: ValueType, depth: int) -> _Evaluate:
+        found, evaluate = self.compile(node, depth + 1)
+        if found != expected:
+            raise self._error(node, f"found {_ARTICLE[found]}, accepted {_ARTICLE[expected]} here")
+        return evaluate
+
+    def _error(self, node: ast.expr, what: str) -> ExpressionError:
+        # ast counts bytes of UTF-8; the caret needs characters.
+        column = len(self.text.encode()[: node.col_offset].decode(errors="ignore"))
+        return ExpressionError(self.text, column, what)
+
+
+def _called(node: ast.AST) -> str:
+    """What a reader calls a piece of syntax that the grammar does not have."""
+    names = {
+        ast.Call: "a function call",
+        ast.Attribute: "an attribute ('.')",
+        ast.Subscript: "a subscript ('[..]')",
+        ast.Pow: "a power ('**')",
+        ast.Lambda: "a lambda",
+        ast.Is: "'is'",
+        ast.IsNot: "'is not'",
+        ast.BitAnd: "'&'",
+        ast.BitOr: "'|'",
+        ast.Invert: "'~'",
+    }
+    return names.get(type(node), type(node).__name__)

@@ -1,0 +1,83 @@
+"""One condition on configurations, and what a trainer says where it is not met.
+
+Conditions are written in the constraint grammar, over the names of configurations, models and what
+follows from them: one row or a column of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trainer.plan.axes import GRID
+from trainer.plan.rules.expression import Expression, ValueType, constant, parse
+
+DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
+QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
+TYPES: dict[str, ValueType] = {
+    **dict.fromkeys(
+        (
+            *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
+            *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
+            *("vocab_size", "seq_length", "hidden_size", "mbs", "recompute_every"),
+            *("first_stage_layers", "last_stage_layers"),
+            *(*GRID, *DEGREES),
+        ),
+        "number",
+    ),
+    **dict.fromkeys(
+        ("sequence_parallel", "time_communication", "compile", "tune_kernels", *QUANTIZED),
+        "boolean",
+    ),
+    **dict.fromkeys(
+        ("recompute", "precision", "reduce_gradients", "pipeline_schedule", "rank_order"), "text"
+    ),
+}
+"""Every name that requirements read."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition that a configuration must satisfy.
+
+    Attributes:
+        name: as ``meshtune check`` lists it.
+        text: the condition.
+        refusal: what the trainer says where it is not met; values stand in braces. Empty for what
+            only a search leaves out, although a trainer could run it.
+        builtin_only: of the built-in trainer; others may pad, say.
+        others_only: of others than the built-in trainer.
+        axes: parallel axes that the condition reads.
+    """
+
+    name: str
+    text: str
+    refusal: str = ""
+    builtin_only: bool = False
+    others_only: bool = False
+    axes: tuple[str, ...] = ()
+
+    @cached_property
+    def condition(self) -> Expression:
+        return parse(self.text, {**dict.fromkeys(self.axes, "number"), **TYPES})
+
+
+def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> str | None:
+    """Why a trainer refuses a configuration; None if it meets all that it has the values for.
+
+    Args:
+        requirements: in the order in which they are asked; those without words are not.
+        values: of one configuration.
+    """
+    columns = {name: constant(value) for name, value in values.items()}
+    for requirement in requirements:
+        condition = requirement.condition
+        if (
+            requirement.refusal
+            and condition.names <= columns.keys()
+            and not condition.holds(columns)
+        ):
+            return requirement.refusal.format(**values)
+    return None
