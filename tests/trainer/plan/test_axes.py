@@ -113,7 +113,8 @@ from pathlib import Path
 from analysis.cost.groups import along
 from analysis.cost.jobs import jobs
 from search_spaces import load_space
-from trainer.config import ConfigError, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
 
 # The trainer numbers its ranks by it, and refuses what leaves no whole replicas.
 space = load_space(Path("space.yaml"))
