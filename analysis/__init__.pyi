@@ -1,10 +1,10 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
+
 from .comparison import comparison_text
-from .cost.activations import refused
 from .cost.constants import EDGE, Array, Constants
 from .cost.groups import MissingFactError
-from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
+from .cost.stages import refused
 from .cost.time_constants import TimeConstants
 from .explanation import differences, explain_trial
 from .finalists import next_repeat, noise_of
@@ -79,7 +79,6 @@ __all__ = [
     "NOISE_LOG_SD",
     "PRIOR_LOG_SD",
     "PRIOR_TRIALS",
-    "RECOMPUTE",
     "SECTIONS",
     "TABLE_FORMATS",
     "TOLD",
@@ -97,9 +96,7 @@ __all__ = [
     "Event",
     "FingerprintError",
     "Identity",
-    "Jobs",
     "Journal",
-    "Mask",
     "MissingFactError",
     "MissingMetricError",
     "ModelSensitivity",

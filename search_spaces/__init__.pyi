@@ -19,7 +19,6 @@ from .language.adapter_schema import AdapterFile
 from .language.fields import Scalar, VariableName, seconds
 from .language.schema import json_schema
 from .language.trainer_schema import ResultPatterns
-from .layouts import NO_LAYOUT, parsed_layout
 from .load import load_space, shipped_spaces
 from .parameters import MAX_CONFIGS, Parameter
 from .points.candidates import Candidates
@@ -28,22 +27,17 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .shipped import shipped_records
 from .space import Objective, SearchSpace, Violations
-from .stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
 from .trainers.adapters import read_adapter, shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.sizes import Sizes, implied_options, told_sizes
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
-    "COUNTED",
     "FRAMEWORKS",
-    "GIVEN",
-    "LAYOUT",
     "MAX_CONFIGS",
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",
     "MEGATRON_DEEPSPEED",
-    "NO_LAYOUT",
     "AdapterFile",
     "Candidates",
     "CheckReport",
@@ -65,8 +59,6 @@ __all__ = [
     "Sizes",
     "SpaceArgumentError",
     "SpaceError",
-    "StageLayers",
-    "StageSettings",
     "Trainer",
     "TrialFacts",
     "ValidConfigs",
@@ -80,7 +72,6 @@ __all__ = [
     "json_schema",
     "load_space",
     "notes",
-    "parsed_layout",
     "read_adapter",
     "read_cluster",
     "seconds",

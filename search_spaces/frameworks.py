@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from search_spaces.stages import COUNTED, GIVEN, STAGE_SETTINGS, Split
+from trainer.plan.stages import COUNTED, GIVEN, STAGE_SETTINGS, Split
 
 
 @dataclass(frozen=True)

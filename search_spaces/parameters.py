@@ -12,7 +12,7 @@ from pydantic import Field
 from foundation.documents import as_written
 from search_spaces.language.fields import Scalar
 from search_spaces.spans import Span
-from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.axes.mesh import FURTHER_AXES
 from trainer.plan.config import TrainConfig
 from trainer.plan.rules.expression import ValueType
 

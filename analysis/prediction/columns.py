@@ -7,22 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import (
+from search_spaces import Facts, SearchSpace, framework_named
+from trainer.plan.axes.mesh import GRID, PRICED_AXES, RANK_ORDERS, beside_dp, is_pp_inside
+from trainer.plan.formats import Format
+from trainer.plan.jobs import (
     BY_HABIT,
     DISPATCHERS,
     GRAPHS,
     NO_GRAPHS,
-    PRICED_AXES,
     RECOMPUTE,
     SCHEDULES,
     Array,
     Jobs,
     jobs,
 )
-from search_spaces import COUNTED, GIVEN, LAYOUT, NO_LAYOUT, Facts, SearchSpace, framework_named
-from trainer.plan.axes import GRID, RANK_ORDERS, beside_dp, is_pp_inside
-from trainer.plan.formats import Format
+from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
+from trainer.plan.stages import COUNTED, GIVEN, LAYOUT
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have

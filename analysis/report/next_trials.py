@@ -10,11 +10,11 @@ import numpy as np
 
 from analysis import units
 from analysis.cost.groups import MissingFactError
-from analysis.cost.jobs import Array
 from analysis.cost.model import Prediction
 from analysis.prediction.time_limits import in_time
 from analysis.report.outlook import Outlook
 from search_spaces import Indices
+from trainer.plan.jobs import Array
 
 SHOWN = 3  # configurations
 UNLIKELY = 0.05  # probability to fit, below which none is considered

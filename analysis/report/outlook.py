@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import units
-from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel, Prediction
 from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
@@ -20,6 +19,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, Indices
 from slurm import FAILURES
+from trainer.plan.jobs import Array
 
 PRICED = 20_000  # valid configurations that are asked about
 LIKELY = 0.5  # probability to fit

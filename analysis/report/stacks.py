@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.prediction.held_out import CrossValidation
 from analysis.units import GIB
+from trainer.plan.jobs import Array
 
 SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 

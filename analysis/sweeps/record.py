@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
 from search_spaces import MAX_GPUS_PER_NODE, Cluster
+from trainer.plan.jobs import Array, Jobs, Mask
 
 Keys = NDArray[np.str_]
 
@@ -100,19 +100,31 @@ def failures_not_of_memory(table: Table) -> Mask:
     replicas unless nothing is.
     """
     j = table.jobs
-    columns = [j.num_layers, j.hidden_size, j.ffn_size, j.seq_length, j.tp, j.pp, j.vpp]
-    columns += [j.zero_stage, j.recompute, j.sequence_parallel.astype(float)]
+    columns = [
+        j.model.num_layers,
+        j.model.hidden_size,
+        j.model.ffn_size,
+        j.model.seq_length,
+        j.layout.tp,
+        j.layout.pp,
+        j.layout.vpp,
+    ]
+    columns += [
+        j.placement.zero_stage,
+        j.options.recompute,
+        j.options.sequence_parallel.astype(float),
+    ]
     same = np.stack([*columns, _numbers(table.cluster), _numbers(table.framework)])
-    flight = np.minimum(j.gas, j.pp * j.vpp)
+    flight = np.minimum(j.layout.gas, j.layout.pp * j.layout.vpp)
     ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))
     found = np.zeros(len(table), dtype=bool)
     for row in np.flatnonzero(table.failed):
         others = ran[np.all(same[:, ran] == same[:, row : row + 1], axis=0)]
-        sharded = j.zero_stage[row] != 0
+        sharded = j.placement.zero_stage[row] != 0
         found[row] = np.any(
-            (j.mbs[others] >= j.mbs[row])
+            (j.layout.mbs[others] >= j.layout.mbs[row])
             & (flight[others] >= flight[row])
-            & ((j.dp[others] <= j.dp[row]) | (not sharded))
+            & ((j.layout.dp[others] <= j.layout.dp[row]) | (not sharded))
         )
     return found
 
@@ -197,7 +209,9 @@ def _short(value: Any) -> str:
 
 def shape_keys(j: Jobs) -> Keys:
     """Layers x hidden size: the identity of a model when folds leave it out."""
-    return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
+    return keys(
+        [f"{n:g}x{h:g}" for n, h in zip(j.model.num_layers, j.model.hidden_size, strict=True)]
+    )
 
 
 def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
@@ -216,7 +230,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
     """Rows whose degrees do not multiply to what the row itself says."""
     j = table.jobs
     return {
-        "dp * tp * pp is not the number of GPUs": j.axes.world_size != world_size,
+        "dp * tp * pp is not the number of GPUs": j.layout.axes.world_size != world_size,
         "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
     }
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import with_network
 from analysis.sweeps.record import (
     Keys,
@@ -25,6 +24,7 @@ from analysis.sweeps.record import (
     shape_keys,
 )
 from search_spaces import Cluster, shipped_cluster
+from trainer.plan.jobs import FULL, Jobs, jobs
 
 _COUNTS = (
     *("hidden", "layers", "heads", "seq", "tp", "pp", "dp", "mbs", "gas"),
@@ -60,8 +60,8 @@ def one_cluster_table(
     path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any
 ) -> Table:
     """A table of one machine, with defaults for what is not known."""
-    nodes = np.ceil(j.world_size / home.gpus_per_node)
-    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
+    nodes = np.ceil(j.layout.world_size / home.gpus_per_node)
+    landscape = keys(shape_keys(j), j.layout.world_size, j.global_batch)
     known: dict[str, Any] = {
         "clusters": {home.name: home},
         "cluster": np.full(len(j), home.name),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.record import Table, keys
+from trainer.plan.jobs import Array, Mask
 
 from . import metrics
 from .folds import (

@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel, Prediction
 from search_spaces.cluster import shipped_cluster
 from search_spaces.frameworks import MEGATRON_BRIDGE
+from trainer.plan.jobs import RECOMPUTE, jobs
 from trainer.plan.model import ModelConfig
 
 TABLE = "h100_nemo_performance_summary.csv"

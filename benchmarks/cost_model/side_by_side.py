@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.cost.jobs import Mask
 from analysis.sweeps.record import Table
 from benchmarks.published.read import read_table
+from trainer.plan.jobs import Mask
 
 from . import report
 from .estimate_train_time import EstimateTrainTime

@@ -14,7 +14,7 @@ from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
-from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.axes.mesh import FURTHER_AXES
 from trainer.plan.config import Precision
 from trainer.plan.loss_tokens import Documents, Goldfish
 from trainer.plan.optimizer import LRScheduler, OptimizerConfig

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
-from trainer.plan.axes import RANK_ORDERS
+from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import PipelineSchedule, TrainConfig
 from trainer.plan.limits import ConfigError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trainer.plan.axes import GRID
+from trainer.plan.axes.mesh import GRID
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement

@@ -15,7 +15,6 @@ import pandas as pd
 import yaml
 
 from analysis import (
-    RECOMPUTE,
     TABLE_FORMATS,
     Table,
     TableError,
@@ -31,7 +30,8 @@ from analysis import (
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
-from trainer.plan.axes import beside_dp
+from trainer.plan.axes.mesh import beside_dp
+from trainer.plan.jobs import RECOMPUTE
 from workflows.replay.landscape import Answer, Key, Landscape
 from workflows.replay.results import of_results
 
@@ -180,11 +180,12 @@ def _landscape(key: str, table: Table) -> Landscape:
     jobs = table.jobs
     _check_same(key, table)
     cluster = table.clusters[str(table.cluster[0])]
-    world = int(jobs.world_size.max())
+    world = int(jobs.layout.world_size.max())
     if world < cluster.gpus_per_node:
         cluster = resized(cluster, world)
-    nodes = np.maximum(np.round(jobs.world_size / cluster.gpus_per_node), 1)
-    columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
+    nodes = np.maximum(np.round(jobs.layout.world_size / cluster.gpus_per_node), 1)
+    every = jobs.columns()
+    columns = {name: every[name] for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
     rows = [
         {name: _plain(name, column[row]) for name, column in columns.items()}
@@ -207,12 +208,15 @@ def _answer(table: Table, row: int) -> Answer:
     result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
     if np.isfinite(table.peak_bytes[row]):
         result["peak_memory_bytes"] = float(table.peak_bytes[row])
-    return Answer(float(jobs.global_batch[row] * jobs.seq_length[row]) / step_time_s, "ok", result)
+    return Answer(
+        float(jobs.global_batch[row] * jobs.model.seq_length[row]) / step_time_s, "ok", result
+    )
 
 
 def _check_same(key: str, table: Table) -> None:
     """A search has one model, machine and framework."""
-    columns: dict[str, Any] = {name: getattr(table.jobs, name) for name in _SAME}
+    every = table.jobs.columns()
+    columns: dict[str, Any] = {name: every[name] for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
         raise TableError(
@@ -233,15 +237,15 @@ def _space(
     """The space of a landscape, through the same reader as everybody's."""
     jobs = table.jobs
     model = {
-        "num_layers": int(jobs.num_layers[0]),
-        "hidden_size": int(jobs.hidden_size[0]),
-        "num_heads": int(jobs.num_heads[0]),
-        "num_kv_heads": int(jobs.kv_heads[0]),
-        "ffn_hidden_size": int(jobs.ffn_size[0]),
-        "vocab_size": int(jobs.vocab_size[0]),
-        "seq_length": int(jobs.seq_length[0]),
-        "activation": "swiglu" if jobs.gated[0] else "gelu",
-        "tied_embeddings": bool(jobs.tied_embeddings[0]),
+        "num_layers": int(jobs.model.num_layers[0]),
+        "hidden_size": int(jobs.model.hidden_size[0]),
+        "num_heads": int(jobs.model.num_heads[0]),
+        "num_kv_heads": int(jobs.model.kv_heads[0]),
+        "ffn_hidden_size": int(jobs.model.ffn_size[0]),
+        "vocab_size": int(jobs.model.vocab_size[0]),
+        "seq_length": int(jobs.model.seq_length[0]),
+        "activation": "swiglu" if jobs.model.gated[0] else "gelu",
+        "tied_embeddings": bool(jobs.model.tied_embeddings[0]),
     }
     cluster.pop("source", None)
     content = {

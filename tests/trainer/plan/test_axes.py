@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.plan.axes import SPLITS, Axes, beside_dp, ordered, ranks_of_replica
+from trainer.plan.axes.mesh import Axes, beside_dp, ordered, ranks_of_replica
 
 FOUR = Axes({"tp": 2, "cp": 3, "dp": 4, "pp": 2})
 INSIDE = Axes(FOUR.sizes, pp_inside=True)
@@ -63,7 +63,7 @@ def test_sizes_may_be_columns() -> None:
 
 
 def test_an_axis_of_ones_own_lies_between_tp_and_dp_and_counts_in_a_replica() -> None:
-    assert ordered() == tuple(SPLITS) == ("tp", "dp", "pp")
+    assert ordered() == ("tp", "dp", "pp")
     assert ordered(["cp", "ep"]) == ("tp", "cp", "ep", "dp", "pp")
     assert beside_dp(["cp"]) == ("tp", "cp", "pp")
     assert ranks_of_replica({"tp": 2, "cp": 3, "pp": 4, "dp": 100}, ["cp"]) == 24
@@ -111,7 +111,7 @@ PROGRAM = """
 from pathlib import Path
 
 from analysis.cost.groups import along
-from analysis.cost.jobs import jobs
+from trainer.plan.jobs import jobs
 from search_spaces import load_space
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trainer.plan.axes import GRID
+from trainer.plan.axes.mesh import GRID
 from trainer.plan.rules.expression import Expression, ValueType, constant, parse
 
 DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
