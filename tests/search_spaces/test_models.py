@@ -61,9 +61,9 @@ def test_columns_of_several_models_count_as_each_alone() -> None:
     alone = [jobs({"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}, model) for model in models]
     together = joined(alone)
     for row, model in enumerate(models):
-        assert model_weights(together.model)[row] == model_weights(model.model)
+        assert model_weights(together.model)[row] == model_weights(model)
         assert model_flops(together.model, 8)[row] == pytest.approx(
-            model_flops(model.model, 8), rel=1e-12
+            model_flops(model, 8), rel=1e-12
         )
 
 
