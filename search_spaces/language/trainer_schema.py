@@ -7,7 +7,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_serializer,
+    model_validator,
+)
 
 from foundation.records import Record
 from search_spaces.frameworks import FRAMEWORKS
@@ -15,10 +24,7 @@ from search_spaces.language.fields import Identifier, VariableName
 from search_spaces.log_formats import LOG_FORMATS
 from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
 from trainer.plan.axes import FURTHER_AXES
-from trainer.plan.config import Precision
-from trainer.plan.loss_tokens import Documents, Goldfish
-from trainer.plan.optimizer import LRScheduler, OptimizerConfig
-from trainer.plan.output import Metrics, Validation
+from trainer.plan.fields import Precision, Settings
 
 REDUCTION_NAMES = tuple(REDUCTIONS)
 
@@ -26,78 +32,47 @@ REDUCTION_NAMES = tuple(REDUCTIONS)
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
-class BuiltinTrainer(Record):
-    """Settings of the built-in trainer that every trial shares (see ``trainer.plan.config``)."""
+def _optional(schema: dict[str, Any]) -> None:
+    """A key may also be null, as if it were left out."""
+    for name, value in schema["properties"].items():
+        if name not in schema["required"] and {"type": "null"} not in value.get("anyOf", []):
+            outer = {
+                key: value.pop(key) for key in ("default", "description", "title") if key in value
+            }
+            schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **outer}
+
+
+class BuiltinTrainer(Settings):
+    """Settings of the built-in trainer that every trial shares (see ``trainer.plan.fields``)."""
+
+    model_config = ConfigDict(json_schema_extra=_optional)
 
     data: str = Field(
         min_length=1,
         description="prefix of an indexed token file, or python-source: the text of Python's own "
         "standard library, prepared when the search starts",
     )
-    precision: Precision | None = None
-    optimizer: OptimizerConfig | None = None
-    lr_scheduler: LRScheduler | None = Field(
-        default=None, description="the learning rate over the steps; default constant"
-    )
-    documents: Documents | None = Field(
-        default=None, description="heed the boundaries of documents within samples"
-    )
-    loss_mask: str | None = Field(
-        default=None,
-        min_length=1,
-        description="prefix of an indexed file as long as data: 0 for tokens outside of the loss",
-    )
-    goldfish: Goldfish | None = Field(
-        default=None, description="leave tokens out of the loss, against memorizing them"
-    )
-    validation: Validation | None = Field(
-        default=None, description="loss on held-out data while a trial runs; between steps"
-    )
-    metrics: Metrics | None = Field(
-        default=None, description="figures of single steps in a file of the trial's folder"
-    )
-    seed: int | None = Field(default=None, ge=0)
-    device: Literal["auto", "cpu", "cuda"] | None = None
-    device_memory_bytes: int | None = Field(
-        default=None,
-        ge=1,
-        description="limit per rank on what torch's allocator reserves of the device, on a CPU on "
-        "private memory; default the device's own",
-    )
-    ddp_bucket_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="parameters whose gradients are reduced at once, with ZeRO 0 to 2",
-    )
-    collective_timeout_s: float | None = Field(default=None, gt=0)
-    time_communication: bool | None = Field(
-        default=None, description="wait for every collective and report its time; slows training"
-    )
+    precision: Precision = "bf16"
     save: str | None = Field(
         default=None, description="folder for checkpoints, in the trial's own unless absolute"
-    )
-    save_interval: int | None = Field(
-        default=None, ge=1, description="steps between checkpoints; default only at the end"
-    )
-    async_save: bool | None = Field(
-        default=None, description="write checkpoints while training goes on; default false"
     )
     load: str | None = Field(
         default=None,
         description="folder with checkpoints of this model. An absolute path: every trial goes on "
         "from the latest; the same as save: a trial that is repeated goes on from its own",
     )
-    initial_load_path: str | None = Field(
-        default=None, description="folder of Hugging Face weights to begin from"
-    )
-    last_save_in_hf: bool | None = Field(
-        default=None, description="at the end also write the weights so, as hf in the folder save"
-    )
 
-    @property
-    def splits_samples(self) -> bool:
-        """Whether documents within a sample are told apart."""
-        return self.documents is not None and self.documents.splits_samples
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            return {key: v for key, v in values.items() if v is not None or key == "data"}
+        return values
+
+    @model_serializer
+    def _given(self) -> dict[str, Any]:
+        """Only what is set, even to its default: a default of the trainer's may change."""
+        return {n: getattr(self, n) for n in type(self).model_fields if n in self.model_fields_set}
 
 
 class PatternSpec(Record):

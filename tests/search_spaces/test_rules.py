@@ -16,7 +16,8 @@ from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import _FIXED, SEARCHABLE
 from trainer.plan.axes import RANK_ORDERS
-from trainer.plan.config import PipelineSchedule, TrainConfig
+from trainer.plan.config import TrainConfig
+from trainer.plan.fields import PipelineSchedule
 from trainer.plan.limits import ConfigError
 
 # Rules of policy: the trainer could run what they remove.
