@@ -28,7 +28,7 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts, Rule
 from .shipped import shipped_records
 from .space import Objective, SearchSpace, Violations
-from .stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
+from .stages import COUNTED, StageLayers, StageSettings
 from .trainers.adapters import read_adapter, shipped_adapters
 from .trainers.config_files import wrong_file_name
 from .trainers.sizes import Sizes, implied_options, told_sizes
@@ -37,8 +37,6 @@ from .trainers.trainer import Trainer, TrialFacts
 __all__ = [
     "COUNTED",
     "FRAMEWORKS",
-    "GIVEN",
-    "LAYOUT",
     "MAX_CONFIGS",
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",

@@ -29,13 +29,14 @@ class Column:
         name: of the column; default the field's own.
         codes: number of each value; default: words count from 0 in the order of their type, and
             numbers and truth values stand for themselves.
-        other: number of any other word, and where nothing is said; None: the cost model's default.
+        other: number of any other word, or value where nothing is said; None leaves that to the
+            cost model.
         mixtures: only models with experts have it.
     """
 
     name: str = ""
     codes: Mapping[Any, float] | None = None
-    other: float | None = 0.0
+    other: float | str | None = 0.0
     mixtures: bool = False
 
 
@@ -115,6 +116,17 @@ def columns(record: type[BaseModel]) -> dict[str, tuple[str, Column]]:
             codes = numbered(field.annotation) if column.codes is None else column.codes
             key = column.name or name
             found[key] = (name, Column(key, codes, column.other, column.mixtures))
+    return found
+
+
+def values_of(record: BaseModel) -> dict[str, Any]:
+    """The value of every column that a record declares, those of records in it included."""
+    found: dict[str, Any] = {}
+    for name, field in type(record).model_fields.items():
+        value = getattr(record, name)
+        if isinstance(value, BaseModel):
+            found |= values_of(value)
+        found |= {column.name or name: value for column in of_field(field, Column)}
     return found
 
 

@@ -245,9 +245,9 @@ class OtherChoices(Record):
     account_for_loss: Annotated[
         bool | None, OtherNames(("account_for_loss_in_pipeline_split",)), Column(other=-1)
     ] = Field(default=None, description="the same of the output layer with the loss")
-    pipeline_layout: Annotated[str, OtherNames(("pipeline_model_parallel_layout",)), Column()] = (
-        Field(default="none", description="layers of all stages, as a text; none: no layout")
-    )
+    pipeline_layout: Annotated[
+        str, OtherNames(("pipeline_model_parallel_layout",)), Column(other="none")
+    ] = Field(default="none", description="layers of all stages, as a text; none: no layout")
 
 
 class Settings(Record):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from foundation.records import Record
+from trainer.plan.annotations import Column
 
 
 class Documents(Record):
     """What the boundaries of documents mean within a packed sample, named as Megatron's."""
 
-    reset_attention_mask: bool = Field(
+    reset_attention_mask: Annotated[bool, Column("masks_documents")] = Field(
         default=True, description="tokens see those of their own document only"
     )
     reset_position_ids: bool = Field(

@@ -72,7 +72,9 @@ def _values(names: Sequence[str]) -> str:
 
 def _remedy(names: Sequence[str]) -> str:
     default = "false" if TYPES[names[0]] == "boolean" else _default(names[0])
-    return f"set {names[0]}: {default}" if len(names) == 1 else f"set all of them to {default}"
+    if len(names) == 1:
+        return f"set {names[0]}: {default}"
+    return f"set {'both' if len(names) == 2 else 'all of them'} to {default}"
 
 
 def _written(value: Scalar) -> str:
