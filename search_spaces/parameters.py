@@ -28,7 +28,7 @@ _USUAL = {
     stem + ending: name
     for record in (Choices, OtherChoices)
     for other, names in grouped(record, OtherNames).items()
-    for name, stem, ending in product(names, other.names, _ENDINGS)
+    for name, stem, ending in product(names, other.names.split(), _ENDINGS)
 }
 
 

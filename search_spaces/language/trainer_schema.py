@@ -32,20 +32,21 @@ REDUCTION_NAMES = tuple(REDUCTIONS)
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
-def _optional(schema: dict[str, Any]) -> None:
-    """A key may also be null, as if it were left out."""
+def _for_editors(schema: dict[str, Any]) -> None:
+    """Descriptions on one line, and every key that may be left out may be null as well."""
     for name, value in schema["properties"].items():
-        if name not in schema["required"] and {"type": "null"} not in value.get("anyOf", []):
-            outer = {
-                key: value.pop(key) for key in ("default", "description", "title") if key in value
-            }
-            schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **outer}
+        outer = {key: value.pop(key) for key in ("default", "description", "title") if key in value}
+        if "description" in outer:
+            outer["description"] = " ".join(outer["description"].split())
+        required = name in schema["required"] or "anyOf" in value
+        inner = value if required else {"anyOf": [value, {"type": "null"}]}
+        schema["properties"][name] = {**inner, **outer}
 
 
 class BuiltinTrainer(Settings):
     """Settings of the built-in trainer that every trial shares (see ``trainer.plan.fields``)."""
 
-    model_config = ConfigDict(json_schema_extra=_optional)
+    model_config = ConfigDict(json_schema_extra=_for_editors)
 
     data: str = Field(
         min_length=1,

@@ -79,9 +79,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class OtherNames:
-    """What frameworks call a parameter, without endings such as ``_size``."""
+    """What frameworks call a parameter, without endings such as ``_size``, as words of a text."""
 
-    names: tuple[str, ...]
+    names: str
 
 
 @dataclass(frozen=True)
