@@ -21,16 +21,16 @@ from trainer.train import Trainer
 
 
 class Engine(Protocol):
-    """What trains a model on this rank: ``Trainer``, or DeepSpeed's counterpart."""
+    """A training engine on this rank: ``Trainer``, or DeepSpeed's counterpart."""
 
     @property
     def traffic(self) -> Traffic | None:
-        """What this rank sent; None if the engine's collectives are its own."""
+        """Counters of what this rank sent; None if the engine has collectives of its own."""
         ...
 
     @property
     def kernels(self) -> dict[str, Any] | None:
-        """What its matrix products were found to need; None if they were not timed."""
+        """Report of the tuned matrix products; None if they were not timed."""
         ...
 
     def resume(self) -> int:
@@ -56,10 +56,10 @@ class Engine(Protocol):
         ...
 
     def finish(self, stopped: bool = False) -> None:
-        """Until everything is written; raises what went wrong with it.
+        """Wait until everything is written; raises what writing raised.
 
         Args:
-            stopped: before the last step: what belongs to the end is left out.
+            stopped: training ended before its last step, so exports of the end are left out.
         """
         ...
 
@@ -158,12 +158,12 @@ def _validates(config: TrainConfig, done: int, last: int) -> bool:
 
 
 Note = Callable[[int, StepReport, float, float | None], None]
-"""Of a finished step: its number, report and time, and the loss on held-out data if there is."""
+"""Called after a step: its number, report, seconds, and the held-out loss if there is one."""
 
 
 @contextmanager
 def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[Note]:
-    """What the first rank writes of each step, if asked to."""
+    """Writer of per-step metrics on rank 0, if the configuration asks for them."""
     if config.metrics is None or folder is None or dist.get_rank() != 0:
         yield lambda *_: None
         return

@@ -45,7 +45,7 @@ from trainer.runtime.phase import phase
 
 
 class Checkpointed(Protocol):
-    """What a checkpoint saves and restores the state of; ``train.Trainer`` is one."""
+    """An object whose state a checkpoint saves and restores, such as ``train.Trainer``."""
 
     config: TrainConfig
     mesh: Mesh
@@ -58,7 +58,7 @@ class Checkpointed(Protocol):
 
 
 class Checkpoints:
-    """Where one run saves, and where it goes on from. Every rank must call each method.
+    """Saves and loads the checkpoints of one run. Every rank must call each method.
 
     Args:
         config: of the run.
@@ -170,7 +170,7 @@ class Checkpoints:
             pending.result()
 
     def _complete(self, written: Future[Any], draft: Path, final: Path, record: Record) -> None:
-        """Of a checkpoint that torch writes, in a thread."""
+        """Finish a checkpoint once torch has written it; runs in a thread."""
         with self._failing(final):
             written.result()
             _conclude(draft, final, record, self.group)

@@ -33,9 +33,9 @@ class DeferredKernels(Kernels):
     def __init__(self, inner: Kernels) -> None:
         self.inner = inner
         self.waiting: deque[Callable[[], None]] = deque()
-        """Of the backward pass at work."""
+        """Weight gradients that the current backward pass has deferred."""
         self.passes: deque[deque[Callable[[], None]]] = deque()
-        """Of those before it, the oldest first."""
+        """Weight gradients of earlier backward passes, oldest first."""
         self.forwards_left = 0
         """Forward passes through this rank's stages that the step still has."""
 
@@ -71,7 +71,7 @@ class DeferredKernels(Kernels):
                 oldest.popleft()()
 
     def taken(self) -> Callable[[], None]:
-        """What waits of one backward pass; to be computed by calling, as far as it still does."""
+        """Deferred gradients of one backward pass; calling the result computes what still waits."""
         mine, self.waiting = self.waiting, deque()
         while self.passes and not self.passes[0]:
             self.passes.popleft()

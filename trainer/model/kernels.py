@@ -34,7 +34,7 @@ class Kernels:
 
     @property
     def of_head(self) -> Kernels:
-        """Those that compute logits."""
+        """Kernels for the output layer."""
         return self
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,11 +42,11 @@ class Kernels:
         return F.linear(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """That of x, by that of y."""
+        """Gradient of x, from that of y."""
         return grad @ weight
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        """That of W, by that of y; None where it comes later."""
+        """Gradient of W, from that of y; None if it is deferred."""
         return grad.flatten(0, 1).t() @ x.flatten(0, 1)
 
     def behind_sum(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:

@@ -28,7 +28,7 @@ from trainer.runtime.cache import cpu_identity, user_cache
 from trainer.runtime.device import Device
 
 WORTH = 0.95
-"""Of the default's time that another form may take, in each of two measurements."""
+"""Another form is chosen if it takes at most this share of the default's time, twice."""
 _SAMPLE_S = 0.001  # below it, clocks and launches weigh more than products
 _PRODUCT_S = 0.06
 _ROUNDS = range(5, 12)
@@ -54,7 +54,7 @@ class Choice(BaseModel):
 
 
 class Cache(BaseModel):
-    """What is known of one kind of device, number format and library; a file in the user's cache.
+    """Tuned products of one kind of device, number format and library; a file in the user's cache.
 
     Attributes:
         products: choices by the product's name.
@@ -148,7 +148,7 @@ class Tuning:
         return {"products": rows, "saved_s_per_step": saved_s, "tuning_s": self.tuning_s}
 
     def _cache(self) -> Cache:
-        """As the first rank reads it, of all ranks' devices."""
+        """The cache for all ranks' devices, as rank 0 reads it."""
         names = _every(_identity(self.device))
         library = f"torch {torch.__version__} {self.device.facts()['runtime'] or ''}".strip()
         cache = Cache(device="; ".join(sorted(set(names))), dtype=str(self.dtype), library=library)
@@ -246,7 +246,7 @@ def alternately(
 
 
 def _identity(device: Device) -> str:
-    """What kernels are chosen for: the kind of device; of a CPU with the threads of a rank."""
+    """The device that kernels are chosen for; on a CPU with the number of threads per rank."""
     if device.type != "cpu":
         return str(device.facts()["name"])
     digest = hashlib.sha256(cpu_identity().encode()).hexdigest()[:16]
@@ -254,7 +254,7 @@ def _identity(device: Device) -> str:
 
 
 def _every(own: Any) -> list[Any]:
-    """What every rank has to say."""
+    """One value per rank, gathered on every rank."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, own)
     return said

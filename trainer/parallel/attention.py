@@ -19,7 +19,7 @@ _FLASH_WIDTH = 8
 
 
 class Attended(NamedTuple):
-    """What queries take from the keys they have seen.
+    """Attention's result over the keys seen so far.
 
     Attributes:
         output: (batch, heads, queries, head).
@@ -62,7 +62,7 @@ def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Att
 def block_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Attended, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, by these keys.
+    """Gradients of queries, keys and values from one block of keys.
 
     Args:
         grad: of the output.

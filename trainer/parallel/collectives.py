@@ -36,10 +36,10 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 
 
 class Traffic:
-    """What this rank has sent: calls, bytes and, if asked, seconds.
+    """Counter of what this rank sent: calls, bytes and, if timed, seconds.
 
-    Bytes are those that the usual algorithms send from one rank of d: (d-1) shares for gathering,
-    (d-1)/d of the whole for scattering and all-to-all, twice that for all-reduce (rings).
+    Bytes are those that ring algorithms send from one rank of d: d - 1 shares in an all-gather,
+    (d-1)/d of the whole tensor in a reduce-scatter or all-to-all, twice that in an all-reduce.
 
     Args:
         clock: seconds once the device is idle; given, every collective is waited for and timed.
@@ -216,7 +216,7 @@ class Group:
 
 
 class _Done(dist.Work):
-    """Of a collective that was waited for, because it was timed."""
+    """Handle of a collective that has finished: it was waited for in order to be timed."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True

@@ -27,14 +27,14 @@ def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> 
 
 
 def begin_scatter(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """As ``scatter_directly``, to be waited for before ``share`` is read; the same sums."""
+    """Asynchronous ``scatter_directly``: wait before reading ``share``. The sums are the same."""
     received = torch.empty_like(whole)
     work = dist.all_to_all_single(received, whole, group=group, async_op=True)
     return _Sum(work, received, share, group.size())
 
 
 class _Sum(dist.Work):
-    """Of what an all-to-all brings."""
+    """Handle that sums what the all-to-all has received."""
 
     def __init__(self, work: Any, received: Tensor, share: Tensor, size: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where each rank stands: ``trainer.plan.axes`` as torch's device mesh and process groups."""
+"""The parallel axes of ``trainer.plan.axes`` as torch's device mesh and process groups."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class Mesh:
     world: Group
     traffic: Traffic
     timeout: timedelta
-    """Of every collective in every group."""
+    """Limit for every collective in every group."""
     folded: bool
-    """The last stage is on the first pipeline rank: see ``StageLayout``."""
+    """Whether the last stage is on the first pipeline rank, see ``StageLayout``."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
 
     @property
     def replica(self) -> int:
-        """Which of the replicas this rank is part of: the sequences that it reads."""
+        """Number of this rank's replica, which decides the sequences that it reads."""
         return self.axes.place(dist.get_rank(), "dp")
 
     @property

@@ -1,8 +1,8 @@
-"""Where collectives run beside the computation: a stream of the device, or a thread of the host.
+"""Collectives beside the computation: on a stream of the device, or a thread of the host.
 
-An accelerator has streams, and FSDP2 calls its hooks inside them. On a CPU a call blocks, so one
-worker thread per purpose does what a stream does: it runs what it is given in the given order,
-while this thread computes.
+On an accelerator FSDP2 calls its hooks inside streams. On a CPU a call blocks, so one worker
+thread per purpose takes a stream's place: it runs its calls in order while the main thread
+computes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DeviceStream:
 
 
 class InlineStream:
-    """Of what is called inside one stream's work, and is in order by that."""
+    """Stream for calls that already run, in order, inside another stream's work."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -99,7 +99,7 @@ class ThreadStream:
 
 
 class _ThreadWork(dist.Work):
-    """What FSDP2 waits for before it uses gathered weights."""
+    """Handle that FSDP2 waits for before it uses gathered weights."""
 
     def __init__(self, future: Future[None]) -> None:
         super().__init__()

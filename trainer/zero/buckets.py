@@ -190,7 +190,7 @@ class WholeWeights:
                 depth.group.all_reduce(bucket.gradients.share, "gradient_sync")
 
     def _sum_both_ends(self) -> None:
-        """Of a tied embedding and its copy in the last stage, where one rank has both."""
+        """Sum the gradients of a tied embedding and its output copy where one rank holds both."""
         ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
         if ends:
             one, other = ends

@@ -24,16 +24,16 @@ from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):
-    """Of parameters that lie end to end in a bucket.
+    """Gradients of parameters that lie end to end in a bucket.
 
     Attributes:
-        share: of the mean over replicas and micro-batches, what this rank updates, in float32; all
-            of it where optimizer states are whole. Final once ``finish`` returns.
+        share: the float32 mean over replicas and micro-batches that this rank updates; the whole
+            bucket where optimizer states are not split. Final once ``finish`` returns.
 
     Args:
-        parameters: of the bucket, in its order.
-        numel: of the bucket with its padding, in elements.
-        mesh: where this rank stands, and over how many ranks optimizer states are split.
+        parameters: in the bucket's order.
+        numel: elements of the bucket, padding included.
+        mesh: this rank's groups, and the placement of optimizer states.
     """
 
     share: Tensor
@@ -64,7 +64,7 @@ class BucketGradients(ABC):
         self.used = end
 
     def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
-        """Where a parameter's gradient lies in the bucket's."""
+        """View of one parameter's gradient in the bucket."""
         end = self.ends[parameter]
         return whole[end - parameter.numel() : end].view(parameter.shape)
 

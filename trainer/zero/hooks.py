@@ -26,7 +26,7 @@ from trainer.zero.secondary import SecondaryCopy
 
 @dataclass
 class HookContext:
-    """What the hooks of all FSDP units of a rank share.
+    """State shared by the hooks of all FSDP units of a rank.
 
     Attributes:
         device: of the memory.

@@ -139,14 +139,14 @@ class FsdpUnit:
 
 
 def replica_group(mesh: Mesh, size: int, stride: int, stream: str) -> Group:
-    """As ``Mesh.replicas``, of more than one rank."""
+    """The group of ``Mesh.replicas``, which must have more than one rank."""
     group = mesh.replicas(size, stride, stream)
     assert group is not None
     return group
 
 
 def _drop_gradient(parameter: Tensor) -> None:
-    """Of what FSDP2 takes for a gradient: a view of scratch memory."""
+    """Drop the gradient that FSDP2 set: a view of scratch memory."""
     parameter.grad = None
 
 
