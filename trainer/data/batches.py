@@ -43,7 +43,7 @@ class Consumed(NamedTuple):
     samples: int = 0
 
     def before(self, step: int, global_batch: int) -> int:
-        """Samples that steps before this one have read, where this run's have so many each."""
+        """Samples read before this step, if each step of this run reads ``global_batch``."""
         return self.samples + (step - self.steps) * global_batch
 
 

@@ -205,7 +205,7 @@ class Block(nn.Module):
         return (compiled_layer() if self.compiled else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
-        """Let ``selective`` mean this: products or attention exchange something in between."""
+        """Set what ``selective`` recomputes where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
 
@@ -215,7 +215,7 @@ class Block(nn.Module):
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
-    """A layer's passes, with what is computed again in the backward one."""
+    """Run a layer with its recomputation."""
     if block.recompute == "none":
         return block.compute(x, places)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank

@@ -74,12 +74,12 @@ class Cache(BaseModel):
         return user_cache() / f"products-{digest}.json"
 
     def read(self) -> None:
-        """Take up what is on disk; a file that is no such record counts as none."""
+        """Read the cache file; a file that is no such record counts as empty."""
         with contextlib.suppress(FileError, ValidationError):
             self.products |= Cache.model_validate(read_json(self.path)).products
 
     def write(self) -> None:
-        """Add to what is on disk. Of two jobs that end at once one may have to time again."""
+        """Merge into the cache file. If two jobs end at once, one's times may be lost."""
         mine = dict(self.products)
         self.read()
         self.products |= mine
@@ -160,7 +160,7 @@ class Tuning:
         return cache
 
     def _measure(self, products: Iterable[Product]) -> dict[Product, Choice]:
-        """Time all forms, then once more those that seem better: the luck of one does not last."""
+        """Time all forms, then the better ones again, so that a lucky time does not win."""
         mine = sorted(set(products) & self.kernels.calls.keys())
         first = self._slowest(dict.fromkeys(mine, FORMS))
         promising = {
@@ -178,7 +178,7 @@ class Tuning:
         }
 
     def _slowest(self, forms: Mapping[Product, Iterable[Form]]) -> Times:
-        """Each product's times on the rank that needs most."""
+        """Each product's times on the slowest rank."""
         dist.barrier()
         own = {product: self._time(product, tuple(which)) for product, which in forms.items()}
         merged: Times = {}

@@ -1,4 +1,4 @@
-"""Attention to one block of keys, with what it takes to join blocks: torch's own kernels.
+"""Attention to one block of keys, by torch's own kernels, with the log-sums that join blocks.
 
 Their public function returns no log-sum-exp, so the operators are called by name. The backward
 kernels compute probabilities from the log-sum-exp they are given: with that of all blocks, the
@@ -120,7 +120,7 @@ def _flash_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[
 
 
 def _filled(x: Tensor) -> Tensor:
-    """With channels that add nothing, where the kernel needs a multiple."""
+    """The tensor padded with zero channels to the multiple that the kernel needs."""
     missing = -x.size(-1) % _FLASH_WIDTH
     return F.pad(x, (0, missing)) if missing else x
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum over the ranks what each sends to the rank that keeps it.
+    """Reduce-scatter by one all-to-all.
 
     Args:
         share: of this rank, contiguous.
@@ -47,7 +47,7 @@ class _Sum(dist.Work):
 
 
 def scatter_in_ring(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-    """The same in size - 1 steps between neighbours; each adds its own part and passes it on."""
+    """Reduce-scatter by a ring: size - 1 steps between neighbours, each adds its own part."""
     size, rank = group.size(), group.rank()
     rows = whole.view(size, -1)
     right, left = (rank + 1) % size, (rank - 1) % size

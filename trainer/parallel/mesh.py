@@ -35,7 +35,7 @@ class Grid:
 
     @property
     def transposed(self) -> Grid:
-        """For every second layer, whose inputs lie as the outputs of the one before."""
+        """The grid for every second layer, whose inputs are split as the previous outputs."""
         return Grid(self.y, self.x, self.z)
 
     @property
@@ -190,7 +190,7 @@ def build_mesh(
 def _subgroup(
     every: list[list[int]], topology: Topology, traffic: Traffic, timeout: timedelta
 ) -> Group:
-    """This rank's own among groups that hold every rank once."""
+    """This rank's group, among groups that hold every rank once."""
     handle, _ = dist.new_subgroups_by_enumeration(every, timeout=timeout)
     rank = dist.get_rank()
     mine = next(ranks for ranks in every if rank in ranks)

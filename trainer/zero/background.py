@@ -20,11 +20,11 @@ class CommunicationStream(Protocol):
     """Runs collectives one after another, beside the caller."""
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
-        """Begin a collective; returns what to wait for, or None where the device keeps order."""
+        """Start a collective; returns a handle to wait for, or None if the device keeps order."""
         ...
 
     def finish(self) -> None:
-        """Until all is done; raises what a collective raised."""
+        """Wait for all collectives; raises what one of them raised."""
         ...
 
 
@@ -34,16 +34,16 @@ class OrderedStream(Protocol):
     def run(self, work: Callable[[], None]) -> None: ...
 
     def record_event(self) -> Any:
-        """Stands for all that was given to this stream before."""
+        """Event that marks all work submitted to this stream so far."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """Let what is given to this stream from now on wait for an event of another."""
+        """Make later work of this stream wait for an event of another stream."""
         ...
 
 
 class DeviceStream:
-    """The stream that is current at each call, on an accelerator: of both protocols."""
+    """The accelerator's current stream at each call; implements both protocols."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -57,7 +57,7 @@ class DeviceStream:
             torch.accelerator.current_stream().wait_event(event)
 
     def finish(self) -> None:
-        """FSDP2 lets the main stream wait for its own at the end of the backward pass."""
+        """Nothing to do: FSDP2 makes the main stream wait at the end of the backward pass."""
 
 
 class InlineStream:

@@ -79,7 +79,7 @@ def _norm(module: nn.Module, grid: Grid) -> None:
 
 
 def _replace(module: Any, splits: dict[str, Split], forward: Callable[..., Tensor]) -> None:
-    """Shrink a module's parameters, and let it compute so."""
+    """Shrink a module's parameters to this rank's part, and replace its computation."""
     split(module, splits)
     module.forward = forward
 
