@@ -7,7 +7,6 @@ against failing disks and copies, not against people, and is the fastest checksu
 
 from __future__ import annotations
 
-import json
 import pickle
 import zlib
 from collections.abc import Iterable
@@ -18,6 +17,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from foundation.files import FileError, parse_json, read_bytes
+from foundation.messages import shown
 
 CHECKSUMS_NAME = "checksums.json"
 TABLE_NAME = ".metadata"
@@ -63,18 +65,10 @@ def read_json(file: Path) -> Any:
     Raises:
         CheckpointError: if there is no such file, or it is not JSON.
     """
-    if not file.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{file.name}: there is no such file")
     try:
-        with file.open("rb") as source:
-            data = source.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise CheckpointError(f"{file.name}: larger than {MAX_BYTES:,} bytes")
-        return json.loads(data)
-    except RecursionError:
-        raise CheckpointError(f"{file.name}: not JSON: nested too deep") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file.name}: not JSON: {error}") from None
+        return parse_json(read_bytes(file, MAX_BYTES), file.name)
+    except FileError as error:  # the caller names the folder
+        raise CheckpointError(str(error).replace(shown(file), file.name)) from None
 
 
 def verify(folder: Path, checksums: dict[str, str], names: Iterable[str]) -> None:

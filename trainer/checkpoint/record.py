@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from foundation.records import Record as StrictRecord
 from trainer.checkpoint.integrity import CheckpointError, read_json
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
@@ -15,10 +16,8 @@ RECORD_NAME = "training.json"
 _SHOWN = 100  # characters of a wrong value
 
 
-class Record(BaseModel):
+class Record(StrictRecord):
     """The content of ``training.json``; anything unexpected in it is an error."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     step: int = Field(ge=1)
     samples: int | None = Field(default=None, ge=0)

@@ -1,9 +1,9 @@
 """Weights' gradients computed later than their inputs' (Qi et al. 2023, "Zero Bubble").
 
 A pipeline stage waits only for the gradient of the next stage's input. So a backward pass first
-computes the gradients of inputs, and the products for weight gradients fill idle time: the end of a
-step, when no forward pass is left. Earlier nobody is idle, and deferred products hide the all-reduce
-of inputs' gradients over tensor-parallel ranks.
+computes the gradients of inputs, and the products for weight gradients fill idle time: the end of
+a step, when no forward pass is left. Earlier nobody is idle, and deferred products hide the
+all-reduce of inputs' gradients over tensor-parallel ranks.
 """
 
 from __future__ import annotations

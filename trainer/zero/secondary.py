@@ -2,10 +2,10 @@
 
 After weights were gathered from distant ranks, each rank keeps a share of them, so that nearby
 ranks hold the whole between them; until the weights change, they are gathered from there. The copy
-into the share and the gather from it run on streams of the device. A gather that starts before the copy
-has ended reads unwritten memory (the race of Dai et al. 2024); here it waits for an event recorded
-after the copy, and no host waits. If both use one stream, as when FSDP2 gathers in its own, the
-stream keeps the order and the event costs nothing.
+into the share and the gather from it run on streams of the device. A gather that starts before the
+copy has ended reads unwritten memory (the race of Dai et al. 2024); here it waits for an event
+recorded after the copy, and no host waits. If both use one stream, as when FSDP2 gathers in its
+own, the stream keeps the order and the event costs nothing.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no list": (lambda p: (p / "checksums.json").unlink(), "no checksums.json; "),
     "pipe": (
         lambda p: ((p / "checksums.json").unlink(), os.mkfifo(p / "checksums.json")),
-        "checksums.json: there is no such file",
+        "checksums.json: found a pipe, accepted a file",
     ),
     "deep": (
         lambda p: (p / "checksums.json").write_text("[" * 100_000), "checksums.json: not JSON: "
