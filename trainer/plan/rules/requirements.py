@@ -16,8 +16,8 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
     """All of them, in the order in which they are asked.
 
     Args:
-        own_axes: parallel axes beside those that every job has: of ``FURTHER_AXES`` or ``GRID``
-            (``trainer.plan.axes``), or such as only a user's own trainer knows.
+        own_axes: parallel axes beside those that every job has: of
+            ``trainer.plan.axes.FURTHER_AXES`` or ``GRID``, or a trainer's own.
     """
     return _requirements(tuple(own_axes))
 
