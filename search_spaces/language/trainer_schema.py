@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from foundation.records import Record
+from foundation.records import Described
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, VariableName
 from search_spaces.log_formats import LOG_FORMATS
@@ -32,36 +32,28 @@ REDUCTION_NAMES = tuple(REDUCTIONS)
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
 
-def _for_editors(schema: dict[str, Any]) -> None:
-    """Descriptions on one line, and every key that may be left out may be null as well."""
+def _or_null(schema: dict[str, Any]) -> None:
+    """Every key that may be left out may be null as well."""
     for name, value in schema["properties"].items():
-        outer = {key: value.pop(key) for key in ("default", "description", "title") if key in value}
-        if "description" in outer:
-            outer["description"] = " ".join(outer["description"].split())
-        required = name in schema["required"] or "anyOf" in value
-        inner = value if required else {"anyOf": [value, {"type": "null"}]}
-        schema["properties"][name] = {**inner, **outer}
+        if name not in schema["required"] and "anyOf" not in value:
+            outer = {key: value.pop(key) for key in {*value} & {"default", "description", "title"}}
+            schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **outer}
 
 
 class BuiltinTrainer(Settings):
     """Settings of the built-in trainer that every trial shares (see ``trainer.plan.fields``)."""
 
-    model_config = ConfigDict(json_schema_extra=_for_editors)
+    model_config = ConfigDict(json_schema_extra=_or_null)
 
-    data: str = Field(
-        min_length=1,
-        description="prefix of an indexed token file, or python-source: the text of Python's own "
-        "standard library, prepared when the search starts",
-    )
+    data: str = Field(min_length=1)
+    """prefix of an indexed token file, or python-source: the text of Python's own standard library,
+    prepared when the search starts"""
     precision: Precision = "bf16"
-    save: str | None = Field(
-        default=None, description="folder for checkpoints, in the trial's own unless absolute"
-    )
-    load: str | None = Field(
-        default=None,
-        description="folder with checkpoints of this model. An absolute path: every trial goes on "
-        "from the latest; the same as save: a trial that is repeated goes on from its own",
-    )
+    save: str | None = None
+    """folder for checkpoints, in the trial's own unless absolute"""
+    load: str | None = None
+    """folder with checkpoints of this model. An absolute path: every trial goes on from the latest;
+    the same as save: a trial that is repeated goes on from its own"""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,30 +68,25 @@ class BuiltinTrainer(Settings):
         return {n: getattr(self, n) for n in type(self).model_fields if n in self.model_fields_set}
 
 
-class PatternSpec(Record):
+class PatternSpec(Described):
     """Finds one figure in the lines of a log."""
 
-    regex: str = Field(
-        description="the number is its group 'value', or else its first one; 'step' is the step's"
-    )
-    unit: str | None = Field(
-        default=None,
-        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
-        "or else the key's own; '' is always the key's own",
-    )
-    scale: float = Field(default=1.0, description="by which the number is multiplied")
+    regex: str
+    """the number is its group 'value', or else its first one; 'step' is the step's"""
+    unit: str | None = None
+    """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
+    key's own; '' is always the key's own"""
+    scale: float = 1.0
+    """by which the number is multiplied"""
     reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
         default="median", description="how the steps' numbers become one"
     )
-    skip: int | None = Field(
-        default=None, ge=0, description="first matches that do not count; default warmup_steps"
-    )
-    since_start: bool = Field(
-        default=False, description="numbers count from the run's start: a step's is what was added"
-    )
-    unless: str | None = Field(
-        default=None, description="a metric beside which this pattern is left out"
-    )
+    skip: int | None = Field(default=None, ge=0)
+    """first matches that do not count; default warmup_steps"""
+    since_start: bool = False
+    """numbers count from the run's start: a step's is what was added"""
+    unless: str | None = None
+    """a metric beside which this pattern is left out"""
 
     def pattern(self) -> Pattern:
         return Pattern(**self.model_dump())
@@ -123,23 +110,17 @@ PatternsSpec = Annotated[
 ]
 
 
-class ResultPatterns(Record):
+class ResultPatterns(Described):
     """How figures are found in the logs of a trainer that writes no result."""
 
-    format: str | None = Field(
-        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
-    )
-    patterns: dict[str, PatternsSpec] = Field(
-        default={},
-        description="result key: regular expression with the number in a group, a record, or a "
-        "list of them of which the first that is found counts; of the steps after the warm-up "
-        "the median is taken",
-    )
-    pauses: str | None = Field(
-        default=None,
-        description="regular expression of lines after which a step's time does not count, as "
-        "after a checkpoint",
-    )
+    format: str | None = None
+    """of a well-known trainer's log: megatron-lm, torchtitan ..."""
+    patterns: dict[str, PatternsSpec] = Field(default={})
+    """result key: regular expression with the number in a group, a record, or a list of them of
+    which the first that is found counts; of the steps after the warm-up the median is taken"""
+    pauses: str | None = None
+    """regular expression of lines after which a step's time does not count, as after a
+    checkpoint"""
 
     @model_validator(mode="after")
     def _some(self) -> ResultPatterns:
@@ -166,10 +147,11 @@ def _as_pattern(spec: str | PatternSpec) -> Pattern:
     return Pattern(spec) if isinstance(spec, str) else spec.pattern()
 
 
-class Flags(Record):
+class Flags(Described):
     """Arguments that a command has in some configurations only."""
 
-    when: str = Field(description="an expression, such as sequence_parallel or recompute == 'full'")
+    when: str
+    """an expression, such as sequence_parallel or recompute == 'full'"""
     args: list[str] = Field(min_length=1)
 
 
@@ -197,24 +179,25 @@ def _arguments(value: Any) -> Any:
     return value
 
 
-class FileCase(Record):
+class FileCase(Described):
     """What a file has in some configurations only."""
 
-    when: str = Field(description="an expression, such as recompute == 'full'")
+    when: str
+    """an expression, such as recompute == 'full'"""
     set: dict[str, Any] = Field(min_length=1)
 
 
-class ConfigFile(Record):
+class ConfigFile(Described):
     """A file that is written into a trial's folder before it starts."""
 
-    base: str | None = Field(
-        default=None, description="a file with everything else, beside the space or absolute"
-    )
-    content: dict[str, Any] | None = Field(default=None, description="the same, written out here")
-    set: dict[str, Any] = Field(
-        default={}, description="dotted path: value, in which {tp} and the like are replaced"
-    )
-    cases: list[FileCase] = Field(default=[], description="further ones, where 'when' is true")
+    base: str | None = None
+    """a file with everything else, beside the space or absolute"""
+    content: dict[str, Any] | None = None
+    """the same, written out here"""
+    set: dict[str, Any] = Field(default={})
+    """dotted path: value, in which {tp} and the like are replaced"""
+    cases: list[FileCase] = Field(default=[])
+    """further ones, where 'when' is true"""
 
     @model_validator(mode="after")
     def _one(self) -> ConfigFile:
@@ -228,62 +211,48 @@ def _is_python(command: Sequence[str | Flags]) -> bool:
     return parsed_python([entry for entry in command if isinstance(entry, str)]) is not None
 
 
-class TrainerSpec(Record):
+class TrainerSpec(Described):
     """What a trial runs: the built-in trainer, a well-known one, the user's own command, or an
     installed trainer.
     """
 
     builtin: BuiltinTrainer | None = None
-    adapter: str | None = Field(
-        default=None, min_length=1, description="a well-known trainer, or a file (*.yaml) of one"
-    )
-    entry: str | None = Field(
-        default=None, min_length=1, description="the script that the adapter's trainer starts"
-    )
-    args: Annotated[list[CommandEntry], BeforeValidator(_arguments)] = Field(
-        default=[], description="its further arguments: a list, or a command line as one text"
-    )
-    config: str | None = Field(
-        default=None, min_length=1, description="the configuration file of the adapter's trainer"
-    )
-    command: list[CommandEntry] | None = Field(
-        default=None,
-        min_length=1,
-        description="argv of every rank, no shell reads it: {tp} and {dp // cp} are replaced, and "
-        "{when: EXPRESSION, args: [...]} is there where the expression is true",
-    )
-    use: str | None = Field(default=None, min_length=1, description="name of an installed trainer")
-    options: dict[str, Any] = Field(default={}, description="of the installed trainer")
+    adapter: str | None = Field(default=None, min_length=1)
+    """a well-known trainer, or a file (*.yaml) of one"""
+    entry: str | None = Field(default=None, min_length=1)
+    """the script that the adapter's trainer starts"""
+    args: Annotated[list[CommandEntry], BeforeValidator(_arguments)] = Field(default=[])
+    """its further arguments: a list, or a command line as one text"""
+    config: str | None = Field(default=None, min_length=1)
+    """the configuration file of the adapter's trainer"""
+    command: list[CommandEntry] | None = Field(default=None, min_length=1)
+    """argv of every rank, no shell reads it: {tp} and {dp // cp} are replaced, and {when:
+    EXPRESSION, args: [...]} is there where the expression is true"""
+    use: str | None = Field(default=None, min_length=1)
+    """name of an installed trainer"""
+    options: dict[str, Any] = Field(default={})
+    """of the installed trainer"""
     result: ResultPatterns | None = None
-    files: dict[str, ConfigFile] = Field(
-        default={}, description="JSON, YAML or TOML files of a command, by their name in the folder"
-    )
-    env: dict[VariableName, str] = Field(
-        default={}, description="environment of every rank, in which {tp} and the like are replaced"
-    )
-    workdir: str | None = Field(
-        default=None,
-        min_length=1,
-        description="folder in which every rank is started, beside the space or absolute; default "
-        "the trial's own. Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR",
-    )
-    preload: list[ModuleName] | None = Field(
-        default=None,
-        description="modules that are imported once for many trials, as torch: srun's processes "
-        "outlive a trial and fork the next one's ranks; default: once starting takes longer than "
-        "the steps the built-in trainer's own, for a command none; []: never",
-    )
+    files: dict[str, ConfigFile] = Field(default={})
+    """JSON, YAML or TOML files of a command, by their name in the folder"""
+    env: dict[VariableName, str] = Field(default={})
+    """environment of every rank, in which {tp} and the like are replaced"""
+    workdir: str | None = Field(default=None, min_length=1)
+    """folder in which every rank is started, beside the space or absolute; default the trial's own.
+    Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR"""
+    preload: list[ModuleName] | None = None
+    """modules that are imported once for many trials, as torch: srun's processes outlive a trial
+    and fork the next one's ranks; default: once starting takes longer than the steps the built-in
+    trainer's own, for a command none; []: never"""
     framework: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
         description="whose habits the cost model assumes for a command "
         f"({', '.join(FRAMEWORKS)}; those of any other the search infers); default megatron-lm",
     )
-    axes: list[Identifier] = Field(
-        default=[],
-        description="parameters that are further parallel axes of a command, innermost first, "
-        "between tp and dp: the ranks are the product of all axes",
-    )
+    axes: list[Identifier] = Field(default=[])
+    """parameters that are further parallel axes of a command, innermost first, between tp and dp:
+    the ranks are the product of all axes"""
 
     @model_validator(mode="after")
     def _one(self) -> TrainerSpec:

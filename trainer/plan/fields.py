@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from foundation.records import Record
+from foundation.records import Described
 from trainer.plan.annotations import (
     Column,
     Counts,
@@ -47,13 +47,7 @@ _GRID = Refused("the grid is meshtune's own", "tp")
 _CHECKPOINTS = Refused("it has no checkpoints here")
 
 
-class _Described(Record):
-    """A record whose fields are described by the text below each."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class Choices(_Described):
+class Choices(Described):
     """What a search may choose, trial by trial; ``dp`` is what the other degrees leave."""
 
     tp: Annotated[
@@ -193,7 +187,7 @@ class Choices(_Described):
     engine: Annotated[Literal["meshtune", "deepspeed"], Open()] = "meshtune"
 
 
-class OtherChoices(_Described):
+class OtherChoices(Described):
     """What other trainers are told besides, in the words that the cost model has a price for."""
 
     ep: Annotated[
@@ -227,7 +221,7 @@ class OtherChoices(_Described):
     """layers of all stages, as a text; none: no layout"""
 
 
-class Settings(_Described):
+class Settings(Described):
     """What all trials of a search share: the ``builtin`` trainer's section of a space."""
 
     data: str
