@@ -1,4 +1,4 @@
-"""The ``trainer`` section of a space file: what a trial runs, and how its metrics are found."""
+"""The ``trainer`` section of a space file: the program of a trial, and how its metrics are found."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ class BuiltinTrainer(Settings):
 
 
 class PatternSpec(Described):
-    """Finds one figure in the lines of a log."""
+    """A pattern that finds one metric in the lines of a log."""
 
     regex: str
-    """the number is its group 'value', or else its first one; 'step' is the step's"""
+    """its group 'value', or else its first one, is the number; its group 'step' the step's number"""
     unit: str | None = None
-    """of the number, as ms, GiB or K tokens/s; default what the log says beside it, or else the
-    key's own; '' is always the key's own"""
+    """unit of the number, as ms, GiB or K tokens/s; default the one beside it in the log, or else
+    the key's own; '' is always the key's own"""
     scale: float = 1.0
-    """by which the number is multiplied"""
+    """factor by which the number is multiplied"""
     reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
-        default="median", description="how the steps' numbers become one"
+        default="median", description="how the numbers of the steps become one"
     )
     skip: int | None = Field(default=None, ge=0)
     """first matches that do not count; default warmup_steps"""
     since_start: bool = False
-    """numbers count from the run's start: a step's is what was added"""
+    """numbers count from the run's start: a step's own is the increase"""
     unless: str | None = None
     """a metric beside which this pattern is left out"""
 
@@ -111,13 +111,13 @@ PatternsSpec = Annotated[
 
 
 class ResultPatterns(Described):
-    """How figures are found in the logs of a trainer that writes no result."""
+    """Patterns that find metrics in the logs of a trainer that writes no result."""
 
     format: str | None = None
-    """of a well-known trainer's log: megatron-lm, torchtitan ..."""
+    """format of a well-known trainer's log: megatron-lm, torchtitan ..."""
     patterns: dict[str, PatternsSpec] = Field(default={})
     """result key: regular expression with the number in a group, a record, or a list of them of
-    which the first that is found counts; of the steps after the warm-up the median is taken"""
+    which the first that is found counts; the metric is the median over steps after the warm-up"""
     pauses: str | None = None
     """regular expression of lines after which a step's time does not count, as after a
     checkpoint"""
@@ -132,7 +132,7 @@ class ResultPatterns(Described):
         return self
 
     def log_format(self) -> LogFormat:
-        """The same for whoever reads logs."""
+        """The patterns of the known format, and this record's own in place of them."""
         known = LOG_FORMATS[self.format] if self.format else LogFormat()
         own = {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()}
         pauses = known.pauses if self.pauses is None else self.pauses
@@ -180,7 +180,7 @@ def _arguments(value: Any) -> Any:
 
 
 class FileCase(Described):
-    """What a file has in some configurations only."""
+    """Values that a file has in some configurations only."""
 
     when: str
     """an expression, such as recompute == 'full'"""
@@ -193,11 +193,11 @@ class ConfigFile(Described):
     base: str | None = None
     """a file with everything else, beside the space or absolute"""
     content: dict[str, Any] | None = None
-    """the same, written out here"""
+    """the file's whole content, in place of base"""
     set: dict[str, Any] = Field(default={})
     """dotted path: value, in which {tp} and the like are replaced"""
     cases: list[FileCase] = Field(default=[])
-    """further ones, where 'when' is true"""
+    """further values, where 'when' is true"""
 
     @model_validator(mode="after")
     def _one(self) -> ConfigFile:
@@ -207,12 +207,12 @@ class ConfigFile(Described):
 
 
 def _is_python(command: Sequence[str | Flags]) -> bool:
-    """Whether its ranks can be forked from a process of Python's."""
+    """Whether ranks of the command can be forked from a Python process."""
     return parsed_python([entry for entry in command if isinstance(entry, str)]) is not None
 
 
 class TrainerSpec(Described):
-    """What a trial runs: the built-in trainer, a well-known one, the user's own command, or an
+    """The program of a trial: the built-in trainer, a well-known one, the user's own command, or an
     installed trainer.
     """
 
@@ -222,16 +222,16 @@ class TrainerSpec(Described):
     entry: str | None = Field(default=None, min_length=1)
     """the script that the adapter's trainer starts"""
     args: Annotated[list[CommandEntry], BeforeValidator(_arguments)] = Field(default=[])
-    """its further arguments: a list, or a command line as one text"""
+    """further arguments of the script: a list, or a command line as one text"""
     config: str | None = Field(default=None, min_length=1)
     """the configuration file of the adapter's trainer"""
     command: list[CommandEntry] | None = Field(default=None, min_length=1)
-    """argv of every rank, no shell reads it: {tp} and {dp // cp} are replaced, and {when:
-    EXPRESSION, args: [...]} is there where the expression is true"""
+    """argv of every rank, without a shell: {tp} and {dp // cp} are replaced, and {when: EXPRESSION,
+    args: [...]} adds arguments where the expression is true"""
     use: str | None = Field(default=None, min_length=1)
     """name of an installed trainer"""
     options: dict[str, Any] = Field(default={})
-    """of the installed trainer"""
+    """options of the installed trainer"""
     result: ResultPatterns | None = None
     files: dict[str, ConfigFile] = Field(default={})
     """JSON, YAML or TOML files of a command, by their name in the folder"""
@@ -242,13 +242,13 @@ class TrainerSpec(Described):
     Results, files and logs stay in that: {trial_dir}, MESHTUNE_TRIAL_DIR"""
     preload: list[ModuleName] | None = None
     """modules that are imported once for many trials, as torch: srun's processes outlive a trial
-    and fork the next one's ranks; default: once starting takes longer than the steps the built-in
-    trainer's own, for a command none; []: never"""
+    and fork the next one's ranks; default: the built-in trainer's own once starting takes longer
+    than the steps, none for a command; []: never"""
     framework: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
-        description="whose habits the cost model assumes for a command "
-        f"({', '.join(FRAMEWORKS)}; those of any other the search infers); default megatron-lm",
+        description="framework whose habits the cost model assumes for a command "
+        f"({', '.join(FRAMEWORKS)}; the search infers those of any other); default megatron-lm",
     )
     axes: list[Identifier] = Field(default=[])
     """parameters that are further parallel axes of a command, innermost first, between tp and dp:
@@ -258,25 +258,25 @@ class TrainerSpec(Described):
     def _one(self) -> TrainerSpec:
         if [self.builtin, self.adapter, self.command, self.use].count(None) != 3:
             raise ValueError("accepted exactly one of: builtin, adapter, command, use")
-        for name in ("entry", "args", "config"):
-            if getattr(self, name) and self.adapter is None:
-                raise ValueError(f"'{name}' goes with 'adapter'")
-        if self.workdir is not None and self.builtin is not None:
-            raise ValueError("'workdir' goes with a trainer of your own")
-        if self.options and self.use is None:
-            raise ValueError("'options' goes with 'use'")
         own = self.command is not None or self.adapter is not None
-        if self.framework is not None and not own:
-            raise ValueError("'framework' goes with 'command'; the built-in trainer is known")
-        if self.axes and not own and (self.builtin is None or not {*self.axes} <= {*FURTHER_AXES}):
-            raise ValueError("'axes' goes with 'command'; the built-in trainer has its own")
-        if self.files and not own:
-            raise ValueError("'files' goes with 'command'")
+        own_axes = own or (self.builtin is not None and {*self.axes} <= {*FURTHER_AXES})
+        for name, accepted, partner in (
+            *(
+                (name, self.adapter is not None, "'adapter'")
+                for name in ("entry", "args", "config")
+            ),
+            ("workdir", self.builtin is None, "a trainer of your own"),
+            ("options", self.use is not None, "'use'"),
+            ("framework", own, "'command'; the built-in trainer is known"),
+            ("axes", own_axes, "'command'; the built-in trainer has its own"),
+            ("files", own, "'command'"),
+            ("result", own, "'command'; the built-in trainer writes its own"),
+        ):
+            if getattr(self, name) and not accepted:
+                raise ValueError(f"'{name}' goes with {partner}")
         if self.preload and self.command and not _is_python(self.command):
             raise ValueError(
                 "'preload' goes with a command that starts with python, then a script, -m or -c: "
                 f"found {self.command[0]}"
             )
-        if self.result is not None and not own:
-            raise ValueError("'result' goes with 'command'; the built-in trainer writes its own")
         return self
