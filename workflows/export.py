@@ -46,7 +46,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
 def text(export: Export, what: str) -> Iterator[str]:
     """All of it, as lines for a screen or a script."""
     yield f"# {what}"
-    yield from (f"# not told: {line}" for line in export.unmapped)
+    yield from (f"# not exported: {line}" for line in export.unmapped)
     yield from _environment(export)
     yield from (f"{join(option)} \\" for option in export.arguments)
     for name, content in export.files.items():
@@ -57,7 +57,7 @@ def text(export: Export, what: str) -> Iterator[str]:
 def write(export: Export, what: str, out: Path) -> list[str]:
     """Write it into a folder; the names of the files there."""
     out.mkdir(parents=True, exist_ok=True)
-    notes = [f"# {what}", *(f"# not told: {line}" for line in export.unmapped)]
+    notes = [f"# {what}", *(f"# not exported: {line}" for line in export.unmapped)]
     files = dict(export.files)
     if export.arguments or not files:
         files[ARGUMENTS] = "\n".join([*notes, *map(join, export.arguments)]) + "\n"

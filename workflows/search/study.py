@@ -22,13 +22,7 @@ from analysis import (
     Trial,
     write_results,
 )
-from foundation.messages import shown
-from search_spaces import SearchSpace, load_space
-from slurm import Kind, Outcome
-from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
-from workflows.search.objectives import figures
-from workflows.search.trials import ended
-from workflows.values import (
+from foundation.arguments import (
     ArgumentError,
     checked_path,
     checked_seed,
@@ -36,6 +30,12 @@ from workflows.values import (
     checked_whole,
     refused,
 )
+from foundation.messages import shown
+from search_spaces import SearchSpace, load_space
+from slurm import Kind, Outcome
+from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
+from workflows.search.objectives import figures
+from workflows.search.trials import ended
 
 LAUNCHER = "ask-tell"  # what the journal says of who runs the trials
 _ANY_WIDTH = 2**31
