@@ -23,7 +23,8 @@ def calibrated(
         pricing = Pricing(space)
         for folder in runs:
             where = str(RunFolder(folder).space_file)
-            run, own = read_run(folder), Pricing(load_space(where))
+            own = Pricing(load_space(where))
+            run = read_run(folder)
             pricing.learn(run, own)
             learnt.append((run, own))
     except (NotPricedError, MissingFactError) as error:

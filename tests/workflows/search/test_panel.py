@@ -168,7 +168,7 @@ def test_a_view_that_fails_does_not_end_the_search(
     with open_driver(search, progress) as driver, progress:
         driver.run()
     said = file.getvalue()
-    assert said.count("the live view ends: no such price") == 1
+    assert said.count("the live view failed: no such price") == 1
     assert "trial    1 started" in said and "trial    2 ok" in said
 
 
