@@ -225,9 +225,9 @@ def sensitivity(
     parameters: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Sensitivity:
-    """Which parameters drive an objective: SHAP values of a forest over the trials.
+    """SHAP values of a forest over the trials: which parameters drive an objective.
 
-    Figure 10 of Dash et al. 2023, for a search of one's own:
+    Figure 10 of Dash et al. 2023, for your own search:
 
     >>> import meshtune
     >>> space = meshtune.load_space("gpt_22b_frontier")     # what may be searched
@@ -235,7 +235,7 @@ def sensitivity(
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
     >>> meshtune.plot_sensitivity(found).savefig(picture)
 
-    Any other table will do:
+    Any other table works, too:
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"tp": [1, 2, 4, 8] * 4, "pp": [1] * 8 + [2] * 8})

@@ -70,7 +70,7 @@ def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int
         held = lock(out)
     except RunBusyError:
         raise ConfigError(
-            f"{out}: another meshtune uses it ({driver_of(out)}); choose another --out"
+            f"{out}: another meshtune works there ({driver_of(out)}); choose another --out"
         ) from None
     with held:
         return _train(_changed(best, longer), launcher, out)

@@ -50,9 +50,7 @@ class Screen:
             return
         self._discard()
         with contextlib.suppress(OSError):
-            print(
-                f"meshtune: {error.strerror}: the search continues without output", file=sys.stderr
-            )
+            print(f"meshtune: {error.strerror}: continuing without output", file=sys.stderr)
 
     def _discard(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
