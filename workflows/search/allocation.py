@@ -53,7 +53,7 @@ class Allocation:
         """Take down nodes out of the pool; why the search has to end, if it has."""
         left_s = self._launcher.time_left_s()
         if left_s is not None and left_s < self._timeout_s + END_MARGIN_S:
-            return Stop(Ending("the allocation ends before another trial could", CONTINUE))
+            return Stop(Ending("another trial would not end before the allocation", CONTINUE))
         if self._launcher.clock.monotonic() < self._next_check_s:
             return None
         state = self._launcher.allocation_state()
@@ -74,8 +74,8 @@ class Allocation:
         if self._silent_since_s is None:
             self._silent_since_s = now_s
             self._tell(
-                "the scheduler does not answer: no trial is started until it does; the search "
-                f"waits up to {MAX_SILENCE_S / 60:.0f} minutes"
+                "the scheduler does not answer: no trial is started until it does, "
+                f"for up to {MAX_SILENCE_S / 60:.0f} minutes"
             )
         self._next_check_s = now_s + SILENT_CHECK_S
         if now_s - self._silent_since_s < MAX_SILENCE_S:

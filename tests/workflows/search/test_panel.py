@@ -82,7 +82,7 @@ def test_a_search_fits_a_terminal_and_says_what_runs_and_what_is_left(tmp_path: 
     assert "constant   num_nodes=4 pp=2" in middle and "pp=2" in middle and "nodes busy" in middle
     assert middle.count("pp=2") == 1
     assert "ends in about" in middle and "[" in middle
-    assert any("the best are measured again" in line for lines in seen for line in lines)
+    assert any("measured again to settle the winner" in line for lines in seen for line in lines)
 
 
 @pytest.mark.heavy
