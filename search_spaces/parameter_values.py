@@ -7,34 +7,43 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from foundation.documents import Document, as_written
 from foundation.records import wrong_value
 from search_spaces.language.fields import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
-from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of
+from search_spaces.parameters import Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
+from trainer.plan.annotations import Open, of_field
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from trainer.plan.rules.expression import MAX_NUMBER
-from trainer.plan.stages import COUNTED, GIVEN, LAYOUT
+from trainer.plan.stages import LAYOUT
 
 MAX_VALUES = 10_000
 
-_TYPES: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(annotation) for name, annotation in ANNOTATIONS.items()
-}
-_DEGREE = TypeAdapter[Any](Count)
-# Of a user's own trainer: layers of a stage, and whether something counts as a layer.
-_STAGE_SETTINGS: dict[str, TypeAdapter[Any]] = {
-    **dict.fromkeys(GIVEN, TypeAdapter(Annotated[int, Field(ge=0)])),
-    **dict.fromkeys(COUNTED, TypeAdapter(bool)),
-    LAYOUT: TypeAdapter(str),
-}
-# A user's own trainer may mean something else by these; no built-in rule reads them.
-_FREE = {
-    *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
-}
+_DEGREE = TypeAdapter[Any](Annotated[int, Field(ge=1)])
+
+
+def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    annotation: Any = Annotated[(field.annotation, None, *field.metadata)]
+    return TypeAdapter(annotation)
+
+
+def _adapters(*records: type[BaseModel], own_trainer: bool) -> dict[str, TypeAdapter[Any]]:
+    """Checks of values, by parameter; none where a user's own trainer may have any."""
+    return {"num_nodes": _DEGREE} | {
+        name: _adapter(field)
+        for record in records
+        for name, field in record.model_fields.items()
+        if not (own_trainer and of_field(field, Open))
+    }
+
+
+_BUILTIN = _adapters(Choices, own_trainer=False)
+_OTHERS = _adapters(Choices, OtherChoices, own_trainer=True)
 
 
 def build(
@@ -76,9 +85,7 @@ def build(
         raise document.error(
             path, f"found {len(values):,} values, accepted at most {MAX_VALUES:,}", at_value=True
         )
-    adapter = None if own_trainer and name in _FREE else _TYPES.get(name)
-    adapter = _STAGE_SETTINGS.get(name, adapter) if own_trainer else adapter
-    adapter = _DEGREE if is_axis else adapter
+    adapter = _DEGREE if is_axis else (_OTHERS if own_trainer else _BUILTIN).get(name)
     each = isinstance(spec, (list, Ordered, Categories))
     for index, value in enumerate(values):
         where = (*listed, index) if each else path
@@ -91,7 +98,7 @@ def build(
 
 def is_flag(name: str) -> bool:
     """Whether a parameter of a user's own trainer may be true."""
-    adapter = _STAGE_SETTINGS.get(name, None if name in _FREE else _TYPES.get(name))
+    adapter = _OTHERS.get(name)
     try:
         return adapter is None or adapter.validate_python(True, strict=True) is True
     except ValidationError:

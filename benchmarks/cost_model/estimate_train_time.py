@@ -104,7 +104,7 @@ class EstimateTrainTime:
 
 
 def inexpressible(job: Jobs, cluster: Cluster) -> str:
-    """What of a job it has no words for; nothing where it has."""
+    """The property of a job that it cannot express; "" if it can express all."""
     plain = (
         (job.model.ffn_size == 4 * job.model.hidden_size)
         & ~job.model.gated

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +25,19 @@ class Facts:
     active: Mapping[str, Array]  # of parameters with a condition
     missing: Mapping[str, Array] = field(default_factory=dict)  # inactive and without default
 
-    def numbers(self, name: str, otherwise: float) -> Array:
-        """What configurations say under a name; ``otherwise`` where they say nothing."""
+    def said(self, name: str, otherwise: Any, codes: Mapping[Any, float] | None = None) -> Array:
+        """The values of configurations under a name, or the numbers that stand for them.
+
+        ``otherwise`` where they say nothing, or a value without a number.
+        """
         if name not in self.columns:
             return np.asarray(otherwise)
-        said = np.asarray(self.columns[name]).astype(np.float64)
-        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
-
-    def words(self, name: str, otherwise: str) -> Array:
-        """The same of a text."""
-        said = np.asarray(self.columns.get(name, otherwise))
-        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
+        said = np.asarray(self.columns[name])
+        if codes is not None:
+            parts = (np.where(said == value, n - otherwise, 0.0) for value, n in codes.items())
+            said = np.asarray(sum(parts, otherwise))
+        missing = None if otherwise is None else self.missing.get(name)
+        return said if missing is None else np.where(missing, otherwise, said)
 
 
 @dataclass(frozen=True)

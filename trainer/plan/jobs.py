@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.plan.annotations import codes_of
 from trainer.plan.axes.mesh import (
     PRICED_AXES,
     SPLIT_TOKENS,
@@ -22,6 +23,7 @@ from trainer.plan.axes.mesh import (
     ordered,
     ranks_of_replica,
 )
+from trainer.plan.fields import Choices, OtherChoices, further_columns
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
@@ -30,20 +32,15 @@ from trainer.plan.states import BUCKET_ELEMENTS
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-NONE, SELECTIVE, FULL = 0, 1, 2
-RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
-ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = range(5)
-SCHEDULES = {
-    "1F1B": ONE_F_ONE_B,
-    "LoopedBFS": BREADTH_FIRST,
-    "InterleavedZeroBubble": ZERO_BUBBLE,
-    "ZBVZeroBubble": ZERO_BUBBLE_V,
-    "DualPipeV": DUAL_PIPE_V,
-}
-BY_HABIT, ALL_TO_ALL, FLEX = -1, 0, 1
-DISPATCHERS = {"alltoall": ALL_TO_ALL, "flex": FLEX}
-NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = 0, 1, 2
-GRAPHS = {"none": NO_GRAPHS, "layers": LAYER_GRAPHS, "step": STEP_GRAPHS}
+RECOMPUTE = codes_of(Choices, "recompute")
+NONE, SELECTIVE, FULL = RECOMPUTE.values()
+SCHEDULES = codes_of(Choices, "pipeline_schedule")
+ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES.values()
+DISPATCHERS = codes_of(OtherChoices, "moe_token_dispatcher")
+ALL_TO_ALL, FLEX = DISPATCHERS.values()
+BY_HABIT = -1
+GRAPHS = codes_of(OtherChoices, "cuda_graphs")
+NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
 
 
 class Column(NamedTuple):
@@ -59,9 +56,9 @@ class Column(NamedTuple):
     kind: type = float
     least: float | None = None
 
-
-FURTHER: dict[str, Column] = {}
-"""Columns of ``Options`` beyond those that it declares itself."""
+    @property
+    def dtype(self) -> Any:
+        return np.float64 if self.kind is float else self.kind
 
 
 def column(default: Any = None, kind: type = float, least: float | None = None) -> Any:
@@ -251,7 +248,7 @@ class Options(Part):
         graphs: CUDA graphs, whose kernels the host launches at once: NO_GRAPHS; LAYER_GRAPHS, of a
             layer without its experts; STEP_GRAPHS, of the whole step.
         engine: number of the model, where a space has several; see ``CostModel.others``.
-        further: columns that ``FURTHER`` declares.
+        further: columns that the trainer's fields declare beside these (``trainer.plan.fields``).
     """
 
     sequence_parallel: Mask = mask()
@@ -353,6 +350,19 @@ class Jobs:
 _PARTS: Mapping[str, Any] = get_type_hints(Jobs)
 _FEW: dict[str, Any] = {"mixture": Mixture, "latent": Latent}
 """Records of columns in the model's shape."""
+_DECLARED: dict[str, dict[str, Column]] = {name: part.declared() for name, part in _PARTS.items()}
+_FURTHER = {
+    "layout": {name: Column(1, least=1) for name in PRICED_AXES if name not in _DECLARED["layout"]},
+    "options": {
+        name: Column(*one)
+        for name, one in further_columns({n for p in _DECLARED.values() for n in p}).items()
+    },
+}
+"""Columns that parts have without a field of their own: degrees of axes that the mesh lists, and
+options that the trainer's fields declare."""
+_EVERY = {
+    name: one for part in (*_DECLARED.values(), *_FURTHER.values()) for name, one in part.items()
+}
 
 
 def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
@@ -367,41 +377,29 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     Raises:
         ValueError: if a field is missing, or a degree is below 1; it names the field.
     """
-    declared = {part: cls.declared() for part, cls in _PARTS.items()}
-    axes = [name for name in PRICED_AXES if name not in declared["layout"]]
-    further = {"layout": dict.fromkeys(axes, Column(1, least=1)), "options": FURTHER}
-    every = {
-        name: one for part in (*declared.values(), *further.values()) for name, one in part.items()
-    }
-    given = {name: one.default for name, one in every.items() if one.default is not None}
+    given = {name: one.default for name, one in _EVERY.items() if one.default is not None}
     if model is not None:
-        given |= {name: getattr(model, name) for name in (*declared["model"], *_FEW)}
+        given |= {name: getattr(model, name) for name in (*_DECLARED["model"], *_FEW)}
     given |= columns
     given.setdefault("etp", given.get("tp"))
     given.setdefault("attention_size", given.get("hidden_size"))
     given.setdefault("attended", given.get("seq_length"))
     given = _with_ranks(given)
     given = {**_shards(given), **given}
-    if missing := [name for name in every if given.get(name) is None]:
+    if missing := [name for name in _EVERY if given.get(name) is None]:
         raise ValueError(f"jobs need the columns {', '.join(missing)}")
-    kinds = {float: np.float64}
-    arrays = [
-        np.atleast_1d(np.asarray(given[name], kinds.get(one.kind, one.kind)))
-        for name, one in every.items()
-    ]
-    whole = dict(zip(every, np.broadcast_arrays(*arrays), strict=True))
-    for name, one in every.items():
+    arrays = [np.atleast_1d(np.asarray(given[name], one.dtype)) for name, one in _EVERY.items()]
+    whole: dict[str, Any] = dict(zip(_EVERY, np.broadcast_arrays(*arrays), strict=True))
+    for name, one in _EVERY.items():
         if one.least is not None and np.any(~(whole[name] >= one.least)):
             raise ValueError(f"{name} must be {one.least} or more in every job")
-    shape = whole["tp"].shape
-    made = {part: {name: whole[name] for name in names} for part, names in declared.items()}
-    made["model"] |= {name: _broadcast(given.get(name), shape) for name in _FEW}
-    made_further = {
-        part: {"further": {name: whole[name] for name in names}} for part, names in further.items()
+    made: dict[str, dict[str, Any]] = {
+        part: {name: whole[name] for name in names} for part, names in _DECLARED.items()
     }
-    return Jobs(
-        **{part: cls(**made[part], **made_further.get(part, {})) for part, cls in _PARTS.items()}
-    )
+    made["model"] |= {name: _broadcast(given.get(name), whole["tp"].shape) for name in _FEW}
+    for part, names in _FURTHER.items():
+        made[part]["further"] = {name: whole[name] for name in names}
+    return Jobs(**{part: cls(**made[part]) for part, cls in _PARTS.items()})
 
 
 def joined(parts: Sequence[Jobs]) -> Jobs:

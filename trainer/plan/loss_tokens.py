@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from foundation.records import Record
+from foundation.records import Described
+from trainer.plan.annotations import Column
 
 
-class Documents(Record):
+class Documents(Described):
     """What the boundaries of documents mean within a packed sample, named as Megatron's."""
 
-    reset_attention_mask: bool = Field(
-        default=True, description="tokens see those of their own document only"
-    )
-    reset_position_ids: bool = Field(
-        default=True, description="positions count from the beginning of the document"
-    )
-    eod_mask_loss: bool = Field(
-        default=True, description="what follows a document's last token is not in the loss"
-    )
+    reset_attention_mask: Annotated[bool, Column("masks_documents")] = True
+    """tokens see those of their own document only"""
+    reset_position_ids: bool = True
+    """positions count from the beginning of the document"""
+    eod_mask_loss: bool = True
+    """what follows a document's last token is not in the loss"""
 
     @property
     def splits_samples(self) -> bool:
@@ -28,14 +26,12 @@ class Documents(Record):
         return self.reset_attention_mask or self.reset_position_ids
 
 
-class Goldfish(Record):
+class Goldfish(Described):
     """Tokens that are left out of the loss, so that the model cannot recite what it has read."""
 
-    k: int = Field(default=4, ge=2, le=1_000_000, description="one token of so many is left out")
-    h: int = Field(
-        default=13, ge=1, le=1_000, description="tokens before it that decide whether it is"
-    )
-    mask: Literal["hashed", "static"] = Field(
-        default="hashed",
-        description="hashed: alike in every copy of a passage; static: the last of every k",
-    )
+    k: int = Field(default=4, ge=2, le=1_000_000)
+    """one token of so many is left out"""
+    h: int = Field(default=13, ge=1, le=1_000)
+    """tokens before it that decide whether it is"""
+    mask: Literal["hashed", "static"] = "hashed"
+    """hashed: alike in every copy of a passage; static: the last of every k"""

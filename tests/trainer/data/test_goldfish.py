@@ -79,5 +79,5 @@ def test_what_is_no_mask_or_no_loss_of_deepspeed_is_refused() -> None:
     whole = {"model": model, "data": "unused"}
     with pytest.raises(ConfigError, match=r"goldfish\.k"):
         TrainConfig.parse({**whole, "goldfish": {"k": 1}})
-    with pytest.raises(ConfigError, match="engine deepspeed has no goldfish loss"):
+    with pytest.raises(ConfigError, match="engine deepspeed: goldfish: it has no goldfish loss"):
         TrainConfig.parse({**whole, "goldfish": {}, "engine": "deepspeed"})

@@ -59,15 +59,9 @@ def requirements(context: bool) -> tuple[Requirement, ...]:
         # The grid gathers weights along gz, whatever the placement.
         for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
     ]
-    return (*split, *_NESTED, *quantized, _REDUCED_ONCE)
+    return (*split, *_NESTED, *quantized)
 
 
-# Elsewhere it changes nothing, as sequence parallelism with tp 1.
-_REDUCED_ONCE = Requirement(
-    "reduce_gradients_needs_split",
-    "reduce_gradients == 'micro_batch' or (gradient_shard > 1 and gas > 1)",
-    builtin_only=True,
-)
 _NESTED = (
     # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
     # else a rank would hold states of parameters that it has no part in.

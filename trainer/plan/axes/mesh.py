@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
+
+from trainer.plan.fields import RankOrder
 
 Size = Any  # int, or a numpy column
 
@@ -36,7 +38,6 @@ SPLIT_TOKENS = ("gz", "cp")
 """Axes along which each rank has a part of a micro-batch's tokens."""
 COPIES = ("cp", "dp")
 """Axes whose ranks hold the same weights; the last ones before pp."""
-RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 """Orders of the axes on ranks, innermost first.
 

@@ -30,8 +30,6 @@ REQUIREMENTS = (
     Requirement(
         "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"
     ),
-    # With tp 1 it changes nothing: the same configuration would be tried twice.
-    Requirement("sequence_parallel_needs_tp", "not sequence_parallel or tp > 1"),
     Requirement(
         "sequence_by_tp",
         "not sequence_parallel or seq_length % tp == 0",

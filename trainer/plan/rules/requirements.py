@@ -8,6 +8,7 @@ from functools import cache
 from trainer.plan.axes import dp, pp, tp
 from trainer.plan.axes.mesh import beside_dp
 from trainer.plan.axes.registry import AXES
+from trainer.plan.rules.declared import counting
 from trainer.plan.rules.requirement import Requirement
 
 
@@ -72,6 +73,7 @@ _OTHERS = (
         builtin_only=True,
     ),
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
+    *counting(),
     *pp.REQUIREMENTS,
     *_FP8,
 )
