@@ -36,7 +36,7 @@ from slurm import (
     read_log,
 )
 from workflows.launching import first_nodes, run_alone
-from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
+from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations that are searched for the given values
 STDERR_LINES = 20
@@ -111,7 +111,7 @@ def try_out(
     spec = factory.write(0, 1, config)
     lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
-    outcome = believed(space, run_alone(launcher, spec, lease), config)
+    outcome = checked_outcome(space, run_alone(launcher, spec, lease), config)
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():
