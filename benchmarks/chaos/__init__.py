@@ -16,6 +16,6 @@ driver, ``*_faults`` what is injected, ``invariants`` what must hold, ``rounds``
 
 To add a fault: a generator function in a module ``*_faults`` with ``@fault(...)``; each of its
 ``yield`` lets the search continue for so many seconds. To add a misbehaviour of trainers: a
-function in ``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that yields
-a sentence for each violation, and its name in ``CHECKS``. Drawing takes them up by itself.
+function in ``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that
+yields a sentence for each violation, and its name in ``CHECKS``. ``drawing`` finds them itself.
 """
