@@ -67,7 +67,7 @@ from .run.trial import EXPLORATION, TOLD, Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
-from .units import clock_text, config_text, counted, duration, number, unit
+from .units import unit
 from .verdict import attempt_text, early_stop_lines, front_lines, objectives_text, verdict_lines
 
 __all__ = [
@@ -130,16 +130,12 @@ __all__ = [
     "Trial",
     "attempt_text",
     "calibration_note",
-    "clock_text",
     "cluster_file",
     "comparison_text",
-    "config_text",
-    "counted",
     "cross_validated",
     "differences",
     "drawn",
     "driver_of",
-    "duration",
     "early_stop_lines",
     "errors",
     "explain",
@@ -164,7 +160,6 @@ __all__ = [
     "next_repeat",
     "noise_of",
     "non_dominated",
-    "number",
     "number_column",
     "numbers",
     "objective_sensitivity",

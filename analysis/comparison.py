@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis import units
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.units import clock_text, value_text
 from analysis.verdict import objectives_text
+from foundation.quantities import clock_text, counted, value_text
 
 NEAR = 0.05  # of the run's own best, from which a trial counts as near it
 
@@ -89,7 +88,7 @@ def _soon(run: Run) -> str:
     ended = sorted((t for t in run.trials.values() if t.ended), key=lambda t: t.ended_t or 0.0)
     for count, trial in enumerate(ended, start=1):
         if run.best and trial.ok and _near(run, trial, run.best):
-            return f"after {units.counted(count, 'trial')}"
+            return f"after {counted(count, 'trial')}"
     return "–"
 
 

@@ -11,8 +11,8 @@ from analysis.prediction.pricing import price
 from analysis.prediction.ranking import explain, rank_one
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
-from analysis.units import config_text, counted, duration, value_text
 from analysis.verdict import objectives_text
+from foundation.quantities import config_text, counted, duration, number, value_text
 from search_spaces import SpaceError, load_space
 
 TOKENS = 1e12  # to train on, for days
@@ -153,7 +153,7 @@ def _named(run: Run, trial: Trial) -> str:
 
 
 def _figure(run: Run, value: float) -> str:
-    return units.number(units.scaled(run.objective_key, value))
+    return number(units.scaled(run.objective_key, value))
 
 
 def _line(label: str, text: str) -> str:

@@ -8,7 +8,7 @@ from analysis import units
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
-from analysis.units import counted
+from foundation.quantities import counted, number
 
 SHOWN_FRONT = 8
 
@@ -80,7 +80,7 @@ def objectives_text(run: Run, trial: Trial) -> str:
         return f"{trial.objective:.5g} {run.objective_key}"
     shown = [(units.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
     return ", ".join(
-        f"{units.number(value)} {units.unit(key) or units.name(key)}" for value, key in shown
+        f"{number(value)} {units.unit(key) or units.name(key)}" for value, key in shown
     )
 
 

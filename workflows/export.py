@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import join, quote
 
-from analysis import RunFolder, config_text, counted, parameters_of, read_run
+from analysis import RunFolder, parameters_of, read_run
+from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
 from search_spaces import Export, SpaceError, exported, load_space
 from trainer.plan.limits import ConfigError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from analysis import Run, RunFolder, counted, read_run
+from analysis import Run, RunFolder, read_run
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Launcher, LauncherOptions, make_launcher
 

@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
 
-from analysis import NotMeasuredError, cluster_file, counted, preflight_summary, preflight_warnings
+from analysis import NotMeasuredError, cluster_file, preflight_summary, preflight_warnings
 from foundation.messages import printable
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
 
-from analysis import TRIAL_DIR, Best, RunBusyError, RunFolder, counted, driver_of, lock
+from analysis import TRIAL_DIR, Best, RunBusyError, RunFolder, driver_of, lock
 from foundation.files import FileError, parse_json, read_text
 from foundation.messages import printable
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
 from slurm import (

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
-from analysis.units import counted
+from foundation.quantities import counted
 from search_spaces import Cluster
 
 _HANG = (

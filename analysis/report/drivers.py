@@ -10,7 +10,7 @@ from analysis.report.interactions import NAMED, dependence, interactions, memory
 from analysis.report.section import Content
 from analysis.report.sensitivity import failure_sensitivity
 from analysis.report.trajectory import failures
-from analysis.units import percent
+from foundation.quantities import counted, percent
 
 LED_BY = 3  # parameters that the page's answer names
 
@@ -79,7 +79,7 @@ def _check(content: Content) -> str:
     if error != error:
         return ""
     ranked = "" if rank != rank else f", rank correlation {rank:.2f}"
-    count = units.counted(int((validation.measured_s > 0).sum()), "trial")
+    count = counted(int((validation.measured_s > 0).sum()), "trial")
     return f"{count}, each predicted unseen, with a median error of {percent(error)}{ranked}"
 
 

@@ -18,6 +18,7 @@ from analysis.report.trajectory import ended_t, idle_spans, search_time_s, succe
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial, meaning
 from foundation.messages import printable
+from foundation.quantities import value_text
 
 LANES = 48  # nodes that have a line of their own; of more it is drawn how many are busy
 MOMENTS = 400  # at which that is asked
@@ -93,7 +94,7 @@ def _column(ended: Sequence[Trial], name: str) -> dict[str, list[Any]]:
     else:
         distinct.sort(key=lambda v: (v is not None, str(v)))
     place = {value: i for i, value in enumerate(distinct)}
-    return {"values": [units.value_text(v) for v in distinct], "of": [place[v] for v in cells]}
+    return {"values": [value_text(v) for v in distinct], "of": [place[v] for v in cells]}
 
 
 def _expected(run: Run, trial: Trial) -> list[float] | None:

@@ -7,7 +7,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 
 from analysis.prediction.scaling import Scaled
 from analysis.report.plots import BLUE, GRAY, plain
-from analysis.units import config_text
+from foundation.quantities import config_text
 
 
 def scaling_figure(scaled: Scaled) -> Figure:

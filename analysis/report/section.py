@@ -26,6 +26,7 @@ from analysis.report.sensitivity import LOW_R2, objective_sensitivity
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from foundation.messages import printable
+from foundation.quantities import counted, duration, number, percent, value_text
 from search_spaces import SpaceError, load_space
 
 Account = tuple[Sensitivity | None, str]
@@ -41,11 +42,11 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
-    "number": units.number,
-    "duration": units.duration,
-    "value": units.value_text,
-    "percent": units.percent,
-    "counted": units.counted,
+    "number": number,
+    "duration": duration,
+    "value": value_text,
+    "percent": percent,
+    "counted": counted,
     "quoted": lambda path: quote(str(path)),
 }
 

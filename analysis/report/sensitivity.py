@@ -15,7 +15,7 @@ import pandas as pd
 from analysis.report.encoding import Encoded, encode
 from analysis.report.forests import NotEnough, Sensitivity, fitted, resampled
 from analysis.run.trial import TOLD
-from analysis.units import counted
+from foundation.quantities import counted
 from slurm import Kind
 
 MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise

@@ -11,6 +11,7 @@ from analysis.metrics import metric
 from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
+from foundation.quantities import config_text, number
 
 LISTED = 1_000  # trials in a table of all of them; results.csv has every one
 TAIL_LINES = 20
@@ -91,7 +92,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
 def _words(trial: Trial) -> str:
     """What a filter of the table looks through."""
     state = trial.kind or "running"
-    return f"trial {trial.number} {state} {trial.by} {units.config_text(trial.config)}"
+    return f"trial {trial.number} {state} {trial.by} {config_text(trial.config)}"
 
 
 def _why(trial: Trial, key: str) -> str:
@@ -100,7 +101,7 @@ def _why(trial: Trial, key: str) -> str:
     said = [trial.why] if trial.why else []
     if {"objective", "low", "high"} <= expected.keys():
         values = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
-        what, low, high = (units.number(value) for value in values)
+        what, low, high = (number(value) for value in values)
         said.append(f"expected {what} ({low} to {high})")
     if "fits" in expected:
         said.append(f"runs with probability {expected['fits']:.0%}")

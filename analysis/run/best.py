@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from analysis.run.fold import Run
 from analysis.run.folder import TRIAL_FILE, RunFolder
-from analysis.units import counted
 from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
+from foundation.quantities import counted
 from foundation.records import validate
 from foundation.writing import write_atomically
 from search_spaces import (

@@ -34,9 +34,9 @@ from analysis.run.lines import (
 from analysis.run.lock import lock
 from analysis.run.lost import LostEvents
 from analysis.run.results import write_results
-from analysis.units import counted
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 
 EXCERPT = 100  # characters of a line that is left out

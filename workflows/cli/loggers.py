@@ -59,8 +59,9 @@ def _added(
     arguments: Namespace, copy: Callable[[Run, str, str], tuple[int, int]], store: str, what: str
 ) -> None:
     """Copy a run's new trials, and say how many."""
-    from analysis import counted, read_run
+    from analysis import read_run
     from foundation.messages import shown
+    from foundation.quantities import counted
     from workflows.cli.errors import UsageError
 
     run, name = read_run(arguments.run), _name(arguments)
@@ -75,7 +76,8 @@ def _added(
 
 def to_wandb(arguments: Namespace) -> int:
     """Copy a run into a project of W&B's."""
-    from analysis import counted, read_run
+    from analysis import read_run
+    from foundation.quantities import counted
     from workflows.cli.errors import UsageError
     from workflows.to_wandb import to_wandb as copied
 

@@ -228,7 +228,8 @@ def train(arguments: Namespace) -> int:
 
 def repair(arguments: Namespace) -> int:
     """Repair a run's journal, and say what was left out."""
-    from analysis import counted, repair_run
+    from analysis import repair_run
+    from foundation.quantities import counted
 
     done = repair_run(arguments.run)
     for number, text in done.notes:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import TOLD, Array, Run, Trial, counted
+from analysis import TOLD, Array, Run, Trial
+from foundation.quantities import counted
 from search_spaces import Parameter, SearchSpace
 from workflows.optimizer.scalarization import Scalarization, merits, reached
 

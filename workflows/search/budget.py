@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis import Run, StartUp, Trial, counted, metric
+from analysis import Run, StartUp, Trial, metric
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
 

@@ -21,15 +21,13 @@ from analysis import (
     Started,
     Trial,
     attempt_text,
-    clock_text,
-    config_text,
-    counted,
     early_stop_lines,
     front_lines,
     objectives_text,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import clock_text, config_text, counted
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges

@@ -23,14 +23,13 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    config_text,
-    counted,
     early_stop_lines,
     front_lines,
     read_run,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import config_text, counted
 from search_spaces import SearchSpace
 from slurm import Launcher, Lease, NodePool, TooFewNodesError
 from workflows.optimizer.policy import Policy

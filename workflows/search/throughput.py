@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import metric, number
+from analysis import metric
+from foundation.quantities import number
 from search_spaces import SearchSpace
 from trainer.plan.flops import model_flops
 from trainer.plan.model import ModelConfig
