@@ -6,11 +6,11 @@ from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
-from .explanation import differences, explain_trial
+from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
 from .imported.deephyper import is_deephyper
 from .imported.results import is_storage, read_results
-from .metrics import MissingMetricError, metric, numbers, possible, required_metric
+from .metrics import Metrics, MissingMetricError
 from .pareto import non_dominated
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
@@ -43,27 +43,25 @@ from .prediction.time_limits import in_time, start_up_s
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
 from .report.forests import NotEnough, Sensitivity
-from .report.model_sensitivity import ModelSensitivity, model_sensitivity
 from .report.outlook import LIKELY, Outlook
 from .report.page import write_imported, write_report
-from .report.plots import image, sensitivity_figure, trajectory_figure
+from .report.plots import image, sensitivity_figure
 from .report.scaling import scaling_figure
 from .report.section import Content, Section
 from .report.sections import SECTIONS
-from .report.sensitivity import failure_sensitivity, objective_sensitivity
-from .report.trajectory import failures, ranked_trials, trajectory
-from .run.best import TRIAL_DIR, Best, load_best, parameters_of
+from .report.sensitivity import objective_sensitivity
+from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
-from .run.folder import TRIAL_FILE, FingerprintError, RunFolder
-from .run.frame import frame_of, load
+from .run.folder import RunFolder
+from .run.frame import load
 from .run.identity import Identity
 from .run.journal import Journal
 from .run.lines import RunError
-from .run.lock import RunBusyError, driver_of, lock
-from .run.repair import Repair, repair_run
-from .run.results import ResultsFile, write_results
-from .run.trial import EXPLORATION, TOLD, Attempt, Trial
+from .run.lock import RunBusyError
+from .run.repair import repair_run
+from .run.results import ResultsFile
+from .run.trial import Attempt, Trial
 from .sweeps.gpus import resized
 from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
 from .sweeps.record import Table, TableError, number_column, read_csv
@@ -73,7 +71,6 @@ from .verdict import attempt_text, early_stop_lines, front_lines, objectives_tex
 __all__ = [
     "DISTURBED_SHARE",
     "EDGE",
-    "EXPLORATION",
     "LIKELY",
     "MEAN_SLOWDOWN",
     "NOISE_LOG_SD",
@@ -82,9 +79,6 @@ __all__ = [
     "RECOMPUTE",
     "SECTIONS",
     "TABLE_FORMATS",
-    "TOLD",
-    "TRIAL_DIR",
-    "TRIAL_FILE",
     "Array",
     "Attempt",
     "Best",
@@ -95,14 +89,13 @@ __all__ = [
     "CrossValidation",
     "Ended",
     "Event",
-    "FingerprintError",
     "Identity",
     "Jobs",
     "Journal",
     "Mask",
+    "Metrics",
     "MissingFactError",
     "MissingMetricError",
-    "ModelSensitivity",
     "NotEnough",
     "NotMeasuredError",
     "NotPricedError",
@@ -112,7 +105,6 @@ __all__ = [
     "Pricing",
     "Proposed",
     "Ranking",
-    "Repair",
     "ResidualProcess",
     "ResultsFile",
     "Run",
@@ -133,18 +125,13 @@ __all__ = [
     "cluster_file",
     "comparison_text",
     "cross_validated",
-    "differences",
     "drawn",
-    "driver_of",
     "early_stop_lines",
     "errors",
     "explain",
     "explain_trial",
-    "failure_sensitivity",
-    "failures",
     "features",
     "foretold",
-    "frame_of",
     "front_lines",
     "image",
     "in_time",
@@ -152,28 +139,20 @@ __all__ = [
     "is_storage",
     "likely_to_fit",
     "load",
-    "load_best",
-    "lock",
-    "metric",
     "missing_columns",
-    "model_sensitivity",
     "next_repeat",
     "noise_of",
     "non_dominated",
     "number_column",
-    "numbers",
     "objective_sensitivity",
     "objectives_text",
     "of_engines",
-    "parameters_of",
     "positive",
-    "possible",
     "preflight_summary",
     "preflight_warnings",
     "price",
     "rank",
     "rank_one",
-    "ranked_trials",
     "ranking_table",
     "read_csv",
     "read_results",
@@ -181,7 +160,6 @@ __all__ = [
     "read_tables",
     "refused",
     "repair_run",
-    "required_metric",
     "residual_log_sd",
     "resized",
     "scale",
@@ -192,13 +170,10 @@ __all__ = [
     "start_up_s",
     "starts_longer_than_it_runs",
     "survival",
-    "trajectory",
-    "trajectory_figure",
     "unit",
     "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
     "write_imported",
     "write_report",
-    "write_results",
 ]

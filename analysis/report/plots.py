@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analysis.report.figures import MAX_PARAMETERS
 from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import failure_window
-from analysis.run.trial import TOLD, meaning
+from analysis.run.trial import COMPLETED, meaning
 
 DPI = 150
 EDGE = 1.03  # where the time axis ends, relative to the last trial
@@ -105,7 +105,7 @@ def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: 
 
 
 def _draw_failure_share(axes: Axes, x: pd.Series[float], frame: pd.DataFrame) -> None:
-    window = failure_window(int(frame["kind"].isin(TOLD).sum()))
+    window = failure_window(int(frame["kind"].isin(COMPLETED).sum()))
     x, share = _to_the_edge(x, frame["failure_share"])
     axes.step(x, share, where="post", color=RED, linewidth=1.4)
     axes.fill_between(x, 0, share, step="post", color=RED, alpha=0.15, linewidth=0)

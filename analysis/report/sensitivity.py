@@ -14,7 +14,7 @@ import pandas as pd
 
 from analysis.report.encoding import Encoded, encode
 from analysis.report.forests import NotEnough, Sensitivity, fitted, resampled
-from analysis.run.trial import TOLD
+from analysis.run.trial import COMPLETED
 from foundation.quantities import counted
 from slurm import Kind
 
@@ -63,7 +63,7 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
         NotEnough: fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or failures,
             or no parameter that varied.
     """
-    frame = frame[frame["kind"].isin(TOLD)]
+    frame = frame[frame["kind"].isin(COMPLETED)]
     failed = (frame["kind"] != Kind.OK.value).to_numpy(bool)
     if len(frame) and not failed.any():
         raise NotEnough("No trial failed because of its configuration.")

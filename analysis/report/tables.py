@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.metrics import metric
+from analysis.metrics import Metrics
 from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
@@ -72,7 +72,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "objective": units.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
-        "metrics": {key: _scaled(key, metric(trial.result, key)) for key in KEY_METRICS},
+        "metrics": {key: _scaled(key, Metrics(trial.result).get(key)) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s or None,
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),

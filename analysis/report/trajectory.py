@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD, Trial, meaning
+from analysis.run.trial import COMPLETED, Trial, meaning
 from slurm import Kind
 
 
@@ -71,7 +71,7 @@ def trajectory(run: Run) -> pd.DataFrame:
     )
     best = frame["objective"].cummax() if run.maximize else frame["objective"].cummin()
     frame["best"] = best.ffill()
-    told = frame["kind"].isin(TOLD)
+    told = frame["kind"].isin(COMPLETED)
     failed = (frame["kind"] != Kind.OK.value)[told].astype(float)
     share = failed.rolling(failure_window(len(failed)), min_periods=1).mean()
     frame["failure_share"] = share.reindex(frame.index).ffill()
@@ -96,7 +96,7 @@ def failures(run: Run) -> pd.DataFrame:
             "trials": len(trials),
             "share": len(trials) / len(ended),
             "node_hours": sum(t.node_seconds for t in trials) / 3600,
-            "told": kind in TOLD,
+            "told": kind in COMPLETED,
             "words": meaning(kind)[0],
             "colour": meaning(kind)[1],
             "example": next((t.message for t in trials if t.message), ""),

@@ -8,9 +8,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
 from analysis.run.lines import Lines, RunError
+from analysis.run.lock import driver_of, lock
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from foundation.writing import write_atomically
@@ -28,7 +29,7 @@ _NO_FOLDER = {
 }
 
 
-class FingerprintError(Exception):
+class FingerprintError(RunError):
     """The run was made with another space; the message says what to do."""
 
 
@@ -72,6 +73,15 @@ class RunFolder:
     def trial(self, number: int) -> Path:
         """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
+
+    def lock(self) -> IO[bytes]:
+        """Hold the folder for this process alone; see :func:`analysis.run.lock.lock`."""
+        return lock(self.path)
+
+    @property
+    def driver(self) -> str | None:
+        """``HOST pid PID`` of the driver that runs it now; raises RunError if nobody can tell."""
+        return driver_of(self.path)
 
     def frozen_space(self) -> SearchSpace:
         """The run's space.

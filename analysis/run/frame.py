@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.metrics import numbers
+from analysis.metrics import Metrics
 from analysis.run.fold import Run, read_run
 from search_spaces import SpaceError, load_space
 
@@ -81,7 +81,7 @@ def frame_of(run: Run) -> pd.DataFrame:
                 "message": trial.message,
                 "measurements": len(trial.measurements),
                 "early": trial.stopped_early,
-                **{f"m:{key}": value for key, value in numbers(trial.result).items()},
+                **{f"m:{key}": value for key, value in Metrics(trial.result).all().items()},
             }
         )
     names = list(dict.fromkeys(name for row in rows for name in row))

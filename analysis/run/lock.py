@@ -27,7 +27,7 @@ MAX_HOLDER_BYTES = 300
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
-class RunBusyError(Exception):
+class RunBusyError(RunError):
     """Another driver is running this run; the message says where."""
 
 

@@ -33,7 +33,7 @@ from analysis.run.lines import (
 )
 from analysis.run.lock import lock
 from analysis.run.lost import LostEvents
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
 from foundation.quantities import counted
@@ -92,7 +92,7 @@ def repair_run(directory: Path | str) -> Repair:
             repair.backup = _back_up(path)
             write_atomically(path, _text(records), private=True, sync=True)
             with suppress(OSError):  # the next search writes it, too
-                write_results(folder, repair.run)
+                ResultsFile(folder).write(repair.run)
     return repair
 
 

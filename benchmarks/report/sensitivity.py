@@ -30,14 +30,13 @@ from scipy.stats import spearmanr
 
 from analysis import (
     CostModel,
-    ModelSensitivity,
     NotEnough,
     Pricing,
     Run,
-    frame_of,
-    model_sensitivity,
     objective_sensitivity,
 )
+from analysis.report.model_sensitivity import ModelSensitivity, model_sensitivity
+from analysis.run.frame import frame_of
 from benchmarks.cost_model.report import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis import FingerprintError, RunBusyError, RunError
+from analysis import RunError
 from foundation.files import FileError
 from foundation.registry import RegistryError
 from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesError
@@ -21,8 +21,7 @@ class UsageError(Exception):
 def input_errors() -> tuple[type[Exception], ...]:
     """Mistakes of the caller's: exit code 2."""
     return (
-        *(FileError, BatchError, ConfigError, UsageError),
-        *(FingerprintError, RunError, RunBusyError),
+        *(FileError, RunError, BatchError, ConfigError, UsageError),
         *(RegistryError, PolicyError, LaunchError, SimulationError, TooFewNodesError),
     )
 

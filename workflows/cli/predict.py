@@ -115,10 +115,10 @@ def check(arguments: Namespace) -> int:
 def predict(arguments: Namespace) -> int:
     """Print what the cost model expects of a space, or of one configuration."""
     from analysis import (
+        Best,
         MissingFactError,
         RunFolder,
         explain,
-        parameters_of,
         rank,
         rank_one,
         ranking_table,
@@ -133,7 +133,7 @@ def predict(arguments: Namespace) -> int:
         with remarks(arguments):
             space = default_space_of(arguments)
     else:
-        config = parameters_of(Path(arguments.space))
+        config = Best.parameters_in(Path(arguments.space))
         of_run = RunFolder.holding(Path(arguments.space)).space_file
         space = load_space(of_run if config is not None else arguments.space)
     with remarks(arguments):

@@ -116,13 +116,13 @@ def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
 
 
 def _as_json(run: Run) -> dict[str, Any]:
-    from analysis import RunFolder, driver_of
+    from analysis import RunFolder
     from workflows.cli.run import state_of
     from workflows.search.budget import Budget
 
     if run.origin:
         return of_run(run, Budget(), run.last_t, "ended", running=False)
-    driver = driver_of(run.directory)
+    driver = run.folder.driver
     budget = Budget.of(RunFolder(run.directory).frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
 

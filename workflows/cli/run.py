@@ -121,7 +121,7 @@ def try_out(arguments: Namespace) -> int:
 
 def status(arguments: Namespace) -> int:
     """Print a run's progress; works while it runs, and after."""
-    from analysis import RunFolder, driver_of, read_run
+    from analysis import RunFolder, read_run
     from foundation.messages import printable
     from slurm import SCRIPT_NAME
     from workflows.search.budget import Budget
@@ -135,7 +135,7 @@ def status(arguments: Namespace) -> int:
         return 0
     run = read_run(arguments.run)
     space = RunFolder(arguments.run).frozen_space()
-    driver = driver_of(arguments.run)
+    driver = RunFolder(arguments.run).driver
     state = state_of(run, driver)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
@@ -198,7 +198,7 @@ def export(arguments: Namespace) -> int:
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from analysis import RunFolder, load_best
+    from analysis import Best, RunFolder
     from foundation.messages import shown
     from slurm import LauncherOptions, make_launcher
     from workflows.cli.errors import UsageError
@@ -212,7 +212,7 @@ def train(arguments: Namespace) -> int:
             "`meshtune report RUN` writes it"
         )
     check_site(arguments)
-    best = load_best(arguments.best)
+    best = Best.read(arguments.best)
     chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:

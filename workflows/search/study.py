@@ -20,7 +20,6 @@ from analysis import (
     RunFolder,
     Started,
     Trial,
-    write_results,
 )
 from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
@@ -238,7 +237,7 @@ class Study:
         if self._closed:
             return
         self._closed = True
-        write_results(self._folder, self.run)
+        self._results.write(self.run)
         self._journal.close()
 
     def __enter__(self) -> Study:

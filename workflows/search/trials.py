@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis import (
-    TRIAL_FILE,
     Ended,
+    Metrics,
     MissingMetricError,
     Run,
     RunFolder,
     Trial,
-    possible,
     starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
@@ -84,7 +83,7 @@ class TrialFactory:
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
         files: dict[str, Any] = {
-            TRIAL_FILE: {
+            "trial.json": {
                 "name": spec.name,
                 "config": dict(config),
                 "argv": list(spec.argv),
@@ -137,7 +136,7 @@ def judge(
     for key, figure in reached.items():
         if not math.isfinite(figure):
             return Kind.DIVERGED, {}, f"{key} is not finite"
-        if not possible(figure):
+        if not Metrics.possible(figure):
             return Kind.DIVERGED, {}, f"{key} is {figure:g}, which nothing can be measured to be"
     return Kind.OK, reached, outcome.message
 

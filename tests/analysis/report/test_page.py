@@ -22,7 +22,7 @@ from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
 from analysis.report.stacks import seen
 from analysis.report.trajectory import ranked_trials
-from analysis.run.best import load_best
+from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
@@ -106,7 +106,7 @@ def test_the_page_shows_scores_and_units(page):
 
 
 def test_the_best_configuration_trains_again(big):
-    best = load_best(big / "report" / "best.yaml")
+    best = Best.read(big / "report" / "best.yaml")
     trial = read_run(big).best
     assert best.train == json.loads((big / f"trials/{trial.number:04d}/config.json").read_text())
     assert (best.num_nodes, best.ranks_per_node) == (trial.config["num_nodes"], 8)
@@ -122,7 +122,7 @@ def test_the_best_of_the_users_own_trainer_is_its_command(journal):
     spec = {"name": "x", "argv": argv, "num_nodes": 2, "ranks_per_node": 4, "env": {"A": "1"}}
     (book.directory / "trials/0000/trial.json").write_text(json.dumps(spec))
     write_report(book.directory)
-    best = load_best(book.directory / "report" / "best.yaml")
+    best = Best.read(book.directory / "report" / "best.yaml")
     assert (best.train, best.command, best.env) == (None, tuple(argv), {"A": "1"})
 
 

@@ -66,7 +66,7 @@ from analysis.report.plots import COLOURS
 from analysis.report.tables import trial_row
 from analysis.report.trajectory import failures
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD, Attempt, Trial
+from analysis.run.trial import COMPLETED, Attempt, Trial
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import BLAMELESS, Kind
@@ -85,7 +85,7 @@ assert (outcome.kind, outcome.message) == ("no_license", "checkpoint: m")
 
 # The optimizer does not learn of it, and the trial runs again.
 kind = Kind("no_license")
-assert kind.retried and kind in BLAMELESS and kind not in TOLD
+assert kind.retried and kind in BLAMELESS and kind not in COMPLETED
 
 # The report has its words and its colour.
 run = Run(Path("runs/x"))
