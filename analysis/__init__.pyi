@@ -8,14 +8,13 @@ from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
 from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
-from .imported.deephyper import is_deephyper
-from .imported.results import is_storage, read_results
+from .imported.deephyper import results_table
+from .imported.results import read_results
 from .metrics import Metrics, MissingMetricError
 from .pareto import non_dominated
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
 from .prediction.foretold import errors, foretold, positive, residual_log_sd
-from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price
 from .prediction.ranking import (
     Ranking,
@@ -40,15 +39,13 @@ from .prediction.residual import (
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
-from .preflight.file import NotMeasuredError, cluster_file
-from .preflight.summary import preflight_summary, preflight_warnings
+from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
+from .report.model_sensitivity import model_sensitivity
 from .report.outlook import LIKELY, Outlook
-from .report.page import write_imported, write_report
-from .report.plots import image, sensitivity_figure
-from .report.scaling import scaling_figure
-from .report.section import Content, Section
-from .report.sections import SECTIONS
+from .report.page import write_report
+from .report.plots import sensitivity_figure
+from .report.scaling import scaling_image
 from .report.sensitivity import objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
@@ -62,11 +59,10 @@ from .run.lock import RunBusyError
 from .run.repair import repair_run
 from .run.results import ResultsFile
 from .run.trial import Attempt, Trial
-from .sweeps.gpus import resized
-from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
-from .sweeps.record import Table, TableError, number_column, read_csv
+from .sweeps.read import read_tables
+from .sweeps.record import Table, TableError, number_column
 from .units import unit
-from .verdict import attempt_text, early_stop_lines, front_lines, objectives_text, verdict_lines
+from .verdict import front_lines, verdict_lines
 
 __all__ = [
     "DISTURBED_SHARE",
@@ -77,16 +73,12 @@ __all__ = [
     "PRIOR_LOG_SD",
     "PRIOR_TRIALS",
     "RECOMPUTE",
-    "SECTIONS",
-    "TABLE_FORMATS",
     "Array",
     "Attempt",
     "Best",
     "Closed",
     "Constants",
-    "Content",
     "CostModel",
-    "CrossValidation",
     "Ended",
     "Event",
     "Identity",
@@ -97,11 +89,11 @@ __all__ = [
     "MissingFactError",
     "MissingMetricError",
     "NotEnough",
-    "NotMeasuredError",
     "NotPricedError",
     "Opened",
     "Outlook",
     "Prediction",
+    "Preflight",
     "Pricing",
     "Proposed",
     "Ranking",
@@ -112,7 +104,6 @@ __all__ = [
     "RunError",
     "RunFolder",
     "Scaled",
-    "Section",
     "Sensitivity",
     "StartUp",
     "Started",
@@ -120,50 +111,39 @@ __all__ = [
     "TableError",
     "TimeConstants",
     "Trial",
-    "attempt_text",
     "calibration_note",
-    "cluster_file",
     "comparison_text",
-    "cross_validated",
     "drawn",
-    "early_stop_lines",
     "errors",
     "explain",
     "explain_trial",
     "features",
     "foretold",
     "front_lines",
-    "image",
     "in_time",
-    "is_deephyper",
-    "is_storage",
     "likely_to_fit",
     "load",
-    "missing_columns",
+    "model_sensitivity",
     "next_repeat",
     "noise_of",
     "non_dominated",
     "number_column",
     "objective_sensitivity",
-    "objectives_text",
     "of_engines",
     "positive",
-    "preflight_summary",
-    "preflight_warnings",
     "price",
     "rank",
     "rank_one",
     "ranking_table",
-    "read_csv",
     "read_results",
     "read_run",
     "read_tables",
     "refused",
     "repair_run",
     "residual_log_sd",
-    "resized",
+    "results_table",
     "scale",
-    "scaling_figure",
+    "scaling_image",
     "scaling_table",
     "search_warnings",
     "sensitivity_figure",
@@ -174,6 +154,5 @@ __all__ = [
     "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
-    "write_imported",
     "write_report",
 ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.verdict import objectives_text
 from foundation.quantities import clock_text, counted, value_text
 
 NEAR = 0.05  # of the run's own best, from which a trial counts as near it
@@ -67,7 +66,7 @@ def _trials(run: Run) -> str:
 
 
 def _best(run: Run) -> str:
-    return objectives_text(run, run.best) if run.best else "no success yet"
+    return run.objectives_text(run.best) if run.best else "no success yet"
 
 
 def _ratios(runs: Sequence[Run]) -> list[str]:

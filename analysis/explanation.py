@@ -11,7 +11,6 @@ from analysis.prediction.pricing import price
 from analysis.prediction.ranking import explain, rank_one
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
-from analysis.verdict import objectives_text
 from foundation.quantities import config_text, counted, duration, number, value_text
 from search_spaces import SpaceError, load_space
 
@@ -96,7 +95,7 @@ def _expected(run: Run, trial: Trial) -> str:
 
 def _came(run: Run, trial: Trial) -> str:
     if trial.ok and trial.objective is not None:
-        words = objectives_text(run, trial)
+        words = run.objectives_text(trial)
         if len(trial.measurements) > 1:
             words += f", the median of {len(trial.measurements)}"
         told = trial.expected
@@ -149,7 +148,7 @@ def _known(other: Trial, trial: Trial) -> bool:
 
 
 def _named(run: Run, trial: Trial) -> str:
-    return f"trial {trial.number} ({objectives_text(run, trial)})"
+    return f"trial {trial.number} ({run.objectives_text(trial)})"
 
 
 def _figure(run: Run, value: float) -> str:

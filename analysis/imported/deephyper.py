@@ -23,10 +23,16 @@ _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:ti
 _FAILED = "F"  # DeepHyper's objective of a failure, and what its reason begins with
 
 
-def is_deephyper(frame: pd.DataFrame) -> bool:
-    """Whether these are the columns of a ``results.csv``."""
+def results_table(path: Path) -> pd.DataFrame | None:
+    """The rows of a ``results.csv`` as text; None if the columns are those of another table.
+
+    Raises:
+        TableError: it cannot be read.
+    """
+    frame = read_csv(path)
     names = [*map(str, frame)]
-    return bool({"objective", "objective_0"} & {*names}) and any(n.startswith("p:") for n in names)
+    has_objective = bool({"objective", "objective_0"} & {*names})
+    return frame if has_objective and any(n.startswith("p:") for n in names) else None
 
 
 def from_deephyper(path: Path) -> Run:
@@ -38,8 +44,8 @@ def from_deephyper(path: Path) -> Run:
     Raises:
         TableError: if it is none, or a value is no objective; the message names line and column.
     """
-    frame = read_csv(path)
-    if not is_deephyper(frame):
+    frame = results_table(path)
+    if frame is None:
         raise TableError(
             f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
             "objective_0, objective_1 ..."

@@ -1,4 +1,4 @@
-"""What a preflight has measured, as lines of text, and what is suspicious about it."""
+"""A preflight's measurements in lines of text, and what is suspicious about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HANG = (
 )
 
 
-def preflight_summary(result: Mapping[str, Any]) -> list[str]:
+def summary(result: Mapping[str, Any]) -> list[str]:
     """One line for each product, copy and group of ``trainer.preflight``'s result."""
     lines = []
     for gemm in result.get("gemm", []):
@@ -38,17 +38,17 @@ def preflight_summary(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def preflight_warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
+def warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
     """Links far below their class, GPUs slower than their like, communicators that hang.
 
     Args:
         result: of ``trainer.preflight``.
         data_sheet: the cluster's facts as its data sheets state them.
     """
-    warnings = link_warnings(points(result.get("collectives", [])), data_sheet)
+    found = link_warnings(points(result.get("collectives", [])), data_sheet)
     if result["device"]["type"] != "cpu":
         gemm = result["gemm"][-1]
-        warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
+        found += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
     if result.get("side_by_side") is False:
-        warnings.append(_HANG.format(library=result["device"]["library"]))
-    return warnings
+        found.append(_HANG.format(library=result["device"]["library"]))
+    return found

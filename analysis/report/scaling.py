@@ -1,20 +1,24 @@
-"""The figure of a configuration over more and more nodes."""
+"""The figure of a configuration's scaling over nodes."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from analysis.prediction.scaling import Scaled
-from analysis.report.plots import BLUE, GRAY, plain
+from analysis.report.plots import BLUE, GRAY, image, plain
 from foundation.quantities import config_text
 
 
-def scaling_figure(scaled: Scaled) -> Figure:
-    """Tokens/s beside what twice the nodes would ideally bring, and the efficiency.
+def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:
+    """The figure as a file."""
+    return image(scaling_figure(scaled), form)
 
-    Bands are 95 % intervals.
-    """
+
+def scaling_figure(scaled: Scaled) -> Figure:
+    """Tokens/s beside ideal scaling, and the efficiency, with 95 % intervals."""
     nodes = scaled.prediction.num_nodes
     tokens_per_second = scaled.prediction.tokens_per_second
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -71,8 +71,8 @@ def trajectory(run: Run) -> pd.DataFrame:
     )
     best = frame["objective"].cummax() if run.maximize else frame["objective"].cummin()
     frame["best"] = best.ffill()
-    told = frame["kind"].isin(COMPLETED)
-    failed = (frame["kind"] != Kind.OK.value)[told].astype(float)
+    completed = frame["kind"].isin(COMPLETED)
+    failed = (frame["kind"] != Kind.OK.value)[completed].astype(float)
     share = failed.rolling(failure_window(len(failed)), min_periods=1).mean()
     frame["failure_share"] = share.reindex(frame.index).ffill()
     return frame
@@ -82,7 +82,7 @@ def failures(run: Run) -> pd.DataFrame:
     """One row per kind of failure, the most frequent first.
 
     Columns: ``kind``, ``trials``, ``share`` (of all ended trials), ``node_hours`` (all attempts),
-    ``told`` (whether the search learned from it), ``words`` and ``colour`` (of the kind) and
+    ``completed`` (the configuration made it fail), ``words`` and ``colour`` (of the kind) and
     ``example`` (the first trial's message).
     """
     ended = sorted((t for t in run.trials.values() if t.ended), key=lambda t: t.number)
@@ -96,14 +96,14 @@ def failures(run: Run) -> pd.DataFrame:
             "trials": len(trials),
             "share": len(trials) / len(ended),
             "node_hours": sum(t.node_seconds for t in trials) / 3600,
-            "told": kind in COMPLETED,
+            "completed": kind in COMPLETED,
             "words": meaning(kind)[0],
             "colour": meaning(kind)[1],
             "example": next((t.message for t in trials if t.message), ""),
         }
         for kind, trials in sorted(by_kind.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
-    columns = ["kind", "trials", "share", "node_hours", "told", "words", "colour", "example"]
+    columns = ["kind", "trials", "share", "node_hours", "completed", "words", "colour", "example"]
     return pd.DataFrame(rows, columns=columns)
 
 

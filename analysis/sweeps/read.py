@@ -27,6 +27,7 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
+from foundation.messages import listed
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
@@ -161,11 +162,6 @@ def read_table(path: Path, formats: Mapping[str, Format] = TABLE_FORMATS) -> Tab
     return None
 
 
-def missing_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns that a table of no known form lacks for the general form of a sweep."""
-    return sorted(SWEEP - set(frame.columns))
-
-
 def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.DataFrame) -> Table:
     try:
         return reader(path, frame)
@@ -175,29 +171,33 @@ def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.D
         raise TableError(f"{path}: {error}") from error
 
 
-def read_tables(
-    path: Path, columns: Sequence[str] = (), formats: Mapping[str, Format] = TABLE_FORMATS
-) -> list[Table]:
-    """The tables in a file, none where its columns are of no known form.
+def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
+    """The tables in a CSV file.
 
     Args:
-        path: of a CSV file.
+        path: of the file.
         columns: rows of equal values in these are a table, and a landscape, of their own.
-        formats: that are known.
 
     Raises:
-        TableError: if the form is known and a value is not.
+        TableError: the form or a column is not known, or a value is none; the message names it.
     """
-    if not columns:
-        table = read_table(path, formats)
-        return [] if table is None else [table]
     frame = read_csv(path)
+    if unknown := [name for name in columns if name not in frame]:
+        raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
+    have = {*frame.columns}
+    form = next((f for f, (needed, _) in TABLE_FORMATS.items() if needed <= have), "")
+    if not form:
+        raise TableError(
+            f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
+            f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"{', '.join(sorted(SWEEP - have))}"
+        )
+    _, reader = TABLE_FORMATS[form]
+    if not columns:
+        return [replace(_read(reader, path, frame), form=form)]
     tables = []
-    for form, (needed, reader) in formats.items():
-        if needed <= set(frame.columns):
-            for values, part in frame.groupby([frame[name] for name in columns], sort=True):
-                table = _read(reader, path, part)
-                key = " ".join(map(str, values))
-                tables.append(replace(table, form=form, landscape=np.full(len(table), key)))
-            break
+    for values, part in frame.groupby([frame[name] for name in columns], sort=True):
+        table = _read(reader, path, part)
+        key = " ".join(map(str, values))
+        tables.append(replace(table, form=form, landscape=np.full(len(table), key)))
     return tables

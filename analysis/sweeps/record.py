@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
@@ -81,6 +81,12 @@ class Table:
         """The rows that a mask, a slice or an array of indices selects."""
         columns = ("step_time_s", "peak_bytes", "failed", "nodes", *KEYS, "jobs")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
+
+    def machine(self) -> Cluster:
+        """The first row's cluster; its node is cut to the largest run if that fills none."""
+        cluster = self.clusters[str(self.cluster[0])]
+        world = int(self.jobs.world_size.max())
+        return resized(cluster, world) if world < cluster.gpus_per_node else cluster
 
     @property
     def not_memory(self) -> Mask:

@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 import analysis
 from analysis.run.folder import RunFolder
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from search_spaces import load_space
 from support.priced_run import priced_run
 from support.run_book import RunBook

@@ -217,10 +217,10 @@ def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> in
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
-        from analysis import image, scaling_figure
+        from analysis import scaling_image
 
         form = _FORMS[arguments.picture.suffix]
-        arguments.picture.write_bytes(image(scaling_figure(scaled), form))
+        arguments.picture.write_bytes(scaling_image(scaled, form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))

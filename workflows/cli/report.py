@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from workflows.cli.json_output import add_json, of_run, print_json
 from workflows.cli.working import Working
 
 if TYPE_CHECKING:
-    from analysis import Content, Run, Section
+    from analysis import Run
 
 
 def add_commands(commands: Commands) -> None:
@@ -65,12 +64,12 @@ def explain(arguments: Namespace) -> int:
 
 def report(arguments: Namespace) -> int:
     """Write a run's report and print its path, or compare several runs."""
-    from analysis import comparison_text
+    from analysis import comparison_text, read_results
     from foundation.messages import printable
     from workflows.cli.errors import UsageError
 
     # An error before slow imports.
-    runs = [_read(each, arguments.study) for each in arguments.runs]
+    runs = [read_results(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
         if arguments.out:
             raise UsageError("--out: several runs are compared, and no page is written")
@@ -91,26 +90,16 @@ def report(arguments: Namespace) -> int:
     return print_json({**files, **_as_json(runs[0])})
 
 
-def _read(where: str, study: str) -> Run:
-    """A run of meshtune's, or what another program's search has left."""
-    from analysis import RunFolder, is_storage, read_results, read_run
-
-    file = Path(where)
-    if is_storage(where) or (file.is_file() and not RunFolder(file.parent).started):
-        return read_results(where, study)
-    return read_run(file.parent if file.is_file() else file)
-
-
 def _page(run: Run, out: Path | None, tell: Callable[[str], object]) -> Path:
-    from analysis import SECTIONS, write_imported
+    from analysis import write_report
     from foundation.messages import shown
     from workflows.cli.errors import UsageError
 
     if not run.origin:
-        return written(run.directory, tell)
+        return write_report(run, tell=tell)
     name = re.sub(r"[^\w.-]+", "_", run.space)
     try:
-        return write_imported(run, out or Path(f"{name}-report"), _told(SECTIONS, tell))
+        return write_report(run, folder=out or Path(f"{name}-report"), tell=tell)
     except FileExistsError as error:
         raise UsageError(f"{shown(str(error))}, or choose another --out") from None
 
@@ -125,27 +114,3 @@ def _as_json(run: Run) -> dict[str, Any]:
     driver = run.folder.driver
     budget = Budget.of(RunFolder(run.directory).frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
-
-
-def written(run_dir: Path, tell: Callable[[str], object], home: Path | None = None) -> Path:
-    """Write a report, telling which of its parts is being made; see ``write_report``."""
-    from analysis import SECTIONS, CrossValidation, cross_validated, write_report
-
-    def validated(run: Run) -> CrossValidation | None:
-        tell("comparing the cost model with the trials")
-        return cross_validated(run)
-
-    return write_report(run_dir, _told(SECTIONS, tell), validated, home)
-
-
-def _told(sections: Iterable[Section], tell: Callable[[str], object]) -> list[Section]:
-    """The sections, each of which tells when it is drawn."""
-
-    def told(section: Section) -> Section:
-        def draw(content: Content) -> str:
-            tell(f"report: {section.heading(content)}")
-            return section.draw(content)
-
-        return replace(section, draw=draw)
-
-    return [told(section) for section in sections]

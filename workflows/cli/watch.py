@@ -19,10 +19,9 @@ def add_commands(commands: Commands) -> None:
 
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
-    from analysis import read_run
+    from analysis import read_run, write_report
     from foundation.messages import printable
     from workflows.cli.errors import UsageError
-    from workflows.cli.report import written
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     read_run(arguments.run)  # an error now
@@ -30,7 +29,7 @@ def watch(arguments: Namespace) -> int:
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
     home = arguments.run
-    pages = Pages(home, lambda copy: written(copy, lambda _: None, home))
+    pages = Pages(home, lambda copy: write_report(copy, home=home))
     with serving(pages, port) as address:
         print(f"{address}\n(only on this machine; Ctrl-C ends it)", flush=True)
         said = ""  # of what lasts; once

@@ -23,7 +23,6 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    early_stop_lines,
     front_lines,
     read_run,
     verdict_lines,
@@ -285,7 +284,7 @@ def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
     for label, text in front_lines(driver.state):
         words += f"\n{label + ':' if label else ' '} {text}"
     asked = driver.space.finalists.confidence
-    for label, text in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
+    for label, text in verdict_lines(driver.state, asked):
         words += f"\n{label}: {text}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))

@@ -92,6 +92,6 @@ run = Run(Path("runs/x"))
 attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
 (shown,) = failures(run).to_dict("records")
-assert (shown["words"], shown["told"], shown["colour"]) == ("had no license", False, "gray")
+assert (shown["words"], shown["completed"], shown["colour"]) == ("had no license", False, "gray")
 assert trial_row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
 """
