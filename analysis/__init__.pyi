@@ -44,8 +44,7 @@ from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import model_sensitivity
 from .report.outlook import LIKELY, Outlook
 from .report.page import write_report
-from .report.plots import sensitivity_figure
-from .report.scaling import scaling_image
+from .report.plots import scaling_image, sensitivity_figure
 from .report.sensitivity import objective_sensitivity
 from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started

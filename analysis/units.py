@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 def name(key: str) -> str:
-    """What a key of the result is called, without its unit."""
+    """Name of a metric, without its unit."""
     if key in _KNOWN:
         return _KNOWN[key][0]
     stem = key.removesuffix(".median")
@@ -45,7 +45,7 @@ def name(key: str) -> str:
 
 
 def unit(key: str) -> str:
-    """Unit in which a key's value is shown; empty where none is known."""
+    """Unit in which a metric is shown; empty if unknown."""
     if key in _KNOWN:
         return _KNOWN[key][1]
     stem = key.removesuffix(".median")

@@ -6,7 +6,7 @@ import math
 
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
-from foundation.quantities import counted
+from foundation.quantities import counted, percent
 
 SHOWN_FRONT = 8
 
@@ -42,10 +42,11 @@ def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
     other = now.runner_up
     if other:
         words = (
-            f"trial {other.trial}, {other.behind:.1%} behind, measured {_times(other.measurements)}"
+            f"trial {other.trial}, {percent(other.behind)} behind, measured "
+            f"{_times(other.measurements)}"
         )
         lines.append(("runner-up", words))
-    lines.append(("noise", f"{now.noise.log_sd:.1%} between runs of one configuration"))
+    lines.append(("noise", f"{percent(now.noise.log_sd)} between runs of one configuration"))
     return lines
 
 
@@ -64,7 +65,7 @@ def front_lines(run: Run) -> list[tuple[str, str]]:
     if not trials:
         return []
     successes = counted(len(run.comparable()), "success")
-    lines = [("front", f"{len(trials)} of {successes}, Pareto-optimal")]
+    lines = [("front", f"{len(trials)} of {successes} are Pareto-optimal")]
     lines += [("", f"trial {t.number:4d}  {run.objectives_text(t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
         lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))

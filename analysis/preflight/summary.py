@@ -18,7 +18,7 @@ _HANG = (
 
 
 def summary(result: Mapping[str, Any]) -> list[str]:
-    """One line for each product, copy and group of ``trainer.preflight``'s result."""
+    """One line for each product, copy and group in ``trainer.preflight``'s result."""
     lines = []
     for gemm in result.get("gemm", []):
         label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
@@ -39,11 +39,11 @@ def summary(result: Mapping[str, Any]) -> list[str]:
 
 
 def warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
-    """Links far below their class, GPUs slower than their like, communicators that hang.
+    """Warnings about slow links, slow GPUs and communicators that hang.
 
     Args:
         result: of ``trainer.preflight``.
-        data_sheet: the cluster's facts as its data sheets state them.
+        data_sheet: the cluster's facts by data sheet.
     """
     found = link_warnings(points(result.get("collectives", [])), data_sheet)
     if result["device"]["type"] != "cpu":

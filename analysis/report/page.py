@@ -15,7 +15,7 @@ from analysis.prediction.held_out import CrossValidation, cross_validated
 from analysis.report import figures, front
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
-from analysis.report.trajectory import idle_spans, ranked_trials, search_time_s
+from analysis.report.trajectory import ranked_trials
 from analysis.run.best import write_best
 from analysis.run.fold import Run, read_run
 from analysis.run.frame import frame_of
@@ -114,26 +114,20 @@ def _write(
 
 def _facts(run: Run) -> dict[str, Any]:
     """Counts and sums for the head of the page; times in seconds."""
-    trials = list(run.trials.values())
-    ended = [t for t in trials if t.ended]
-    done = ranked_trials(run)
-    failed = [t for t in ended if not t.ok]
-    node_hours = sum(t.node_seconds for t in trials) / 3600
+    ended, done, hours = run.ended, ranked_trials(run), run.node_hours
+    failed = [trial for trial in ended if not trial.ok]
     middle = float(pd.Series([t.objective for t in done], dtype=float).median()) if done else 0.0
     best = run.best.objective if run.best and run.best.objective is not None else 0.0
     ratio = (best / middle if run.maximize else middle / best) if best > 0 and middle > 0 else None
-    origin_t = run.opened_t[0] if run.opened_t else run.last_t
     return {
         "ended": len(ended),
         "ok": len(done),
         "failed": len(failed),
-        "unfinished": len(trials) - len(ended),
+        "unfinished": len(run.trials) - len(ended),
         "sessions": len(run.opened_t),
-        "search_s": search_time_s(run.last_t, origin_t, idle_spans(run)),
-        "node_hours": node_hours,
-        "failed_share": sum(t.node_seconds for t in failed) / 3600 / node_hours
-        if node_hours
-        else 0.0,
+        "search_s": run.search_s(run.last_t),
+        "node_hours": hours,
+        "failed_share": sum(t.node_seconds for t in failed) / 3600 / hours if hours else 0.0,
         "over_median": ratio,
         "timed": bool(run.opened_t),
         "as_of": "" if run.origin else _day_and_time(run.last_t),  # others' clocks start anywhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.report import figures, front, stacks, tables
+from analysis.report import figures, front, tables
 from analysis.report.drivers import (
     doubt,
     failure_data,
@@ -135,7 +135,7 @@ def _parts(content: Content) -> dict[str, Any]:
 def _cost_model_data(content: Content) -> dict[str, Any]:
     assert content.validation is not None
     best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
-    drawn = {"stacks": stacks.figure(content.validation, best)} if best else {}
+    drawn = {"stacks": figures.stacks(content.validation, best)} if best else {}
     return drawn | {"parts": _parts(content)}
 
 

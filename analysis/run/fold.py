@@ -66,6 +66,25 @@ class Run:
         """Seconds that earlier sessions lasted, up to their last event."""
         return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
 
+    def search_s(self, t: float) -> float:
+        """Seconds of searching up to ``t``, without the time between sessions.
+
+        A run that is chained over several allocations waits in the queue between them.
+        """
+        origin_t = self.opened_t[0] if self.opened_t else 0.0
+        idle = zip(self.left_t, self.opened_t[1:], strict=True)
+        return t - origin_t - sum(max(0.0, min(t, end) - left) for left, end in idle if t > left)
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of all ended attempts."""
+        return sum(trial.node_seconds for trial in self.trials.values()) / 3600
+
+    @property
+    def ended(self) -> list[Trial]:
+        """The trials that have ended, by number."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.ended]
+
     @property
     def maximize(self) -> bool:
         return "minimize" not in self.objective

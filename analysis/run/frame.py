@@ -57,9 +57,7 @@ def frame_of(run: Run) -> pd.DataFrame:
 
     origin = run.opened_t[0] if run.opened_t else 0.0
     rows = []
-    for trial in sorted(run.trials.values(), key=lambda t: t.number):
-        if not trial.ended:
-            continue
+    for trial in run.ended:
         expected = {n: trial.expected.get(key, float("nan")) for n, key in _EXPECTED.items()}
         started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
         rows.append(

@@ -55,7 +55,7 @@ class ResultsFile:
 
         Several objectives are ``objective_0`` and so on, as measured, and ``pareto_efficient``.
         """
-        ended = [t for t in sorted(run.trials.values(), key=lambda t: t.number) if t.ended]
+        ended = run.ended
         metrics = sorted({key for t in ended for key, v in t.result.items() if _is_scalar(v)})
         parameters = list(dict.fromkeys(name for t in ended for name in t.config))
         keys = [key for key, _ in run.goals]

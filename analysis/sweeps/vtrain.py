@@ -34,7 +34,7 @@ VTRAIN = {"iter_ms", *_COUNTS}
 
 
 def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:
-    """Jobs of plain GPTs (no gates, no grouped queries, tied embeddings), all recomputed."""
+    """Plain GPTs (no gates, no grouped queries, tied embeddings) with full recomputation."""
     given: dict[str, Any] = {
         "num_layers": number_column(frame, "layers"),
         "hidden_size": number_column(frame, "hidden"),
@@ -59,7 +59,7 @@ def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:
 def one_cluster_table(
     path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any
 ) -> Table:
-    """A table of one machine, with defaults for what is not known."""
+    """A table of one cluster, with defaults for unknown columns."""
     nodes = np.ceil(j.world_size / home.gpus_per_node)
     landscape = keys(shape_keys(j), j.world_size, j.global_batch)
     known: dict[str, Any] = {
@@ -78,7 +78,7 @@ def one_cluster_table(
 
 
 def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
-    """vTrain: Megatron-DeepSpeed on eight A100 a node, 800 Gb/s between nodes."""
+    """Read vTrain's form: Megatron-DeepSpeed, eight A100 per node, 800 Gb/s between nodes."""
     for name in _COUNTS:
         count_column(frame, name, path)
     times_ms = number_column(frame, "iter_ms", path)

@@ -38,7 +38,7 @@ def write_run(folder: Path, slower: dict[str, float]) -> Path:
         else:
             result = {**trial.result, "tokens_per_second": trial.objective}
             book.end(number, "ok", trial.objective, result=result)
-    write_results(RunFolder(folder), book.read())
+    ResultsFile(RunFolder(folder)).write(book.read())
     return folder
 
 

@@ -31,7 +31,7 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
         "trial 1, measured twice; the best of the measured with probability 0."
     )
     assert winner.endswith("(confidence 0.5 reached)")
-    assert second == "trial 2, 3.4% behind, measured twice"
+    assert second == "trial 2, 3.4 % behind, measured twice"
     assert noise.endswith("between runs of one configuration")
     assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
     assert set(standard_errors(run)) == {1, 2}
@@ -66,7 +66,7 @@ def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: P
     book.run_one(11, {"num_nodes": 12}, "ok", (500.0, 12))
     run = book.read()
     (label, text), first, *_, last = front_lines(run)
-    assert (label, text) == ("front", "10 of 11 successes, Pareto-optimal")
+    assert (label, text) == ("front", "10 of 11 successes are Pareto-optimal")
     assert first == ("", "trial   10  10,000 tokens/s, 10 nodes")
     assert last == ("", "and 2 more")
     assert run.objectives_text(run.trials[2]) == "2,000 tokens/s, 2 nodes"
