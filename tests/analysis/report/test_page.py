@@ -372,7 +372,7 @@ def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, 
     page = Page(write_report(big_run, [s for s in SECTIONS if s.draw.__name__ == "_trials"]))
     rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
     assert rows == [f"trial-{number}" for number in listed]
-    assert "results.csv has the other 80 as well" in page.text
+    assert "results.csv has the other 80, too" in page.text
 
 
 def test_a_file_where_the_report_should_be_is_named_with_the_remedy(build: Any) -> None:
