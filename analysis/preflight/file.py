@@ -125,7 +125,7 @@ class Preflight:
         return [*lines, *self._link_lines(), *self._measured_lines()]
 
     def data_sheet(self) -> Cluster:
-        """What the links should reach by their data sheets; unstated links are left out."""
+        """The links by their data sheets; unstated ones are left out."""
         return Cluster(
             name=self.name,
             gpus_per_node=self.per_node,

@@ -88,7 +88,7 @@ def _unit(content: Content) -> str:
 
 
 def _check(validation: CrossValidation | None) -> str:
-    """How well the model predicts held-out trials; empty where that is not known."""
+    """The model's accuracy on held-out trials; empty if unknown."""
     if validation is None:
         return ""
     error, rank = validation.median_errors["time"], validation.rank_correlation

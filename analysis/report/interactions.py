@@ -69,7 +69,7 @@ def dependence(found: Sensitivity) -> dict[str, Any]:
 
 
 def memory_border(outlook: Outlook) -> dict[str, Any] | None:
-    """Which configurations fit, and the parameters that decide it.
+    """The border of memory: which configurations fit, and the parameters that decide it.
 
     Returns:
         ``parameters`` as of trials; ``fits``: probability of each row; ``share`` that likely fits;

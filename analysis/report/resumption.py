@@ -1,4 +1,4 @@
-"""How to resume a search, as far as its journal tells; it lacks some of the command's options."""
+"""The command that resumes a search; the journal lacks some of the first command's options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from shlex import quote
 from analysis.run.fold import Run
 
 _WORK_LEFT = (3, 130)  # exit codes of an unfinished search
-_DETECTED = ("", "local", "srun")  # launchers that need not be named
 _OWN_PROGRAM = "ask-tell"  # a program that runs the trials itself: there is no command
 _TRIALS = re.compile(r"budget: \S+ trials?\b")
 # Other reasons for which a search ends, and what lets it continue.
@@ -31,8 +30,7 @@ def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[s
     """
     if run.launcher == _OWN_PROGRAM:
         return None
-    launcher = "" if run.launcher in _DETECTED else f" --launcher {quote(run.launcher)}"
-    again = f"meshtune search {quote(str(home / 'space.yaml'))}{launcher}"
+    again = f"meshtune search {quote(str(home / 'space.yaml'))}{run.launcher_option}"
     if run.closed is None or run.closed_code in _WORK_LEFT:
         return "The search is not finished. If it is not running, resume it with", again
     if _TRIALS.match(run.closed):
@@ -41,6 +39,6 @@ def resumption(run: Run, home: Path, budget: int | None, trials: int) -> tuple[s
     for reason, remedy in _LIMITS:
         if reason.match(run.closed):
             words = f"The search ended: {run.closed}. To continue, {remedy} in a copy of its "
-            copy = f"meshtune search COPY.yaml --run-dir {quote(str(home))}{launcher}"
+            copy = f"meshtune search COPY.yaml --run-dir {quote(str(home))}{run.launcher_option}"
             return f"{words}space.yaml", copy
     return None

@@ -85,7 +85,7 @@ class Content:
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the calibrated model expects of the space; None where it cannot predict it."""
+        """The calibrated model's view of the space; None where it cannot predict the objective."""
         try:
             return None if self.pricing is None else Outlook(self.run, self.pricing)
         except (NotEnough, MissingFactError):
@@ -98,7 +98,7 @@ class Content:
 
     @cached_property
     def by_model(self) -> ModelSensitivity | None:
-        """What drives the objective over the space; None where the model cannot tell."""
+        """Drivers of the objective over the space; None where the model cannot tell."""
         try:
             return None if self.outlook is None else sensitivity_of(self.outlook)
         except NotEnough:
@@ -106,7 +106,7 @@ class Content:
 
     @cached_property
     def by_trials(self) -> Account:
-        """What drives the objective by the trials alone; beside the model only if that fits."""
+        """Drivers of the objective by the trials; beside the model only if the forest fits them."""
         found, refusal = self._account(objective_sensitivity)
         if self.by_model and found and found.oob_score < LOW_R2:
             refusal = (
@@ -118,12 +118,12 @@ class Content:
 
     @property
     def leading(self) -> Sensitivity | None:
-        """What drives the objective: by the model, else by the trials; None if neither can tell."""
+        """Drivers of the objective by the model, else by the trials; None if neither can tell."""
         return self.by_model.found if self.by_model else self.by_trials[0]
 
     @cached_property
     def by_failures(self) -> Account:
-        """What drives failure, by the trials."""
+        """Drivers of failure by the trials."""
         return self._account(failure_sensitivity)
 
     @cached_property
@@ -134,7 +134,7 @@ class Content:
 
     @cached_property
     def border(self) -> dict[str, Any] | None:
-        """Which configurations fit, as far as the model predicts it."""
+        """The border between configurations that fit and others, by the model."""
         return memory_border(self.outlook) if self.outlook else None
 
     def _account(self, analyse: Callable[[pd.DataFrame], Sensitivity]) -> Account:

@@ -85,7 +85,7 @@ def _history(content: Content) -> str:
 
 
 def _predicted(content: Content) -> list[tuple[float, list[float]]]:
-    """Of each predicted trial: the measured objective, and the expected one with its interval."""
+    """Measured objective of each predicted trial, and the prediction with its interval."""
     expected, measured = content.trials["expected"], content.trials["objective"]
     return [(measured[i], each) for i, each in expected.items() if measured[i] is not None]
 

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ class Run:
     def where(self) -> str:
         """Its folder, or the source of another program's trials."""
         return self.origin or str(self.directory)
+
+    @property
+    def launcher_option(self) -> str:
+        """`` --launcher NAME`` for the command that resumes it; empty if that is detected."""
+        detected = self.launcher in ("", "local", "srun")
+        return "" if detected else f" --launcher {quote(self.launcher)}"
 
     @property
     def past_sessions_s(self) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, fold
 from analysis.run.folder import RunFolder
-from analysis.run.lines import Lines, RunError, sealed
+from analysis.run.lines import Lines, RunError, cannot_write, sealed
 from analysis.run.lock import lock
 from foundation.messages import shown
 from slurm import Clock
@@ -106,10 +106,7 @@ def _open(path: Path) -> int:
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
         )
     except OSError as error:
-        raise RunError(
-            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
-            "mend this one"
-        ) from None
+        raise cannot_write(path, error) from None
 
 
 def _write_all(file: int, data: bytes) -> None:

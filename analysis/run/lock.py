@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO
 
-from analysis.run.lines import RunError
+from analysis.run.lines import RunError, cannot_write
 from foundation.files import FileError, MissingFileError, open_regular
 from foundation.messages import shown
 
@@ -47,10 +47,7 @@ def lock(directory: Path) -> IO[bytes]:
     except FileError as error:
         raise RunError(f"{error}; remove it") from None
     except OSError as error:
-        raise RunError(
-            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
-            "mend this one"
-        ) from None
+        raise cannot_write(path, error) from None
     try:
         _try_lock(file)
     except OSError as error:

@@ -136,8 +136,8 @@ def _resumption(run: analysis.Run) -> str:
 
     if run.launcher == LAUNCHER:
         return "the program that asked for its trials resumes it"
-    launcher = "" if run.launcher in ("", "local", "srun") else f" --launcher {run.launcher}"
-    by_hand = f"`meshtune search {quote(str(run.folder.space_file))}{launcher}` resumes it"
+    space_file = quote(str(run.folder.space_file))
+    by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
     if (run.directory / slurm.SCRIPT_NAME).exists():
         return f"its job resumes it if squeue still lists the job, else {by_hand}"
     return by_hand
