@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis import (
-    MissingFactError,
-    NotPricedError,
-    Pricing,
-    RunFolder,
-    config_text,
-    counted,
-    duration,
-    number,
-    unit,
-)
+from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
 from foundation.documents import plain_scalar
+from foundation.quantities import config_text, counted, duration, number
 from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
