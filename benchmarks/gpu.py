@@ -37,7 +37,7 @@ from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel
 from benchmarks.trainer.engine import RandomTokens
 from search_spaces.cluster import Cluster, shipped_clusters
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig

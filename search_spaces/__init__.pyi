@@ -13,12 +13,13 @@ from .cluster import (
 from .defaults import SpaceArgumentError, default_space
 from .errors import SpaceError
 from .export import Export, exported
-from .frameworks import FRAMEWORKS, MEGATRON_DEEPSPEED, Framework, framework_named
+from .frameworks import Framework
 from .hints import notes
+from .known import FRAMEWORKS, framework_named, log_format
 from .language.adapter_schema import AdapterFile
 from .language.fields import Scalar, VariableName, seconds
+from .language.log_schema import ResultPatterns
 from .language.schema import json_schema
-from .language.trainer_schema import ResultPatterns
 from .layouts import NO_LAYOUT, parsed_layout
 from .load import load_space, shipped_spaces
 from .parameters import MAX_CONFIGS, Parameter
@@ -42,7 +43,6 @@ __all__ = [
     "MAX_CONFIGS",
     "MAX_GPUS_PER_NODE",
     "MAX_NODES",
-    "MEGATRON_DEEPSPEED",
     "NO_LAYOUT",
     "AdapterFile",
     "Candidates",
@@ -79,6 +79,7 @@ __all__ = [
     "implied_options",
     "json_schema",
     "load_space",
+    "log_format",
     "notes",
     "parsed_layout",
     "read_adapter",

@@ -13,7 +13,7 @@ from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from foundation.documents import as_written
 from foundation.messages import nearest
 from search_spaces.cluster import MAX_NODES, Cluster
 from search_spaces.errors import SpaceError
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
 from search_spaces.shipped import read_named
@@ -26,44 +25,6 @@ MBS = (1, 2, 4, 8)
 MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
 _ENDS = ("account_for_embedding", "account_for_loss")
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What can be chosen in a framework.
-
-    Attributes:
-        zero_stages: of its optimizer; 1 is Megatron's distributed one.
-        pipelines: it has pipelines.
-        chunks: and interleaved ones.
-        split_in_pipelines: the highest stage of ZeRO that goes with a pipeline.
-        tensor: it has tensor parallelism.
-        further: parallel degrees that it has besides.
-    """
-
-    zero_stages: tuple[int, ...] = (0, 1)
-    pipelines: bool = True
-    chunks: bool = False
-    split_in_pipelines: int = 3
-    tensor: bool = True
-    further: tuple[str, ...] = ()
-
-
-_MEGATRON = Searched(chunks=True, further=("cp", "ep"))
-_DEEPSPEED = Searched((0, 1, 2, 3), split_in_pipelines=1)
-SEARCHED = {
-    "meshtune": Searched((0, 1, 2, 3), chunks=True),
-    "megatron-lm": _MEGATRON,
-    "megatron-bridge": _MEGATRON,
-    "megatron-lm-v3": Searched(chunks=True),
-    "megatron-deepspeed": _DEEPSPEED,
-    "deepspeed-bf16": _DEEPSPEED,
-    "nanotron": Searched(),
-    "torchtitan": Searched((2, 3), further=("cp",)),
-    "fsdp": Searched((2, 3), pipelines=False, tensor=False),
-    "axonn": Searched(),
-}
-"""By the framework's name; of another one, what most have."""
 
 
 class SpaceArgumentError(SpaceError):
@@ -192,22 +153,22 @@ def _degrees(
     model: ModelConfig, cluster: Cluster, world: int, framework: str
 ) -> dict[str, list[int]]:
     """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
-    searched = SEARCHED.get(framework, Searched())
+    choices = FRAMEWORKS[framework].choices
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
     heads = model.num_heads if model.latent else model.kv_heads
     degrees = {"tp": [1], "pp": [1]}
-    if searched.tensor:
+    if choices.tensor:
         degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
-    if searched.pipelines:
+    if choices.pipelines:
         stages = _divisors(world, min(MOST_STAGES, model.num_layers))
         layers = _shared_layers(model, framework, stages)
         even = FRAMEWORKS[framework].split == "even" and not _allowed(layers, framework, stages)
         degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
-        if searched.chunks and degrees["pp"] != [1]:
+        if choices.interleaved and degrees["pp"] != [1]:
             degrees["vpp"] = _divisors(layers, MOST_CHUNKS)
-    if "cp" in searched.further and model.seq_length >= LONG_SEQUENCE:
+    if "cp" in choices.further and model.seq_length >= LONG_SEQUENCE:
         degrees["cp"] = _divisors(world, MOST_CONTEXT)
-    if "ep" in searched.further and model.mixture is not None:
+    if "ep" in choices.further and model.mixture is not None:
         experts = model.mixture.num_experts
         degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
         if degrees["tp"] != [1]:
@@ -240,7 +201,7 @@ def _others(
 ) -> dict[str, Sequence[Any]]:
     """What is chosen besides parallel degrees."""
     others: dict[str, Sequence[Any]] = {
-        "zero_stage": SEARCHED.get(framework, Searched()).zero_stages,
+        "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
         "recompute": ["none", "selective", "full"],
     }
     if degrees["tp"] != [1] and not FRAMEWORKS[framework].sequence_parallel:
@@ -252,8 +213,8 @@ def _others(
 
 def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
     """One replica has nothing to split; and some splits go without a pipeline only."""
-    searched = SEARCHED.get(framework, Searched())
-    least, most = searched.zero_stages[0], searched.split_in_pipelines
+    choices = FRAMEWORKS[framework].choices
+    least, most = choices.zero_stages[0], choices.zero_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
     found = [f"zero_stage == {least} or {replicas} > 1"]
     if most < 3:

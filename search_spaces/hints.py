@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from search_spaces.space import SearchSpace
 from search_spaces.trainers.unmodelled import offloading
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,19 +20,38 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def shipped_records(kind: str) -> dict[str, str]:
-    """What comes with meshtune: names in their order, each with what it is in a few words.
+    """What comes with meshtune: sorted names, each with a title.
 
     Args:
-        kind: ``space``, ``model``, ``cluster`` or ``adapter``; of adapters the name says it all.
+        kind: ``space``, ``model``, ``cluster`` or ``adapter``; an adapter needs no title.
     """
     files = shipped_files(kind)
     return {name: "" if kind == "adapter" else _title(file) for name, file in files.items()}
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
-    """The files of a kind that come with meshtune, by their names and in the names' order."""
+    """The files of a kind that come with meshtune, by sorted name."""
+    if kind == "adapter":
+        return {name: known_file(name) for name in known_trainers("command")}
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+@cache
+def known_trainers(section: str) -> tuple[str, ...]:
+    """Sorted names of the known trainers whose records have a section.
+
+    Args:
+        section: ``command``, ``log`` or ``habits``.
+    """
+    begins = re.compile(f"^{section}:", re.MULTILINE)
+    files = known_file("*").parent.glob("*.yaml")
+    return tuple(sorted(file.stem for file in files if begins.search(file.read_text())))
+
+
+def known_file(name: str) -> Path:
+    """The file of a known trainer's record."""
+    return SHIPPED / "known_trainers" / f"{name}.yaml"
 
 
 def _title(file: Path) -> str:

@@ -22,6 +22,7 @@ from search_spaces import (
     ResultPatterns,
     Scalar,
     VariableName,
+    log_format,
     wrong_file_name,
 )
 from slurm import LogFormat, module_argv
@@ -151,7 +152,7 @@ def load_best(path: Path) -> Best:
         command=tuple(file.command or ()),
         env=file.env,
         parameters=dict(file.parameters),
-        log=file.log.log_format() if file.log else LogFormat(),
+        log=log_format(file.log),
         files=dict(file.files),
         workdir=None if file.workdir is None else Path(file.workdir),
     )

@@ -21,7 +21,7 @@ from analysis.cost import fitted
 from analysis.sweeps.read import missing_columns
 from analysis.sweeps.record import Table, TableError, read_csv
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 from . import goals, report
 from .evaluate import (

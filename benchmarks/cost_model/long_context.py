@@ -21,8 +21,10 @@ from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel, Prediction
 from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
+
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
 
 TABLE = "h100_nemo_performance_summary.csv"
 SERIES = "24.03.01 long sequence"

@@ -16,7 +16,8 @@ from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework, framework_named
+from search_spaces.frameworks import Framework
+from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 
 from .folds import Questions

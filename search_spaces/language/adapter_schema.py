@@ -1,20 +1,26 @@
-"""An adapter: how a well-known trainer is told what a configuration says. Data, not code: one YAML
-file each in ``search_spaces/adapters``, or a user's own beside the space.
+"""The record of a known trainer: how it is started, what its log says, and its habits.
+
+Data, not code: one file ``known_trainers/NAME.yaml`` per trainer, or a user's own file beside the
+space. A record with a ``command`` is an adapter: it writes a configuration in the trainer's own
+options. The others are of frameworks and logs that meshtune knows and does not start.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.records import Record
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.frameworks import Habits
 from search_spaces.language.fields import Identifier, Scalar, VariableName
-from search_spaces.log_formats import LOG_FORMATS
+from search_spaces.language.log_schema import FormatName, LogRecord
+from search_spaces.shipped import known_trainers
 
-_FRAMEWORK_NAMES = tuple(FRAMEWORKS)
-_FORMAT_NAMES = tuple(LOG_FORMATS)
+if TYPE_CHECKING:
+    FrameworkName: TypeAlias = str
+else:
+    FrameworkName = Literal[known_trainers("habits")]
 
 
 class Setting(Record):
@@ -126,20 +132,34 @@ def _settings(value: Any) -> Any:
 _Settings = Annotated[list[Setting], BeforeValidator(_settings)]
 
 
-class AdapterFile(Record):
-    """A well-known trainer: its command line, its file, its log, its habits and its model."""
+def _log(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<patterns>"
+
+
+class KnownTrainer(Record):
+    """A trainer whose habits or whose log meshtune knows."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)
-    source: str = Field(description="where the names are from, and of which versions")
-    framework: Literal[_FRAMEWORK_NAMES] = Field(  # type: ignore[valid-type]
-        description="whose habits the cost model assumes"
+    source: str = Field(description="files that this record is from, and their versions")
+    log: (
+        Annotated[
+            Annotated[FormatName, Tag("<name>")] | Annotated[LogRecord, Tag("<patterns>")],
+            Discriminator(_log),
+        ]
+        | None
+    ) = Field(default=None, description="patterns of its log, or the known trainer that logs alike")
+    habits: Habits | None = Field(
+        default=None, description="what it keeps in memory, and how it communicates"
     )
-    frameworks: dict[str, Literal[_FRAMEWORK_NAMES]] = Field(  # type: ignore[valid-type]
+
+
+class AdapterFile(KnownTrainer):
+    """A known trainer that meshtune can start: also its command line, its file and its model."""
+
+    framework: FrameworkName = Field(description="whose habits the cost model assumes")
+    frameworks: dict[str, FrameworkName] = Field(
         default={},
         description="option, path or variable: whose habits instead, where the user's own have it",
-    )
-    log: Literal[_FORMAT_NAMES] | None = Field(  # type: ignore[valid-type]
-        default=None, description="the format of its log"
     )
     command: list[str] = Field(
         min_length=1, description="argv before the options; {entry} is the user's script"

@@ -11,14 +11,16 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import Document
+from foundation.documents import Document, as_written
+from search_spaces.errors import SpaceError
+from search_spaces.known import LOG_FORMATS
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
+from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
     Flags,
-    ResultPatterns,
 )
 from search_spaces.layouts import chunks_per_rank
 from search_spaces.parameter_values import MAX_VALUES
@@ -66,6 +68,13 @@ def adapted(
     if file.trainer.adapter is None:
         return file, model
     adapter = named(AdapterFile, ("trainer", "adapter"), file.trainer.adapter, document)
+    if adapter.habits is not None and file.trainer.adapter not in shipped_adapters():
+        raise document.error(
+            ("trainer", "adapter"),
+            f"found habits in {as_written(file.trainer.adapter)}, accepted in a record of your "
+            "own: framework, the name of the known one whose habits it has",
+            at_value=True,
+        )
     return _Adapting(document, file, adapter).result(model, facts)
 
 
@@ -247,10 +256,23 @@ class _Adapting:
         return {**self.spec.files, self.adapter.file.name: own}
 
     def _log(self) -> ResultPatterns | None:
-        result = self.spec.result
-        if result is None:
-            return ResultPatterns(format=self.adapter.log) if self.adapter.log else None
-        return result if result.format else result.model_copy(update={"format": self.adapter.log})
+        """The space's patterns; for metrics without one, those of the adapter's log."""
+        own, log = self.spec.result, self.adapter.log
+        if log is None or (own is not None and own.format):
+            return own
+        if not isinstance(log, str) and self.spec.adapter in shipped_adapters():
+            log = self.adapter.name
+        try:
+            usual = (
+                ResultPatterns(format=log) if isinstance(log, str) else log.resolved(LOG_FORMATS)
+            )
+        except SpaceError as error:
+            raise self.document.error(("trainer", "adapter"), str(error), at_value=True) from None
+        if own is None:
+            return usual
+        pauses = usual.pauses if own.pauses is None else own.pauses
+        patterns = {**usual.patterns, **own.patterns}
+        return ResultPatterns(format=usual.format, patterns=patterns, pauses=pauses)
 
 
 def _where(condition: str | None, setting: Setting) -> Setting:

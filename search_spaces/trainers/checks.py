@@ -12,6 +12,7 @@ from foundation.documents import Document, Where, as_written
 from foundation.messages import nearest
 from search_spaces import parameters
 from search_spaces.errors import SpaceError
+from search_spaces.known import log_format
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
@@ -171,7 +172,7 @@ class _Checks:
         result = self.spec.result
         if result is None:
             return
-        for key, patterns in result.log_format().patterns.items():
+        for key, patterns in log_format(result).patterns.items():
             path = ("trainer", "result", "patterns", key)
             for pattern in patterns:
                 if self._groups(pattern.regex, path) == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
+from search_spaces.known import log_format
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
@@ -75,7 +76,7 @@ class CommandTrainer(Trainer):
 
     @property
     def log(self) -> LogFormat:
-        return self.spec.result.log_format() if self.spec.result else LogFormat()
+        return log_format(self.spec.result)
 
     @property
     def axes(self) -> Sequence[str]:

@@ -25,7 +25,7 @@ from benchmarks.cost_model.transfer import (
     without_common,
 )
 from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)

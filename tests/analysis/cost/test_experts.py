@@ -29,11 +29,13 @@ from analysis.prediction.pricing import NotPricedError, Pricing
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces import SearchSpace, check, load_space, shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE
+from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import expert_weights
+
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
 
 PLAN = {"tp": 1, "pp": 4, "dp": 16, "mbs": 1, "gas": 16, "zero_stage": 1}
 

@@ -14,8 +14,11 @@ from analysis.cost.network import UNKNOWN, Network
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE, NANOTRON
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
+
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
+NANOTRON = framework_named("nanotron")
 
 H100 = shipped_cluster("dgx_h100")
 SHAPE = ModelConfig(
