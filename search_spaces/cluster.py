@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.errors import SpaceError
-from search_spaces.shipped import shipped_files
+from search_spaces.shipped import read_named, shipped_files
+from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 
-MAX_NODES = 1_000_000
-MAX_GPUS_PER_NODE = 1024
 # Beyond any machine, and far from where products of such numbers leave floating point's range.
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
 
@@ -181,22 +180,26 @@ class Cluster(_Record):
             raise ValueError(f"cluster {self.name} states no peak for {precision}")
         return peak
 
+    @classmethod
+    def read(cls, path: Path) -> Cluster:
+        """The cluster that a file describes, such as ``meshtune preflight`` writes.
 
-def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file of its own describes, such as ``meshtune preflight`` writes.
+        Raises:
+            SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
+        """
+        return validate(cls, read_document(path, SpaceError))
 
-    Raises:
-        SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
-    """
-    return validate(Cluster, read_document(path, SpaceError))
+    @classmethod
+    def named(cls, name: str) -> Cluster:
+        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes.
 
+        Raises:
+            SpaceError: that begins with ``found``, if there is none.
+        """
+        return read_named(cls, "cluster", name)
 
-def shipped_cluster(name: str) -> Cluster:
-    """One of the clusters that come with meshtune."""
-    return read_cluster(shipped_files("cluster")[name])
-
-
-def shipped_clusters() -> dict[str, Cluster]:
-    """The clusters that come with meshtune, by name."""
-    found = [read_cluster(file) for file in shipped_files("cluster").values()]
-    return {cluster.name: cluster for cluster in found}
+    @classmethod
+    def shipped(cls) -> dict[str, Cluster]:
+        """The clusters that come with meshtune, by name."""
+        found = [cls.read(file) for file in shipped_files("cluster").values()]
+        return {cluster.name: cluster for cluster in found}

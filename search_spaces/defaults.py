@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.cluster import MAX_NODES, Cluster
+from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
 from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
 from search_spaces.shipped import read_named
+from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
 BATCH_TOKENS = 2**22  # of a step: about what models of a few billion parameters and more are given
@@ -24,6 +25,7 @@ LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried
 MBS = (1, 2, 4, 8)
 MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
+Degrees = dict[str, list[int]]  # values of each parallel degree
 _ENDS = ("account_for_embedding", "account_for_loss")
 
 
@@ -48,6 +50,8 @@ def default_space(
     *,
     seq_length: int | None = None,
     global_batch_size: int | None = None,
+    settings: Collection[str] | None = None,
+    batch_is_stated: bool = False,
 ) -> dict[str, Any]:
     """The content of a space with all degrees that are worth a try, as ``load_space`` takes it.
 
@@ -58,6 +62,9 @@ def default_space(
         framework: whose habits the cost model assumes, and which decides what can be chosen.
         seq_length: tokens of a training sequence; default the model's own.
         global_batch_size: sequences of a step; default about four million tokens.
+        settings: parameters that the trainer has options for, ``num_nodes`` and ``gas`` apart;
+            default all. Without ``mbs`` among them nothing holds the batch.
+        batch_is_stated: the trainer's own options state the batch, which then determines ``gas``.
 
     Raises:
         SpaceArgumentError: that names the argument, the value and what is accepted.
@@ -67,31 +74,19 @@ def default_space(
         accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
         raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
     file, machine = _read(model, cluster, seq_length)
-    most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
-    if not 1 <= nodes <= most:
-        raise SpaceArgumentError(
-            "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
-        )
-    world = nodes * machine.gpus_per_node
+    world = _world(machine, nodes)
     degrees = _degrees(file.config(), machine, world, framework)
-    layers = _shared_layers(file.config(), framework, degrees["pp"])
-    usual = default_batch(file, world, _fewest_replicas(degrees, world))
-    batch = global_batch_size or usual
-    gas = _micro_batches(degrees, world, batch)
-    if not gas:
-        raise SpaceArgumentError(
-            "global_batch_size",
-            f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
-            f"{machine.name} can share, such as {usual:,}",
-        )
-    parameters: dict[str, Sequence[Any]] = {
-        "num_nodes": [nodes],
-        **degrees,
-        "mbs": MBS,
-        "gas": gas,
-        **_others(machine, framework, degrees),
-        **({key: [True] for key in _ENDS} if layers > file.num_layers else {}),
-    }
+    batch, gas = _batch(file, machine, world, degrees, global_batch_size)
+    parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas}
+    parameters |= _others(file.config(), machine, framework, degrees)
+    if settings is not None:
+        kept = {*settings, "num_nodes", "gas"}
+        parameters = {name: values for name, values in parameters.items() if name in kept}
+    constraints = _constraints(framework, parameters)
+    if batch_is_stated:
+        del parameters["gas"]
+    elif "mbs" in parameters:
+        constraints.insert(0, f"global_batch_size == {batch}")
     return {
         "version": 1,
         "name": _name(model, cluster),
@@ -103,10 +98,38 @@ def default_space(
         "trainer": _trainer(framework, parameters),
         "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
         "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
-        "constraints": [f"global_batch_size == {batch}", *_constraints(framework, parameters)],
+        "constraints": constraints,
         "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(layers, framework, degrees["pp"]),
+        "allow": _allowed(
+            _shared_layers(file.config(), framework, degrees["pp"]), framework, degrees["pp"]
+        ),
     }
+
+
+def _world(machine: Cluster, nodes: int) -> int:
+    """GPUs of so many nodes."""
+    most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
+    if not 1 <= nodes <= most:
+        raise SpaceArgumentError(
+            "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
+        )
+    return nodes * machine.gpus_per_node
+
+
+def _batch(
+    file: ModelFile, machine: Cluster, world: int, degrees: Degrees, wanted: int | None
+) -> tuple[int, list[int]]:
+    """Sequences of a step, and the numbers of micro-batches that the degrees leave of them."""
+    usual = default_batch(file, world, _fewest_replicas(degrees, world))
+    batch = wanted or usual
+    gas = _micro_batches(degrees, world, batch)
+    if not gas:
+        raise SpaceArgumentError(
+            "global_batch_size",
+            f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
+            f"{machine.name} can share, such as {usual:,}",
+        )
+    return batch, gas
 
 
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
@@ -149,9 +172,7 @@ def _read(
         raise SpaceArgumentError("cluster", str(error)) from None
 
 
-def _degrees(
-    model: ModelConfig, cluster: Cluster, world: int, framework: str
-) -> dict[str, list[int]]:
+def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -> Degrees:
     """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
     choices = FRAMEWORKS[framework].choices
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
@@ -180,13 +201,13 @@ def _divisors(number: int, most: int) -> list[int]:
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
-def _fewest_replicas(degrees: dict[str, list[int]], world: int) -> int:
+def _fewest_replicas(degrees: Degrees, world: int) -> int:
     """With the largest degrees that the GPUs can be split by."""
     every = product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]))
     return min(world // math.prod(each) for each in every if world % math.prod(each) == 0)
 
 
-def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> list[int]:
+def _micro_batches(degrees: Degrees, world: int, batch: int) -> list[int]:
     """Micro-batches per step that some degrees leave of a global batch."""
     found = set()
     for tp, pp, cp, mbs in product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]), MBS):
@@ -197,9 +218,9 @@ def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> lis
 
 
 def _others(
-    cluster: Cluster, framework: str, degrees: dict[str, list[int]]
+    model: ModelConfig, cluster: Cluster, framework: str, degrees: Degrees
 ) -> dict[str, Sequence[Any]]:
-    """What is chosen besides parallel degrees."""
+    """Parameters besides parallel degrees and micro-batches."""
     others: dict[str, Sequence[Any]] = {
         "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
         "recompute": ["none", "selective", "full"],
@@ -208,22 +229,25 @@ def _others(
         others["sequence_parallel"] = [False, True]
     if cluster.peak_bf16_tflops is None:
         others["precision"] = ["fp32"]
+    if _shared_layers(model, framework, degrees["pp"]) > model.num_layers:
+        others |= {name: [True] for name in _ENDS}
     return others
 
 
-def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
-    """One replica has nothing to split; and some splits go without a pipeline only."""
+def _constraints(framework: str, parameters: Collection[str]) -> list[str]:
+    """Rules of the framework on the parameters that a space has."""
     choices = FRAMEWORKS[framework].choices
     least, most = choices.zero_stages[0], choices.zero_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
-    found = [f"zero_stage == {least} or {replicas} > 1"]
+    # With one replica there is nothing to split.
+    rules = [(f"zero_stage == {least} or {replicas} > 1", {"zero_stage"})]
     if most < 3:
-        found.append(f"pp == 1 or zero_stage <= {most}")
-    if "etp" in parameters:  # Megatron's default is tp, its advice on mixtures 1
-        found.append("etp == 1 or etp == tp")
-    if "ep" in parameters and "sequence_parallel" in parameters:  # else Megatron refuses mixtures
-        found.append("tp == 1 or sequence_parallel")
-    return found
+        rules.append((f"pp == 1 or zero_stage <= {most}", {"pp", "zero_stage"}))
+    # Megatron's default is tp, its advice on mixtures 1.
+    rules.append(("etp == 1 or etp == tp", {"etp", "tp"}))
+    # Otherwise Megatron refuses mixtures.
+    rules.append(("tp == 1 or sequence_parallel", {"tp", "sequence_parallel", "ep"}))
+    return [text for text, names in rules if names <= {*parameters}]
 
 
 def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) -> int:

@@ -10,7 +10,7 @@ from search_spaces.language.adapter_schema import AdapterFile
 from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.space import SearchSpace
 from search_spaces.trainers import config_files, model_keys, options, templates
-from search_spaces.trainers.adapters import names_of, read_adapter
+from search_spaces.trainers.adapters import names_of
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Exp
     Raises:
         SpaceError: that begins with ``found``, if there is none.
     """
-    record = read_adapter(adapter)
+    record = AdapterFile.named(adapter)
     values = {name: v for name, v in space.facts(config).items() if _is_active(space, config, name)}
     told: dict[str, Any] = {}
     words: list[str] = []

@@ -20,11 +20,6 @@ from search_spaces.shipped import named, shipped_files
 from search_spaces.space import SearchSpace
 
 
-def shipped_spaces() -> list[str]:
-    """Names that ``load_space`` knows without a path."""
-    return [*shipped_files("space")]
-
-
 def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = False) -> SearchSpace:
     """Load a space from a YAML file, or a shipped one by its name, or from what a file would say.
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from foundation.documents import written_document
+from foundation.values import Scalar
 from search_spaces.cluster import Cluster
-from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
     BudgetSection,
     FinalistsSection,

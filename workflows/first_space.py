@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import written_document
+from foundation.values import Scalar
 from search_spaces import (
     AdapterFile,
-    Scalar,
     SearchSpace,
     SpaceArgumentError,
     SpaceError,
+    StatedOptions,
     default_space,
     implied_options,
     load_space,
-    read_adapter,
-    told_sizes,
 )
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
@@ -65,7 +64,7 @@ class Wanted:
 
 
 def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
-    """The text of a space file, and notes: what it is of, and what of the user's was left out.
+    """The text of a space file, and notes: what it is for, and which of the user's words it lacks.
 
     Args:
         wanted: what is known.
@@ -75,51 +74,39 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         SpaceError: for what does not exist, or does not go together.
     """
     try:
-        record = read_adapter(wanted.adapter)
+        record = AdapterFile.named(wanted.adapter)
     except SpaceError as error:
         raise SpaceArgumentError("adapter", str(error)) from None
     own = _own(wanted, record)
     trainer = {"adapter": wanted.adapter, **own.trainer()}
-    told = _told(trainer, wanted)
-    model = wanted.model or told.model
+    least = _least_space(trainer, wanted)
+    stated = StatedOptions.of(trainer)
+    model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
-    sizes = told_sizes(trainer, own.ranks or own.nodes * told.ranks_per_node)
+    batch = stated.batch()
     whole = partial(
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
-        seq_length=sizes.seq_length,
+        seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    said = _told_batch(told)
-    content, notes = _content(whole, sizes.global_batch_size, said is not None)
-    known = {*record.settings, "num_nodes", "gas"}
-    parameters = {n: v for n, v in content["parameters"].items() if n in known}
-    unknown = content["parameters"].keys() - known
-    kept = [c for c in content["constraints"] if unknown.isdisjoint(re.findall(r"\w+", c))]
-    content["constraints"] = kept
-    if said is not None:  # which leaves gas no choice
-        del parameters["gas"], content["constraints"][0]
-    elif "mbs" not in known:  # nor is then the batch
-        del content["constraints"][0]
+    ranks = own.ranks or own.nodes * least.ranks_per_node
+    content, notes = _content(whole, stated.batch_on(ranks), batch is not None)
+    if batch is None and "mbs" not in record.settings:
         notes.append(
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
-    content |= {
-        "trainer": trainer,
-        "parameters": parameters,
-        "conditions": {n: c for n, c in content["conditions"].items() if n in parameters},
-        "budget": {"trials": 20},
-    }
+    content |= {"trainer": trainer, "budget": {"trials": 20}}
     del content["name"]  # the file's
     if not wanted.model:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
     space = load_space(content)  # before anything is written
-    for name, values in parameters.items():
+    for name, values in content["parameters"].items():
         if isinstance(values, list):
-            parameters[name] = [v for v in values if _accepted(space, name, v)]
+            content["parameters"][name] = [v for v in values if _accepted(space, name, v)]
     notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
     return _text(content, file), [content["description"], *own.notes, *notes]
 
@@ -176,7 +163,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.config = ""
     if not wanted.model and record.model_in == "arguments":
         words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
-        for option, value in implied_options(wanted.adapter, words).items():
+        for option, value in implied_options(record, words).items():
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
@@ -196,12 +183,12 @@ def _content(
         return whole(), [f"the trainer's own batch is left: {error.what}"]
 
 
-def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
-    """A space that says no more than the trainer's own arguments or file do."""
+def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
+    """A space that adds nothing to what the trainer's own arguments or file state."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
     if wanted.model:
         default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
-        length = told_sizes(trainer, 0).seq_length
+        length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
     least |= {
         "parameters": {"tp": 1, "mbs": 1, "gas": 1},
@@ -233,12 +220,6 @@ def _no_model(
     unread = [words for words in left_out if words.lstrip("-").split()[0] in lacking]
     reason = f"; no shell reads {', '.join(unread)}" if unread else ""
     return f"--model is missing: {adapter} is {said}{reason}{remedy}"
-
-
-def _told_batch(told: SearchSpace) -> int | None:
-    """The global batch that an option of the trainer's own says."""
-    found = (re.fullmatch(r"global_batch_size == (\d+)", e.text) for e in told.constraints)
-    return next((int(match[1]) for match in found if match), None)
 
 
 def _lines(arguments: list[str]) -> str:

@@ -25,7 +25,8 @@ from analysis import (
     unit,
 )
 from foundation.documents import plain_scalar
-from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
+from foundation.values import Scalar
+from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
     Kind,

@@ -15,19 +15,16 @@ from analysis.units import counted
 from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
 from foundation.records import validate
+from foundation.values import Scalar, VariableName
 from foundation.writing import write_atomically
 from search_spaces import (
-    MAX_GPUS_PER_NODE,
-    MAX_NODES,
     ResultPatterns,
-    Scalar,
-    VariableName,
     log_format,
     wrong_file_name,
 )
 from slurm import LogFormat, module_argv
 from trainer.plan.config import TrainConfig
-from trainer.plan.limits import ConfigError
+from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES, ConfigError
 
 MAX_BYTES = 10_000_000
 TRIAL_DIR = "{trial_dir}"  # in a command: the folder of its results, files and logs

@@ -24,7 +24,7 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
-from search_spaces import Cluster, shipped_cluster
+from search_spaces import Cluster
 
 _COUNTS = (
     *("hidden", "layers", "heads", "seq", "tp", "pp", "dp", "mbs", "gas"),
@@ -88,7 +88,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
     made = one_cluster_table(
         path,
         j,
-        with_network(shipped_cluster("dgx_a100"), 4, 25),
+        with_network(Cluster.named("dgx_a100"), 4, 25),
         "megatron-deepspeed",
         step_time_s=times_ms / 1e3,
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),

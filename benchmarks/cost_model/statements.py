@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.cost.jobs import FULL, Jobs, jobs, joined
 from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
-from search_spaces.cluster import Cluster, shipped_cluster
+from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
@@ -113,7 +113,7 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
             )
             for size in mbs
         ]  # fmt: skip
-        setup = Setup(joined(parts), shipped_cluster("frontier"), habits)
+        setup = Setup(joined(parts), Cluster.named("frontier"), habits)
         made.append(Statement("Dash", row["model"], float(row["tflops_per_gcd"]), setup))
     return made
 
@@ -141,7 +141,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
         j = j[j.num_heads % j.tp == 0]
         cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
-        facts = shipped_cluster(cluster) if cluster else cluster_of(row["gpu"], per_node)
+        facts = Cluster.named(cluster) if cluster else cluster_of(row["gpu"], per_node)
         habits = framework_named("axonn").with_habits(flash_attention=row["system"] != "Frontier")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
@@ -175,7 +175,7 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
             {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[1]
         )
         habits = framework_named("megatron-deepspeed").with_habits(flash_attention=True)
-        return Setup(j, shipped_cluster("frontier"), habits)
+        return Setup(j, Cluster.named("frontier"), habits)
 
     zero3, zero_pp, topo = (setup(preset, 384) for preset in ("zero3", "zero++", "zero_topo"))
     return [
@@ -204,7 +204,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
 
     Number of nodes and batch are not stated: 4 nodes, 8,192 tokens a GPU.
     """
-    cluster = with_network(shipped_cluster("dgx_a100"), 1, 12.5 / 8)
+    cluster = with_network(Cluster.named("dgx_a100"), 1, 12.5 / 8)
     made = []
     for _, row in frame.iterrows():
         if row["model"] not in _TUNED:

@@ -22,7 +22,7 @@ import yaml
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
 from analysis.sweeps.record import read_csv
-from search_spaces import load_space, shipped_cluster
+from search_spaces import Cluster, load_space
 from trainer.plan.flops import hardware_flops
 
 TEMPLATE = Path(__file__).with_name("axonn.yaml")
@@ -82,7 +82,7 @@ def grid(config: Mapping[str, Any], gpus: int) -> str:
 def space_of(model: str, system: str, gpus: int) -> Space:
     """The space of one run: a model such as ``80B`` on so many GPUs of a system."""
     cluster = system.lower()
-    nodes = gpus // shipped_cluster(cluster).gpus_per_node
+    nodes = gpus // Cluster.named(cluster).gpus_per_node
     space: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
     parameters = space["parameters"] | {"num_nodes": nodes}
     if nodes % 3 == 0:

@@ -7,15 +7,16 @@ options. The others are of frameworks and logs that meshtune knows and does not 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.records import Record
+from foundation.values import Identifier, Scalar, VariableName
 from search_spaces.frameworks import Habits
-from search_spaces.language.fields import Identifier, Scalar, VariableName
 from search_spaces.language.log_schema import FormatName, LogRecord
-from search_spaces.shipped import known_trainers
+from search_spaces.shipped import known_trainers, read_named
 
 if TYPE_CHECKING:
     FrameworkName: TypeAlias = str
@@ -155,6 +156,15 @@ class KnownTrainer(Record):
 
 class AdapterFile(KnownTrainer):
     """A known trainer that meshtune can start: also its command line, its file and its model."""
+
+    @classmethod
+    def named(cls, name: str, folder: Path = Path()) -> AdapterFile:
+        """An adapter by its shipped name, or that of a file (``*.yaml``).
+
+        Raises:
+            SpaceError: that begins with ``found``, if there is none.
+        """
+        return read_named(cls, "adapter", name, folder)
 
     framework: FrameworkName = Field(description="whose habits the cost model assumes")
     frameworks: dict[str, FrameworkName] = Field(

@@ -19,10 +19,11 @@ from pydantic import (
 )
 
 from foundation.records import Record
-from search_spaces.cluster import MAX_GPUS_PER_NODE, Cluster
-from search_spaces.language.fields import Duration, Identifier, Number, Scalar
+from foundation.values import Duration, Identifier, Number, Scalar
+from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.trainer_schema import TrainerSpec
+from trainer.plan.limits import MAX_GPUS_PER_NODE
 from trainer.plan.model import ModelConfig
 
 MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.records import Record
-from search_spaces.language.fields import Identifier, VariableName
+from foundation.values import Identifier, VariableName
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.shipped import known_trainers
 from slurm import parsed_python

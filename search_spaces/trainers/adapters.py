@@ -25,27 +25,13 @@ from search_spaces.language.trainer_schema import (
 from search_spaces.layouts import chunks_per_rank
 from search_spaces.parameter_values import MAX_VALUES
 from search_spaces.rules.facts import DERIVED
-from search_spaces.shipped import named, read_named, shipped_files
+from search_spaces.shipped import known_trainers, named
 from search_spaces.stages import LAYOUT
 from search_spaces.trainers import config_files, model_keys, options, templates
-from search_spaces.trainers.told import Told
+from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.model import ModelConfig
 
 MOST_DIVISORS = 200
-
-
-def shipped_adapters() -> list[str]:
-    """Names of the well-known trainers."""
-    return [*shipped_files("adapter")]
-
-
-def read_adapter(name: str, folder: Path = Path()) -> AdapterFile:
-    """A well-known trainer's record by its name, or that of a file.
-
-    Raises:
-        SpaceError: that begins with ``found``, if there is none.
-    """
-    return read_named(AdapterFile, "adapter", name, folder)
 
 
 def adapted(
@@ -63,12 +49,13 @@ def adapted(
         facts: names that templates can use besides parameters and the model's.
 
     Raises:
-        SpaceError: if the trainer needs what the space does not say, or is told two things.
+        SpaceError: if the trainer needs what the space does not say, or the user
+            states two different models.
     """
     if file.trainer.adapter is None:
         return file, model
     adapter = named(AdapterFile, ("trainer", "adapter"), file.trainer.adapter, document)
-    if adapter.habits is not None and file.trainer.adapter not in shipped_adapters():
+    if adapter.habits is not None and file.trainer.adapter not in known_trainers("command"):
         raise document.error(
             ("trainer", "adapter"),
             f"found habits in {as_written(file.trainer.adapter)}, accepted in a record of your "
@@ -84,8 +71,8 @@ class _Adapting:
     def __init__(self, document: Document, file: SpaceFile, adapter: AdapterFile) -> None:
         self.document, self.file, self.adapter = document, file, adapter
         self.spec = file.trainer
-        self.told = Told(document, self.spec, adapter)
-        fixed = self.told.parameters()
+        self.stated = StatedOptions(document, self.spec, adapter)
+        fixed = self.stated.parameters()
         self.parameters: dict[str, Any] = {
             **file.parameters,
             **{name: value for name, value in fixed.items() if name not in file.parameters},
@@ -96,7 +83,7 @@ class _Adapting:
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
     ) -> tuple[SpaceFile, ModelConfig | None]:
-        model = self.told.model(model)
+        model = self.stated.model(model)
         batch = self._batch()
         known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
@@ -140,7 +127,7 @@ class _Adapting:
         on = {name for name, value in self.spec.env.items() if value.lower() in ("1", "true")}
         framework: str = self.adapter.framework
         for key, other in self.adapter.frameworks.items():
-            framework = other if key in self.told.keys | on else framework
+            framework = other if key in self.stated.keys | on else framework
         return framework
 
     def _batch(self) -> list[str]:
@@ -148,7 +135,7 @@ class _Adapting:
 
         Where nothing accumulates gradients, ``gas`` is what the batch leaves it.
         """
-        size = self.told.batch()
+        size = self.stated.batch()
         if size is None or "mbs" not in self.parameters:
             return []
         self.parameters.setdefault("gas", _divisors(size))
@@ -180,9 +167,9 @@ class _Adapting:
 
     def _applies(self, setting: Setting) -> bool:
         """Whether a setting is of the version, and of the case, that the user's own are of."""
-        told = self.told.keys
-        return told.isdisjoint(setting.unless) and (
-            not setting.given or not told.isdisjoint(setting.given)
+        stated = self.stated.keys
+        return stated.isdisjoint(setting.unless) and (
+            not setting.given or not stated.isdisjoint(setting.given)
         )
 
     def _check(self, name: str, setting: Setting, known: Collection[str]) -> None:
@@ -208,9 +195,9 @@ class _Adapting:
         else:
             command += own
         if model is not None and self.adapter.model_in == "arguments":
-            told = model_keys.written(self.adapter.model, model, self.told.of_model)
-            told = {option: value for option, value in told.items() if option not in replaced}
-            command += options.written(told, style)
+            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
+            kept = {name: v for name, v in model_options.items() if name not in replaced}
+            command += options.written(kept, style)
         for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
             arguments = [*options.written(setting.arguments, style), *setting.words]
             if arguments and setting.when is not None:
@@ -242,7 +229,7 @@ class _Adapting:
             return self.spec.files
         entries: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "file":
-            entries |= model_keys.written(self.adapter.model, model, self.told.of_model)
+            entries |= model_keys.written(self.adapter.model, model, self.stated.of_model)
         cases = []
         for setting in chosen:
             if setting.file and setting.when is not None:
@@ -251,7 +238,7 @@ class _Adapting:
                 entries |= setting.file
         if self.spec.config is None and not (entries or cases):
             return self.spec.files
-        base = config_files.without(self.told.file, self.adapter.dropped)
+        base = config_files.without(self.stated.file, self.adapter.dropped)
         own = ConfigFile(content=base, set=entries, cases=cases)
         return {**self.spec.files, self.adapter.file.name: own}
 
@@ -260,7 +247,7 @@ class _Adapting:
         own, log = self.spec.result, self.adapter.log
         if log is None or (own is not None and own.format):
             return own
-        if not isinstance(log, str) and self.spec.adapter in shipped_adapters():
+        if not isinstance(log, str) and self.spec.adapter in known_trainers("command"):
             log = self.adapter.name
         try:
             usual = (

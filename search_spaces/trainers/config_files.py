@@ -12,8 +12,8 @@ import yaml
 
 from foundation.documents import read_document
 from foundation.files import FileError, parse_json, read_text
+from foundation.values import Scalar
 from search_spaces.errors import SpaceError
-from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.trainers import templates
 

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.documents import as_written, plain_scalar
+from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import ModelKey
-from search_spaces.language.fields import Scalar
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
 from search_spaces.trainers import config_files, templates

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_spaces.language.fields import Scalar
+from foundation.values import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import templates
 from slurm import LogFormat

@@ -78,7 +78,7 @@ def init(arguments: Namespace) -> int:
 
 def _ask(arguments: Namespace) -> None:
     """Ask for what is missing, where somebody can answer."""
-    from search_spaces import shipped_adapters, shipped_clusters
+    from search_spaces import shipped_records
     from workflows.cli.errors import UsageError
 
     told = arguments.args is not None or arguments.config
@@ -91,7 +91,6 @@ def _ask(arguments: Namespace) -> None:
         names = " and ".join(f"--{name}" for name in missing)
         raise UsageError(f"{names} missing: there is no terminal to ask on, so give them")
     for name in missing:
-        known = {"adapter": shipped_adapters, "cluster": shipped_clusters}.get(name)
-        if known is not None:
-            print(f"{ASKED[name]}: {', '.join(sorted(known()))}")
+        if name in ("adapter", "cluster"):
+            print(f"{ASKED[name]}: {', '.join(shipped_records(name))}")
         setattr(arguments, name, input(f"{ASKED[name]}? ").strip())
