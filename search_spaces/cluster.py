@@ -1,4 +1,4 @@
-"""A cluster's facts: what the search checks against and the cost model computes with.
+"""Facts of a cluster: rules check against them, and the cost model computes with them.
 
 Rates are decimal (1 GB/s = 1e9 bytes/s) and per direction; memory is binary (GiB). "GPU" is what
 one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a process.
@@ -150,35 +150,24 @@ class Cluster(_Record):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a rank computes on a core: it is the one compute unit that it has."""
+        """Whether a rank computes on a CPU: it has one compute unit, a core."""
         return self.compute_units == 1
 
     @property
     def device(self) -> Literal["cpu", "cuda"] | None:
-        """What a rank computes on, in torch's word (ROCm's is cuda, too); None: it is not said."""
+        """Torch's name of the device that a rank drives (cuda also for ROCm); None: not stated."""
         if self.is_cpu:
             return "cpu"
         return "cuda" if self.gpu else None
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs that reach each other without network adapters: a node's, or several nodes'."""
+        """GPUs that reach each other without network adapters: of one node, or of several."""
         return max([self.gpus_per_node, *(link.gpus for link in self.links)])
 
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gib * 2**30)
-
-    def peak_tflops(self, precision: str) -> float:
-        """Advertised peak of one GPU for ``fp32``, ``bf16`` or ``fp16``; TFLOP/s.
-
-        Raises:
-            ValueError: if the cluster's facts do not state it.
-        """
-        peak = self.peak_fp32_tflops if precision == "fp32" else self.peak_bf16_tflops
-        if peak is None:
-            raise ValueError(f"cluster {self.name} states no peak for {precision}")
-        return peak
 
     @classmethod
     def read(cls, path: Path) -> Cluster:

@@ -1,4 +1,4 @@
-"""The space for a model and a cluster of which nothing else is said."""
+"""A default space for a model on a cluster."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from search_spaces.shipped import read_named
 from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
-BATCH_TOKENS = 2**22  # of a step: about what models of a few billion parameters and more are given
-LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried
+BATCH_TOKENS = 2**22  # per step: usual for models of a few billion parameters and more
+LONG_SEQUENCE = 16384  # tokens; context parallelism is tried from here on
 MBS = (1, 2, 4, 8)
-MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
+MOST_STAGES, MOST_CHUNKS = 64, 8  # pipeline stages, and chunks per rank
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
 Degrees = dict[str, list[int]]  # values of each parallel degree
 _ENDS = ("account_for_embedding", "account_for_loss")
@@ -53,27 +53,22 @@ def default_space(
     settings: Collection[str] | None = None,
     batch_is_stated: bool = False,
 ) -> dict[str, Any]:
-    """The content of a space with all degrees that are worth a try, as ``load_space`` takes it.
+    """The content of a space with all degrees that are worth trying, for ``load_space``.
 
     Args:
         model: a shipped model, a file (``*.yaml``, Hugging Face's ``config.json``), or its record.
         cluster: a shipped cluster, or a file.
         nodes: of every trial.
-        framework: whose habits the cost model assumes, and which decides what can be chosen.
+        framework: whose habits the cost model assumes, and whose choices are searched.
         seq_length: tokens of a training sequence; default the model's own.
         global_batch_size: sequences of a step; default about four million tokens.
-        settings: parameters that the trainer has options for, ``num_nodes`` and ``gas`` apart;
-            default all. Without ``mbs`` among them nothing holds the batch.
+        settings: parameters that the trainer has options for; default all.
         batch_is_stated: the trainer's own options state the batch, which then determines ``gas``.
 
     Raises:
         SpaceArgumentError: that names the argument, the value and what is accepted.
     """
-    if framework not in FRAMEWORKS:
-        hint = nearest(framework, FRAMEWORKS)
-        accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
-        raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
-    file, machine = _read(model, cluster, seq_length)
+    file, machine = _read(model, cluster, framework, seq_length)
     world = _world(machine, nodes)
     degrees = _degrees(file.config(), machine, world, framework)
     batch, gas = _batch(file, machine, world, degrees, global_batch_size)
@@ -81,7 +76,7 @@ def default_space(
     parameters |= _others(file.config(), machine, framework, degrees)
     if settings is not None:
         kept = {*settings, "num_nodes", "gas"}
-        parameters = {name: values for name, values in parameters.items() if name in kept}
+        parameters = {name: v for name, v in parameters.items() if name in kept}
     constraints = _constraints(framework, parameters)
     if batch_is_stated:
         del parameters["gas"]
@@ -91,8 +86,8 @@ def default_space(
         "version": 1,
         "name": _name(model, cluster),
         "description": f"{_stem(model)}, {file.num_parameters / 1e9:,.4g} billion parameters, on "
-        f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: steps of "
-        f"{batch:,} x {file.seq_length:,} tokens, {batch * file.seq_length / 1e6:,.3g} million",
+        f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: "
+        f"{_step_text(file, batch)}",
         "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
@@ -100,10 +95,13 @@ def default_space(
         "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
         "constraints": constraints,
         "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(
-            _shared_layers(file.config(), framework, degrees["pp"]), framework, degrees["pp"]
-        ),
+        "allow": _allowed(file.config(), framework, degrees["pp"]),
     }
+
+
+def _step_text(file: ModelFile, batch: int) -> str:
+    tokens = batch * file.seq_length
+    return f"steps of {batch:,} x {file.seq_length:,} tokens, {tokens / 1e6:,.3g} million"
 
 
 def _world(machine: Cluster, nodes: int) -> int:
@@ -133,12 +131,12 @@ def _batch(
 
 
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
-    """Sequences of about four million tokens, which as many replicas as can be share evenly.
+    """A batch of about four million tokens, in sequences, that many replicas can share evenly.
 
     Args:
         model: gives the length of a sequence.
         world: GPUs.
-        least: replicas at the least: each has a sequence, and all have as many.
+        least: smallest number of replicas; the batch is a multiple of it.
     """
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world
@@ -148,15 +146,20 @@ def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
 
 
 def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
-    """The model as a space names it."""
+    """The key ``model`` of the space."""
     if isinstance(model, str):
         return {"base": model, "seq_length": file.seq_length}
     return file.model_dump(exclude_defaults=True, exclude_none=True)
 
 
 def _read(
-    model: str | ModelConfig, cluster: str, seq_length: int | None
+    model: str | ModelConfig, cluster: str, framework: str, seq_length: int | None
 ) -> tuple[ModelFile, Cluster]:
+    """The records of model and cluster; the framework has to have one, too."""
+    if framework not in FRAMEWORKS:
+        hint = nearest(framework, FRAMEWORKS)
+        accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
+        raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
     try:
         if isinstance(model, str):
             file = read_model(model, seq_length)
@@ -173,7 +176,7 @@ def _read(
 
 
 def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -> Degrees:
-    """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
+    """Parallel degrees; each divides what it splits, and the ranks."""
     choices = FRAMEWORKS[framework].choices
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
     heads = model.num_heads if model.latent else model.kv_heads
@@ -183,7 +186,7 @@ def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -
     if choices.pipelines:
         stages = _divisors(world, min(MOST_STAGES, model.num_layers))
         layers = _shared_layers(model, framework, stages)
-        even = FRAMEWORKS[framework].split == "even" and not _allowed(layers, framework, stages)
+        even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
         degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
         if choices.interleaved and degrees["pp"] != [1]:
             degrees["vpp"] = _divisors(layers, MOST_CHUNKS)
@@ -202,13 +205,13 @@ def _divisors(number: int, most: int) -> list[int]:
 
 
 def _fewest_replicas(degrees: Degrees, world: int) -> int:
-    """With the largest degrees that the GPUs can be split by."""
+    """Replicas under the largest degrees that divide the GPUs."""
     every = product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]))
     return min(world // math.prod(each) for each in every if world % math.prod(each) == 0)
 
 
 def _micro_batches(degrees: Degrees, world: int, batch: int) -> list[int]:
-    """Micro-batches per step that some degrees leave of a global batch."""
+    """Micro-batches per step that some degrees leave of a global batch; ascending."""
     found = set()
     for tp, pp, cp, mbs in product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]), MBS):
         replicas, rest = divmod(world, tp * pp * cp)
@@ -251,8 +254,10 @@ def _constraints(framework: str, parameters: Collection[str]) -> list[str]:
 
 
 def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) -> int:
-    """What pipelines share out: the layers, with embedding and loss as two more where that makes
-    more pipelines even (Llama 3 405B has 126) and the framework can be told so.
+    """Layers that pipeline stages share.
+
+    Embedding and loss count as two more where that makes more pipelines even (Llama 3 405B has 126
+    layers) and the framework has the options.
     """
     habits, layers = FRAMEWORKS[framework], model.num_layers
     if habits.split != "even" or not {*_ENDS} <= {*habits.stage_settings}:
@@ -260,8 +265,9 @@ def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) ->
     return max(layers, layers + 2, key=lambda n: sum(n % pp == 0 for pp in stages))
 
 
-def _allowed(layers: int, framework: str, stages: Sequence[int]) -> list[str]:
-    """Stages may differ where pipelines of two stages at most divide the layers."""
+def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
+    """Rules to switch off: stages may be uneven where only 1 or 2 stages divide the layers."""
+    layers = _shared_layers(model, framework, stages)
     longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
     even = any(layers % pp == 0 for pp in longer)
     return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
@@ -275,7 +281,7 @@ def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:
 
 
 def _stem(model: str | ModelConfig) -> str:
-    """What a model is called: a configuration as its folder, since all have the same name."""
+    """A short name of the model; every ``config.json`` has the same, so its folder's name."""
     if not isinstance(model, str):
         return "model"
     path = Path(model)

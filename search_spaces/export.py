@@ -1,4 +1,4 @@
-"""A configuration in a well-known trainer's own words, whatever trainer it was found with."""
+"""A configuration as the options of a known trainer, whichever trainer it was found with."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from search_spaces.trainers.adapters import names_of
 
 @dataclass(frozen=True)
 class Export:
-    """What a trainer is given for one configuration.
+    """Options, files and environment of a known trainer for one configuration.
 
     Attributes:
-        arguments: of its command line, an option and its values each.
+        arguments: options of its command line, each with its values.
         files: text of its configuration files by name.
         environment: of every rank.
-        unmapped: what it is not told, and why; a line each.
+        unmapped: parameters that it has no option for, and why; a line each.
     """
 
     arguments: tuple[tuple[str, ...], ...]
@@ -99,7 +99,7 @@ def _unmapped(
     said: set[str],
     values: Mapping[str, Any],
 ) -> list[str]:
-    """Parameters that the trainer is not told, and demands of its that do not hold."""
+    """Parameters that the trainer has no setting for, and its constraints that are broken."""
     lines = []
     sources = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in said))
     for name, value in space.canonical(config).items():

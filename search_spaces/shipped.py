@@ -1,4 +1,4 @@
-"""Records that a space names: those that come with meshtune, or a file beside the space."""
+"""Records that a space names: shipped with meshtune, or files beside the space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def shipped_records(kind: str) -> dict[str, str]:
-    """What comes with meshtune: sorted names, each with a title.
+    """Sorted names of what comes with meshtune, each with a title.
 
     Args:
         kind: ``space``, ``model``, ``cluster`` or ``adapter``; an adapter needs no title.
@@ -55,7 +55,7 @@ def known_file(name: str) -> Path:
 
 
 def _title(file: Path) -> str:
-    """A file's ``description``, or the first sentence of the comment that it begins with."""
+    """A file's ``description``, or the first line of its comment."""
     lines = file.read_text().splitlines()
     described = [line for line in lines if line.startswith("description: ")]
     if described:
@@ -97,7 +97,7 @@ def read_named(
     read_json: Callable[[Path], Record] | None = None,
     others: str = "",
 ) -> Record:
-    """The same where no document names it.
+    """A record by its shipped name or by file, where no document names it.
 
     Args:
         record: its type.
@@ -108,7 +108,7 @@ def read_named(
         others: what else is accepted, for a message.
 
     Raises:
-        SpaceError: that begins with ``found``; whoever asked says where.
+        SpaceError: that begins with ``found``; the caller adds the place.
     """
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     if value.endswith(endings):

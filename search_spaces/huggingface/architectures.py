@@ -1,4 +1,4 @@
-"""What each architecture of ``transformers`` is, in the words of a model's record.
+"""Architectures of ``transformers``, read into a model's record.
 
 A row has the defaults of the architecture's configuration class, for what a file leaves out
 (``transformers`` 5.23; none of them changed since the architecture was added, names apart), and
@@ -17,7 +17,7 @@ from search_spaces.huggingface.keys import Keys
 Shape = dict[str, Any]  # keys of a model's record
 MOST_TOKENS = 1_000_000_000
 LLAMA = {"norm": "rmsnorm", "positions": "rotary", "activation": "swiglu", "linear_bias": False}
-# Rotary stands for ALiBi, too: positions without parameters, and no matrix product.
+# ALiBi counts as rotary: both have no parameters and no matrix product.
 GPT = {"norm": "layernorm", "positions": "rotary", "activation": "gelu", "linear_bias": True}
 
 
@@ -60,7 +60,7 @@ def _sizes(
 
 
 def _usual(keys: Keys) -> Shape:
-    """Sizes under the names that most architectures have."""
+    """Sizes under the usual keys."""
     shape: Shape = {
         "num_layers": keys.count("num_hidden_layers", most=100_000),
         "hidden_size": keys.count("hidden_size"),
@@ -82,13 +82,13 @@ def _llama(keys: Keys) -> Shape:
 
 
 def _windowed(keys: Keys) -> Shape:
-    """Mistral's kind: every layer has the window, if there is one."""
+    """Mistral: every layer has the window, if there is one."""
     shape = {**_usual(keys), **LLAMA}
     return {**shape, **_windows(keys, shape["num_layers"])}
 
 
 def _qwen(keys: Keys) -> Shape:
-    """Layers from ``max_window_layers`` on have the window, where it is used at all.
+    """Qwen: layers from ``max_window_layers`` on have the window, where it is used.
 
     Qwen2's biases of queries, keys and values are left out: one in 50,000 of the parameters.
     """
@@ -100,18 +100,18 @@ def _qwen(keys: Keys) -> Shape:
 
 
 def _gemma(keys: Keys) -> Shape:
-    """Gated units with GELU in SiLU's place: the same matrices."""
+    """Gemma: gated units with GELU in place of SiLU, the same matrices."""
     return {**_usual(keys), **LLAMA}
 
 
 def _alternating(keys: Keys) -> Shape:
-    """Gemma 2 and gpt-oss: every second layer has the window, the first one among them."""
+    """Gemma 2 and gpt-oss: every second layer has the window, starting with the first."""
     shape = {**_usual(keys), **LLAMA}
     return {**shape, **_windows(keys, (shape["num_layers"] + 1) // 2)}
 
 
 def _gemma3(keys: Keys) -> Shape:
-    """All layers have the window but the last of every six."""
+    """Gemma 3: all layers have the window except every sixth."""
     shape = {**_usual(keys), **LLAMA}
     layers = shape["num_layers"]
     every = keys.some("sliding_window_pattern") or keys.count("_sliding_window_pattern")
@@ -119,7 +119,7 @@ def _gemma3(keys: Keys) -> Shape:
 
 
 def _windows(keys: Keys, layers: int) -> Shape:
-    """Of so many layers, unless the file lists the kind of each."""
+    """Windows of so many layers, unless the file lists the kind of each layer."""
     size = keys.some("sliding_window")
     kinds = keys.words("layer_types")
     if kinds is not None:
@@ -152,7 +152,7 @@ def _bloom(keys: Keys) -> Shape:
 
 
 def _falcon(keys: Keys) -> Shape:
-    """One group of keys and values in all (the first 7B), or as many as are said (the others)."""
+    """Falcon: one group of keys and values (the first 7B), or as many as the file states."""
     shape = {**_usual(keys), **GPT, "linear_bias": keys.flag("bias")}
     if keys.flag("new_decoder_architecture"):
         groups = keys.some("num_kv_heads")
@@ -167,7 +167,7 @@ def _starcoder2(keys: Keys) -> Shape:
 
 
 def _mixture(keys: Keys, ffn_size: str = "intermediate_size") -> Shape:
-    """Of its experts."""
+    """Fields of a mixture of experts."""
     return {
         "num_experts": keys.count("num_experts"),
         "experts_per_token": keys.count("num_experts_per_tok"),
@@ -180,7 +180,7 @@ def _mixtral(keys: Keys) -> Shape:
 
 
 def _qwen3_moe(keys: Keys) -> Shape:
-    """Layers may have an ordinary feed-forward part: named ones, or all but every n-th."""
+    """Qwen 3 MoE: some layers are dense, namely listed ones, or all but every n-th."""
     shape = {**_qwen(keys), **_mixture(keys, "moe_intermediate_size")}
     every = keys.count("decoder_sparse_step")
     named = keys.given("mlp_only_layers") or []
@@ -196,11 +196,12 @@ def _gpt_oss(keys: Keys) -> Shape:
 
 
 def _deepseek_v3(keys: Keys) -> Shape:
-    """Latent attention; the first layers are dense. Its prediction of further tokens is left out,
-    as ``transformers`` leaves it out.
+    """DeepSeek V3: latent attention; the first layers are dense.
+
+    Multi-token prediction is left out, as in ``transformers``.
     """
     shape = {**_usual(keys), **LLAMA, **_mixture(keys, "moe_intermediate_size")}
-    shape.pop("head_size", None)  # of the rotary part, said below
+    shape.pop("head_size", None)  # it is that of the rotary part; see below
     shared = keys.some("n_shared_experts", 0) or 0
     return {
         **shape,

@@ -1,4 +1,4 @@
-"""From a ``config.json`` to a model."""
+"""Reading a model from ``config.json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from search_spaces.language.schema import ModelFile
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
-_INSIDE = "text_config"  # of a model that reads pictures, too
+_INSIDE = "text_config"  # the language model of one that also reads pictures
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
@@ -30,7 +30,7 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
             for, if fewer.
 
     Raises:
-        SpaceError: if it is no such file, or describes what a model's record cannot.
+        SpaceError: if it is no such file, or a model's record cannot describe it.
     """
     try:
         text = read_text(path, MAX_BYTES)
@@ -72,7 +72,7 @@ def _architecture(keys: Keys) -> tuple[str, Architecture]:
 
 
 def _longest(keys: Keys) -> int:
-    """Tokens that the model was made for, before its positions were stretched."""
+    """Sequence length that the model was trained for, before its positions were scaled."""
     before = keys.rope("original_max_position_embeddings")
     longest = keys.count("max_position_embeddings", most=MOST_TOKENS)
     is_count = isinstance(before, int) and not isinstance(before, bool) and before >= 1

@@ -1,4 +1,4 @@
-"""What a user's own arguments and configuration file state for a known trainer."""
+"""Options that a user's arguments and configuration file state for a known trainer."""
 
 from __future__ import annotations
 
