@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -72,36 +72,36 @@ def default_space(
     world = _world(machine, nodes)
     degrees = _degrees(file.config(), machine, world, framework)
     batch, gas = _batch(file, machine, world, degrees, global_batch_size)
-    parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas}
-    parameters |= _others(file.config(), machine, framework, degrees)
+    others = _others(file.config(), machine, framework, degrees)
+    parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas, **others}
     if settings is not None:
-        kept = {*settings, "num_nodes", "gas"}
-        parameters = {name: v for name, v in parameters.items() if name in kept}
-    constraints = _constraints(framework, parameters)
+        parameters = {n: v for n, v in parameters.items() if n in {*settings, "num_nodes", "gas"}}
     if batch_is_stated:
         del parameters["gas"]
-    elif "mbs" in parameters:
-        constraints.insert(0, f"global_batch_size == {batch}")
     return {
         "version": 1,
         "name": _name(model, cluster),
         "description": f"{_stem(model)}, {file.num_parameters / 1e9:,.4g} billion parameters, on "
-        f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: "
-        f"{_step_text(file, batch)}",
+        f"{nodes:,} x {machine.gpus_per_node} GPUs of {machine.name} with {framework}: steps of "
+        f"{batch:,} x {file.seq_length:,} tokens, {batch * file.seq_length / 1e6:,.3g} million",
         "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
-        "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
-        "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
-        "constraints": constraints,
+        **_searched(framework, parameters, batch),
         "objective": {"maximize": "tokens_per_second"},
         "allow": _allowed(file.config(), framework, degrees["pp"]),
     }
 
 
-def _step_text(file: ModelFile, batch: int) -> str:
-    tokens = batch * file.seq_length
-    return f"steps of {batch:,} x {file.seq_length:,} tokens, {tokens / 1e6:,.3g} million"
+def _searched(
+    framework: str, parameters: Mapping[str, Sequence[Any]], batch: int
+) -> dict[str, Any]:
+    """Parameters, conditions and constraints of the space."""
+    return {
+        "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
+        "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
+        "constraints": _constraints(framework, parameters, batch),
+    }
 
 
 def _world(machine: Cluster, nodes: int) -> int:
@@ -237,13 +237,14 @@ def _others(
     return others
 
 
-def _constraints(framework: str, parameters: Collection[str]) -> list[str]:
-    """Rules of the framework on the parameters that a space has."""
+def _constraints(framework: str, parameters: Collection[str], batch: int) -> list[str]:
+    """The batch, and rules of the framework, on the parameters that a space has."""
     choices = FRAMEWORKS[framework].choices
     least, most = choices.zero_stages[0], choices.zero_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
+    rules = [(f"global_batch_size == {batch}", {"mbs", "gas"})]
     # With one replica there is nothing to split.
-    rules = [(f"zero_stage == {least} or {replicas} > 1", {"zero_stage"})]
+    rules.append((f"zero_stage == {least} or {replicas} > 1", {"zero_stage"}))
     if most < 3:
         rules.append((f"pp == 1 or zero_stage <= {most}", {"pp", "zero_stage"}))
     # Megatron's default is tp, its advice on mixtures 1.
