@@ -7,7 +7,7 @@ from .cluster import (
 )
 from .defaults import SpaceArgumentError, default_space
 from .errors import SpaceError
-from .export import Export, exported
+from .export import Export
 from .frameworks import Framework
 from .hints import notes
 from .known import FRAMEWORKS, framework_named, log_format
@@ -25,7 +25,7 @@ from .shipped import shipped_records
 from .space import Objective, SearchSpace
 from .stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
 from .trainers.config_files import wrong_file_name
-from .trainers.stated import StatedOptions, implied_options
+from .trainers.stated import StatedOptions
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
@@ -60,9 +60,7 @@ __all__ = [
     "ValidConfigs",
     "check",
     "default_space",
-    "exported",
     "framework_named",
-    "implied_options",
     "json_schema",
     "load_space",
     "log_format",

@@ -20,7 +20,6 @@ from search_spaces import (
     SpaceError,
     StatedOptions,
     default_space,
-    implied_options,
     load_space,
 )
 from trainer.plan.model import ModelConfig
@@ -163,7 +162,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.config = ""
     if not wanted.model and record.model_in == "arguments":
         words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
-        for option, value in implied_options(record, words).items():
+        for option, value in StatedOptions.implied(record, words).items():
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own

@@ -99,11 +99,6 @@ def _qwen(keys: Keys) -> Shape:
     return {**shape, **_windows(keys, max(0, later))}
 
 
-def _gemma(keys: Keys) -> Shape:
-    """Gemma: gated units with GELU in place of SiLU, the same matrices."""
-    return {**_usual(keys), **LLAMA}
-
-
 def _alternating(keys: Keys) -> Shape:
     """Gemma 2 and gpt-oss: every second layer has the window, starting with the first."""
     shape = {**_usual(keys), **LLAMA}
@@ -131,7 +126,8 @@ def _gpt2(keys: Keys) -> Shape:
     return {**_usual(keys), **GPT, "positions": "learned"}
 
 
-def _gpt_neox(keys: Keys) -> Shape:
+def _gpt(keys: Keys) -> Shape:
+    """GPT-NeoX and BLOOM."""
     return {**_usual(keys), **GPT}
 
 
@@ -145,10 +141,6 @@ def _opt(keys: Keys) -> Shape:
             "embedding of another width; write it as a plain model (*.yaml)",
         )
     return {**shape, "linear_bias": keys.flag("enable_bias")}
-
-
-def _bloom(keys: Keys) -> Shape:
-    return {**_usual(keys), **GPT}
 
 
 def _falcon(keys: Keys) -> Shape:
@@ -232,8 +224,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         _qwen,
         _sizes(4096, 22016, 32, 32, 151936, _QWEN_LENGTH, 32, head_dim=128, max_window_layers=28),
     ),
+    # Gated units with GELU in place of SiLU: the same matrices.
     "gemma": Architecture(
-        _gemma, _sizes(3072, 24576, 28, 16, 256000, 8192, 16, head_dim=256, **_TIED)
+        _llama, _sizes(3072, 24576, 28, 16, 256000, 8192, 16, head_dim=256, **_TIED)
     ),
     "gemma2": Architecture(
         _alternating,
@@ -258,14 +251,14 @@ ARCHITECTURES: dict[str, Architecture] = {
             "max_position_embeddings": "n_positions",
         },
     ),
-    "gpt_neox": Architecture(_gpt_neox, _sizes(6144, 24576, 44, 64, 50432, 2048)),
+    "gpt_neox": Architecture(_gpt, _sizes(6144, 24576, 44, 64, 50432, 2048)),
     "opt": Architecture(
         _opt,
         _sizes(768, 3072, 12, 12, 50272, 2048, enable_bias=True, **_TIED),
         {"intermediate_size": "ffn_dim"},
     ),
     "bloom": Architecture(
-        _bloom,
+        _gpt,
         _sizes(64, None, 2, 8, 250880, 2048, **_TIED),
         {
             "hidden_size": "n_embed",

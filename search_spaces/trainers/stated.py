@@ -62,6 +62,14 @@ class StatedOptions:
         document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
         return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
 
+    @staticmethod
+    def implied(adapter: AdapterFile, arguments: Sequence[str]) -> dict[str, Scalar]:
+        """Options of the model that arguments lack and that other options of theirs imply."""
+        stated = options.read(arguments, adapter.options)
+        keys = (key for key in adapter.model.values() if key.key not in stated)
+        found = {key.key: model_keys.implied(key, stated) for key in keys}
+        return {name: value for name, value in found.items() if value is not None}
+
     @cached_property
     def keys(self) -> set[str]:
         """Every option and path that is stated, and each prefix of a dotted one."""
@@ -181,14 +189,6 @@ class StatedOptions:
         if file.underscores:
             base = {key.replace("-", "_"): value for key, value in base.items()}
         return base
-
-
-def implied_options(adapter: AdapterFile, arguments: Sequence[str]) -> dict[str, Scalar]:
-    """Options of the model that arguments lack and that other options of theirs imply."""
-    stated = options.read(arguments, adapter.options)
-    keys = (key for key in adapter.model.values() if key.key not in stated)
-    found = {key.key: model_keys.implied(key, stated) for key in keys}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _value(
