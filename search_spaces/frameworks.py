@@ -34,7 +34,7 @@ def _habit(default: Any, sentence: str, unit: str = "", source: str = "", **more
 
 
 class Choices(Record):
-    """What a user can choose in a framework; a default space varies no more than this."""
+    """Choices that a framework has; a default space varies no more than these."""
 
     zero_stages: ZeroStages = _habit(
         (0, 1), "stages of ZeRO that its optimizer has; 1 is Megatron's distributed optimizer"
@@ -50,7 +50,7 @@ class Habits(Record):
     """Habits of one framework; docs/how-it-works/frameworks.md discusses them."""
 
     source: str = _habit("", "where these habits are from")
-    choices: Choices = _habit(Choices(), "what a user can choose in it")
+    choices: Choices = _habit(Choices(), "choices that it has")
 
     # Weights, gradients and optimizer states.
     gradient_bytes: float = _habit(4, "size of an accumulated gradient", "bytes per parameter")

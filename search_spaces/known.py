@@ -70,7 +70,7 @@ def framework_named(name: str) -> Framework:
 
 
 def log_format(result: ResultPatterns | None) -> LogFormat:
-    """How metrics are read from logs; without patterns, no metric is."""
+    """The format by which metrics are read from logs; without patterns, none is read."""
     if result is None:
         return LogFormat()
     base = LOG_FORMATS[result.format] if result.format else LogFormat()

@@ -41,11 +41,11 @@ _COMMENTS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user has said of a space.
+    """The user's wishes for a space.
 
     Attributes:
-        adapter: of the trainer, by name.
-        model: shipped, or a file; empty where the trainer's own arguments say it.
+        adapter: name of the trainer's adapter.
+        model: shipped, or a file; empty where the trainer's own arguments describe it.
         cluster: shipped, or a file.
         nodes: of each trial; 0 for what the launch script asks for, or else one.
         entry: the trainer's script; empty for the adapter's default.
@@ -63,7 +63,7 @@ class Wanted:
 
 
 def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
-    """The text of a space file, and notes: what it is for, and which of the user's words it lacks.
+    """The text of a space file, and notes on it and on the user's options that it leaves out.
 
     Args:
         wanted: what is known.
@@ -111,19 +111,19 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
 
 
 def _accepted(space: SearchSpace, name: str, value: Scalar) -> bool:
-    """Whether no constraint on that parameter alone forbids the value."""
+    """Whether the constraints on that parameter alone allow the value."""
     return all(e.value({name: value}) for e in space.constraints if e.names == {name})
 
 
 @dataclass
 class _Own:
-    """What the user has of the trainer, in launch script and configuration file.
+    """The user's own launch script and configuration file, as a space states them.
 
     Attributes:
-        nodes: of each trial; 0 where nobody says.
-        ranks: that the script starts; 0 where it does not say.
-        left_out: options whose value is known to a shell alone.
-        notes: on what is not as the user has it.
+        nodes: of each trial; 0: unknown.
+        ranks: that the script starts; 0: unknown.
+        left_out: options whose value only a shell knows.
+        notes: on differences to the user's script.
     """
 
     entry: str
@@ -135,10 +135,10 @@ class _Own:
     notes: list[str] = field(default_factory=list)
 
     def trainer(self) -> dict[str, Any]:
-        """Of a space."""
+        """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        said = {"entry": self.entry, "config": self.config, "args": args}
-        return {key: value for key, value in said.items() if value}
+        keys = {"entry": self.entry, "config": self.config, "args": args}
+        return {key: value for key, value in keys.items() if value}
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:
@@ -151,7 +151,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.arguments, own.left_out = launched.arguments, launched.left_out
     if launched.module == ("-m" in record.command):
         own.entry = own.entry or launched.entry
-    if by_equals:  # what is none is the file: train.py base.yml steps=9
+    if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
         words = own.arguments
         own.config = own.config or next((word for word in words if "=" not in word), "")
         own.arguments = [word for word in words if "=" in word]
@@ -169,15 +169,17 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
 
 
 def _content(
-    whole: Callable[..., dict[str, Any]], batch: int | None, said: bool
+    whole: Callable[..., dict[str, Any]], batch: int | None, stated: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """A space of that batch, and notes; of the usual one, if that is only what a command line comes
-    to and these nodes cannot share it.
+    """The content of a space with that batch, and notes.
+
+    The usual batch replaces one that only follows from a command line and that these nodes cannot
+    share.
     """
     try:
         return whole(global_batch_size=batch), []
     except SpaceArgumentError as error:
-        if error.argument != "global_batch_size" or said:
+        if error.argument != "global_batch_size" or stated:
             raise
         return whole(), [f"the trainer's own batch is left: {error.what}"]
 
@@ -197,7 +199,7 @@ def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
-    """The configuration file that the user's own arguments name, as ``naming`` would; or empty."""
+    """The configuration file that the arguments name by the option in ``naming``; or empty."""
     option = next((text for text in reversed(naming) if text[:2] == "--"), "")
     for word, following in pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
@@ -209,7 +211,7 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
 def _no_model(
     adapter: str, keys: Mapping[str, str], arguments: list[str], left_out: list[str]
 ) -> str:
-    """What the user's own arguments lack of a model; ``keys`` are the trainer's words for it."""
+    """A message on the keys of a model that the user's arguments lack."""
     options = {word.lstrip("-").partition("=")[0] for word in arguments}
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
@@ -222,7 +224,7 @@ def _no_model(
 
 
 def _lines(arguments: list[str]) -> str:
-    """A command line with one option on each line."""
+    """A command line with one option per line."""
     starts = [n for n, word in enumerate(arguments) if n and (word[:2] == "--" or "=" in word)]
     parts = [arguments[start:end] for start, end in pairwise([0, *starts, len(arguments)])]
     return "".join(shlex.join(part) + "\n" for part in parts)

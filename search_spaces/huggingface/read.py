@@ -12,7 +12,7 @@ from foundation.documents import as_written, parse_document
 from foundation.files import FileError, parse_json, read_text
 from foundation.messages import nearest
 from search_spaces.errors import SpaceError
-from search_spaces.huggingface.architectures import ARCHITECTURES, MOST_TOKENS, Architecture
+from search_spaces.huggingface.architectures import MOST_TOKENS, Architecture, architectures
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
 
@@ -59,16 +59,16 @@ def _architecture(keys: Keys) -> tuple[str, Architecture]:
             "model_type",
             "found nothing, accepted a Hugging Face config.json: it names its architecture there",
         )
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in architectures():
         classes = keys.given("architectures")
         of = f" of {as_written(classes[0])}" if isinstance(classes, list) and classes else ""
         raise keys.error(
             "model_type",
             f"found {as_written(kind)}{of}, accepted "
-            f"{', '.join(sorted(ARCHITECTURES))}{nearest(str(kind), ARCHITECTURES)}; describe "
+            f"{', '.join(sorted(architectures()))}{nearest(str(kind), architectures())}; describe "
             "another model by a record of its sizes (*.yaml)",
         )
-    return kind, ARCHITECTURES[kind]
+    return kind, architectures()[kind]
 
 
 def _longest(keys: Keys) -> int:

@@ -1,4 +1,4 @@
-"""The record of a known trainer: how it is started, what its log says, and its habits.
+"""The record of a known trainer: its options, its log and its habits.
 
 Data, not code: one file ``known_trainers/NAME.yaml`` per trainer, or a user's own file beside the
 space. A record with a ``command`` is an adapter: it writes a configuration in the trainer's own

@@ -1,4 +1,4 @@
-"""How metrics are found in logs: patterns of a space, and the log of a known trainer's record."""
+"""Patterns that find metrics in logs: of a space, and of a known trainer's record."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ PatternsSpec = Annotated[
 
 
 class ResultPatterns(Record):
-    """How metrics are found in the logs of a trainer that writes no result."""
+    """Patterns for the logs of a trainer that writes no result."""
 
     format: str | None = Field(
         default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."

@@ -52,7 +52,7 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> list[dict[str, Any]]:
-        """At most ``size`` distinct valid raw configurations in random order; see ``indices``."""
+        """Distinct valid raw configurations in random order; see ``indices``."""
         return self.configs(self.indices(size, rng, exclude, max_nodes))
 
     def indices(
@@ -62,7 +62,7 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> Indices:
-        """At most ``size`` distinct valid raw configurations in random order, by their index.
+        """Distinct valid raw configurations in random order, by their index.
 
         Args:
             size: how many at most; fewer are returned only where there are no more (exactly so in

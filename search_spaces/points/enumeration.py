@@ -123,7 +123,7 @@ class ValidConfigs:
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chunks]))
 
     def sample(self, size: int, rng: np.random.Generator) -> Indices:
-        """At most ``size`` distinct valid indices, ascending, drawn uniformly.
+        """Distinct valid indices, at most ``size``, ascending, drawn uniformly.
 
         Args:
             size: how many; fewer are returned where no more are found.
