@@ -14,7 +14,8 @@ import numpy as np
 from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
 from foundation.documents import plain_scalar
 from foundation.quantities import config_text, counted, duration, number
-from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
+from foundation.values import Scalar
+from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
     Kind,

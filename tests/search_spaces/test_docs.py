@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from search_spaces import SearchSpace, check, shipped_adapters
+from search_spaces import SearchSpace, check, shipped_records
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
 from trainer.deepspeed import rules as deepspeed
@@ -76,7 +76,7 @@ def test_the_guide_begins_with_a_short_space_for_every_adapter() -> None:
     first = (GUIDE / "own-trainer.md").read_text().split("The *adapter* writes", 1)[0]
     blocks = YAML.findall(first)
     assert [yaml.safe_load(text)["trainer"]["adapter"] for text in blocks] == ADAPTERS
-    assert sorted(ADAPTERS) == shipped_adapters()
+    assert sorted(ADAPTERS) == [*shipped_records("adapter")]
     assert max(len(text.splitlines()) for text in blocks) <= 15
 
 

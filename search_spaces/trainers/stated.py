@@ -1,17 +1,18 @@
-"""What a user's own arguments and configuration file say to a well-known trainer."""
+"""Options that a user's arguments and configuration file state for a known trainer."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from foundation.documents import Document, plain_scalar
+from foundation.documents import Document, document_of, plain_scalar
+from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
-from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import ModelFile
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.rules.facts import DERIVED
@@ -22,22 +23,22 @@ from trainer.plan.model import ModelConfig
 _IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
 
 
-class Told:
-    """The trainer's own words of one space.
+class StatedOptions:
+    """Options that a user states for a known trainer, on its command line and in its file.
 
     Args:
         document: the space, where mistakes are shown.
         spec: its trainer.
-        adapter: that reads it.
+        adapter: the trainer's record, which says what each option means.
 
     Raises:
-        SpaceError: if the file is missing, or cannot be read.
+        SpaceError: if the file is missing or cannot be read.
 
     Attributes:
         file: content of the user's configuration file.
         paths: its values by dotted path.
-        options: of the command line; those of the file, too, where they are the same.
-        of_model: where the model is told, what is.
+        options: of the command line; also those of the file, where both take the same ones.
+        of_model: the options among these that describe the model.
     """
 
     def __init__(self, document: Document, spec: TrainerSpec, adapter: AdapterFile) -> None:
@@ -51,13 +52,31 @@ class Told:
         if written.defaults:
             self.of_model = own
 
+    @classmethod
+    def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
+        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``.
+
+        Raises:
+            SpaceError: if there is no such adapter, or its file cannot be read.
+        """
+        document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
+        return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
+
+    @staticmethod
+    def implied(adapter: AdapterFile, arguments: Sequence[str]) -> dict[str, Scalar]:
+        """Options of the model that arguments lack and that other options of theirs imply."""
+        stated = options.read(arguments, adapter.options)
+        keys = (key for key in adapter.model.values() if key.key not in stated)
+        found = {key.key: model_keys.implied(key, stated) for key in keys}
+        return {name: value for name, value in found.items() if value is not None}
+
     @cached_property
     def keys(self) -> set[str]:
-        """Every option and path that is said, with every beginning of a dotted one."""
-        return _beginnings({*self.options, *self.paths})
+        """Every option and path that is stated, and each prefix of a dotted one."""
+        return _prefixes({*self.options, *self.paths})
 
     def parameters(self) -> dict[str, Scalar]:
-        """Parameters that arguments or file set, a value each."""
+        """The value of each parameter of a space that an option states."""
         found = {}
         for name, settings in self.adapter.settings.items():
             if name in DERIVED:
@@ -69,45 +88,63 @@ class Told:
         return found
 
     def batch(self) -> int | None:
-        """The global batch, in sequences."""
+        """Sequences of a step, where one option states them; None where none does."""
         for setting in self.adapter.settings.get("global_batch_size", []):
             size = _value("global_batch_size", setting, self.options, self.paths)
             if isinstance(size, int) and size > 0:
                 return size
         return None
 
-    def said(self, key: str) -> Any:
-        """What an option is told, or else a path of the file; None if nothing."""
+    def batch_on(self, ranks: int) -> int | None:
+        """Sequences of a step on so many ranks (0: unknown); None where they do not follow."""
+        rule = self.adapter.batch
+        if (stated := self.batch()) is not None or rule is None:
+            return stated
+        first, *more = (self.value(key) for key in rule.of)
+        times = {None: 1.0, "ranks": ranks, "replicas": self._replicas(ranks)}[rule.times]
+        sizes = [first, times, *(1 if each is None else each for each in more)]
+        numbers = [each for each in sizes if isinstance(each, (int, float)) and each > 0]
+        size = prod(numbers)
+        return int(size) if len(numbers) == len(sizes) and size == int(size) else None
+
+    def _replicas(self, ranks: int) -> float:
+        """Replicas on so many ranks; 0 where the stated degrees do not divide them."""
+        degrees = self.parameters()
+        split = prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp"))
+        return ranks // split if split and ranks % split == 0 else 0
+
+    def value(self, key: str) -> Any:
+        """The value of an option, or else of a path of the file; None if neither is stated."""
         return self.options.get(key, self.paths.get(key))
 
     def seq_length(self) -> int | None:
-        """Tokens of a sequence."""
+        """Tokens of a sequence; None where no option states them."""
         own = self.adapter.model.get("seq_length")
         for key in [*self.adapter.sequence_length, *([own.key] if own else [])]:
-            length = self.said(key)
+            length = self.value(key)
             if isinstance(length, int) and length > 0:
                 return length
         return None
 
     def model(self, model: ModelConfig | None) -> ModelConfig | None:
-        """The model that is trained: the space's, or else what arguments or file say.
+        """The model that is trained: the space's, or else the one that the options describe.
 
         Raises:
-            SpaceError: if they say another one than the space.
+            SpaceError: if they describe another one than the space.
         """
         keys = self.adapter.model
         path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
         if model is None:
             try:
-                known = self._known_model()
-                told = {**self.of_model, **self.options}
-                return model_keys.read(keys, told, known) if known is not False else None
+                known = self._model_by_name()
+                stated = {**self.of_model, **self.options}
+                return model_keys.read(keys, stated, known) if known is not False else None
             except SpaceError as error:
                 raise self.document.error(path, str(error)) from None
         if problem := model_keys.contradiction(keys, self.of_model, model):
             raise self.document.error(path, f"found {problem}: leave one of them out")
         for key in self.adapter.sequence_length:
-            length = self.said(key)
+            length = self.value(key)
             if isinstance(length, int) and 0 < length != model.seq_length:
                 raise self.document.error(
                     path,
@@ -116,23 +153,23 @@ class Told:
                 )
         return model
 
-    def _known_model(self) -> ModelConfig | Literal[False] | None:
-        """The model that the trainer is told by its name; None if by its sizes, False if it is one
-        that is not known here.
+    def _model_by_name(self) -> ModelConfig | Literal[False] | None:
+        """The model whose name the options state.
+
+        None: they state no name, or one whose sizes count. False: the name is not known here.
         """
         models = self.adapter.models
         if models is None:
             return None
-        said = [self.said(key) for key in models.keys]
-        record = models.names.get(
-            " ".join(map(str, said)), "" if said == [None] * len(said) else None
-        )
+        names = [self.value(key) for key in models.keys]
+        unnamed = all(name is None for name in names)
+        record = models.names.get(" ".join(map(str, names)), "" if unnamed else None)
         if not record:
             return None if record == "" else False
         return named(ModelFile, ("model",), record, self.document).config()
 
     def _read(self) -> dict[str, Any]:
-        """The user's own configuration file."""
+        """The content of the user's own configuration file."""
         file, path = self.adapter.file, ("trainer", "config")
         if self.spec.config is None:
             if file is not None and file.required:
@@ -157,11 +194,11 @@ class Told:
 def _value(
     name: str, setting: Setting, given: Mapping[str, Any], paths: Mapping[str, Any]
 ) -> Scalar | None:
-    """What a user's own options, or paths of their file, say of a parameter; None if nothing."""
+    """The value of a parameter that options, or paths of a file, state; None if none does."""
     places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
-    for entries, told in places:
+    for entries, stated in places:
         for key, template in entries.items():
-            value = told.get(key)
+            value = stated.get(key)
             if value in (None, "auto") or isinstance(value, list):
                 continue
             heeded = templates.names(f"{{{setting.when or ''}}}")
@@ -169,8 +206,8 @@ def _value(
                 return _scalar(value)
             means = _IS.fullmatch(setting.when or "")
             if means and means["name"] == name and value == template:
-                said: Scalar = plain_scalar(means["value"]) if means["value"] else True
-                return said
+                meant: Scalar = plain_scalar(means["value"]) if means["value"] else True
+                return meant
     return None
 
 
@@ -178,8 +215,8 @@ def _scalar(value: Any) -> Scalar | None:
     return value if isinstance(value, (bool, int, float, str)) else None
 
 
-def _beginnings(keys: Collection[str]) -> set[str]:
-    """Dotted keys, with every beginning of them."""
+def _prefixes(keys: Collection[str]) -> set[str]:
+    """Dotted keys and all their prefixes."""
     parts = [key.split(".") for key in keys]
     return {".".join(each[: i + 1]) for each in parts for i in range(len(each))}
 

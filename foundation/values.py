@@ -1,4 +1,4 @@
-"""Values and records that the sections of a space file are made of."""
+"""Types of values in files that people write: names, numbers, durations."""
 
 from __future__ import annotations
 
