@@ -48,8 +48,7 @@ lint: $(VENV)/.installed-dev
 
 # Strict: a broken link or a page that none leads to fails.
 docs: $(VENV)/.installed-docs
-	$(BIN)/python docs/reference.py >docs/guide/reference.md.new
-	mv docs/guide/reference.md.new docs/guide/reference.md
+	$(BIN)/python docs/reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
 

@@ -1,12 +1,14 @@
-"""Prints docs/guide/reference.md from the schema of spaces: ``python docs/reference.py``.
+"""Writes the tables of docs/guide/reference.md from the schema: ``python docs/reference.py``.
 
-``make docs`` writes the page, and a test compares it with what this prints.
+They stand between comments; the words around them are the page's own. ``make docs`` runs this,
+and a test compares.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from search_spaces import json_schema
@@ -21,75 +23,8 @@ Schema = dict[str, Any]
 Records = list[tuple[str, list[Schema]]]
 """Path in the file, and the records that may stand there."""
 
-HEAD = """\
-# Reference of the space file
-
-Generated from the schema by `python docs/reference.py`. `meshtune schema` prints the same for
-editors. [Writing a search space](spaces.md) explains how the sections work together.
-"""
-PARAMETERS = """\
-## Parameters of the built-in trainer
-
-A [trainer of your own](own-trainer.md) may have parameters of any name. `num_nodes` counts the nodes
-that a trial leases, by default 1. A space has at most 30 parameters, a parameter at most 10,000
-values, and a space at most 2^62 combinations of them.
-
-"""
-FACTS = """\
-## Names in expressions
-
-`constraints`, `conditions`, `{placeholders}` of a command and `when` read the same expressions:
-`+ - * / // %`, `== != < <= > >=` (also chained), `and`, `or`, `not`, `in [1, 2]`,
-`1 if tp > 1 else 2`, parentheses, numbers, quoted text, `true` and `false`. A constraint that
-divides by zero is violated, so put a guard first: `secondary_shard == 0 or dp % secondary_shard == 0`.
-
-| from | names |
-|---|---|
-| the configuration | its parameters; `world_size` = `num_nodes * gpus_per_node`; `dp` = `world_size` over the other degrees; `global_batch_size` = `mbs * gas * dp` |
-| the model | `num_parameters`, and the keys of its record |
-| the cluster | `gpus_per_node`, `memory_gib`, `cpus_per_node`, its other numbers; `cluster_nodes`, nodes in all; `ranks_per_pair`, 2 where a card has two GPUs |
-| the placement | its parameters, whether or not the space has them |
-| defaults | parameters of the trainer that the space leaves out |
-
-Conditions cannot use `world_size`, `dp` and `global_batch_size`, and parts of a placement only if
-these are parameters. If a trainer of your own has `dp` as a parameter, the number of ranks is the
-product of all degrees. Without a cluster, `gpus_per_node` is `trial.ranks_per_node`.
-
-"""
-RULES = """\
-## Built-in rules
-
-A rule applies where the space has every name that it reads. `meshtune check` lists the rules that
-remove configurations, with counts. A parameter with a condition adds `inactive_NAME`; constraints are
-`constraint_1`, `constraint_2` ...
-
-"""
-FURTHER = """\
-And, where they apply:
-
-| rule | requires |
-|---|---|
-| `world_by_tp_pp` | `world_size % (tp * pp) == 0`; with `cp`, a grid or axes of your own their degrees as well, as in `world_by_tp_cp_pp` |
-| `degrees_make_world` | with `dp` as a parameter the degrees multiply to `world_size` |
-| `layers_for_stages` | your own trainer: a layer on every stage, as its framework splits them |
-| `tp_within_links` | in place of `tp_within_node` where links join several nodes: `gpus_on_links % tp == 0` |
-| `one_placement`, `placement_counts_once` | `zero_stage` is 0 where a `placement` is given; of several names for one placement the first counts |
-| `experts_by_ep`, `replicas_by_ep` | `num_experts % ep == 0`; `(dp * cp) % ep == 0`, with `etp` `(tp * dp * cp) % (etp * ep) == 0` |
-| `layout_by_stages`, `stages_given_or_counted` | a `pipeline_layout` fits the model and `pp * vpp`; only one way to [split layers](own-trainer.md#stages-of-a-pipeline) is used |
-| `first_stage_layers_needs_pp` and the like | without a pipeline only the first of several values counts |
-| `documents_by_cp` | no `cp` with [documents](training.md#documents-and-loss-masks) kept apart |
-
-`allow: [tp_across_nodes]` switches off `tp_within_node`; `allow: [uneven_layers]`, with a trainer of
-your own, `layers_by_stages`.
-
-"""
-ENGINE = """\
-### Rules of `engine: deepspeed`
-
-They remove what [DeepSpeed cannot train](training.md#deepspeed). The limits of quantization and fp16
-depend on the device.
-
-"""
+PAGE = Path(__file__).parent / "guide" / "reference.md"
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def listed(words: Iterable[str]) -> str:
@@ -107,7 +42,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 class Reference:
-    """The page's sections, one for each path of a space file that has keys of its own."""
+    """A schema's records as tables."""
 
     def __init__(self, schema: Schema) -> None:
         self.definitions: Schema = schema.get("$defs", {})
@@ -180,7 +115,7 @@ class Reference:
                 f"`{key}`",
                 self.values(field),
                 "required" if key in required else default(field),
-                field.get("description", ""),
+                field.get("description", "").replace("*", "\\*"),
             )
             for key, field in record["properties"].items()
         )
@@ -216,25 +151,38 @@ def rules(each: Iterable[Requirement]) -> str:
     return table(("rule", "requires"), ((name, listed(texts)) for name, texts in rows.items()))
 
 
-def page() -> str:
-    """The page as Markdown."""
+def sections() -> str:
+    """A table for each record of a space file."""
     reference = Reference(json_schema())
-    text = HEAD
+    text = ""
     for path, records in reference.records():
         paths = " and ".join(f"`{each}`" for each in (path, *reference.also.get(path, ())))
-        text += f"\n## {paths if path else 'Sections'}\n"
+        text += f"## {paths if path else 'Sections'}\n\n"
         for record in records:
             about = cell(record.get("description", "").split("\n\n")[0])
-            text += f"\n{about}\n\n{reference.table(record)}".rstrip() + "\n"
+            text += f"{about}\n\n{reference.table(record)}"
+    return text
+
+
+def parameters() -> str:
+    """The built-in trainer's fields that a space may search."""
     trained = TrainConfig.model_json_schema()
-    ours = {k: f for k, f in trained["properties"].items() if k in SEARCHABLE}
-    text += f"\n{PARAMETERS}{Reference(trained).table({'properties': ours})}{FACTS}"
+    ours = {name: field for name, field in trained["properties"].items() if name in SEARCHABLE}
+    return Reference(trained).table({"properties": ours})
+
+
+def page() -> str:
+    """The page, its tables written anew."""
     every = requirements(("cp", *GRID))
-    text += RULES + rules(each for each in every if not each.name.startswith("world_by")) + FURTHER
-    text += ENGINE
-    both = (*deepspeed_requirements("cpu"), *deepspeed_requirements("cuda"))
-    return (text + rules(both)).rstrip() + "\n"
+    engine = (*deepspeed_requirements("cpu"), *deepspeed_requirements("cuda"))
+    tables = {
+        "sections": sections(),
+        "parameters": parameters(),
+        "rules": rules(each for each in every if not each.name.startswith("world_by")),
+        "engine": rules(engine),
+    }
+    return BLOCK.sub(lambda match: f"{match[1]}\n{tables[match[2]]}{match[3]}", PAGE.read_text())
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(page())
