@@ -1,6 +1,7 @@
 """Hooks of mkdocs: files outside docs/ that pages link to become pages of the site.
 
-On GitHub such a link leads to the file; the site gets a copy under source/.
+On GitHub such a link leads to the file; the site gets a copy under
+source/, a Markdown file as a page.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def _copy(page: Path, link: str) -> str | None:
     target = (page.parent / link).resolve()
     if target.is_relative_to(ROOT / "docs") or not target.is_file():
         return None
-    return f"source/{target.relative_to(ROOT)}.txt"
+    return f"source/{target.relative_to(ROOT)}{'' if target.suffix == '.md' else '.txt'}"
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -30,11 +31,14 @@ def on_files(files: Files, config: Any) -> Files:
         for link, _ in OUTSIDE.findall(page.read_text()):
             if (copy := _copy(page, link)) and copy not in files.src_uris:
                 content = (page.parent / link).resolve().read_text()
+                content = content.replace("](../docs/", "](../../")
                 files.append(File.generated(config, copy, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    if page.file.generated_by:
+        return markdown
     here = Path(page.file.abs_src_path)
 
     def inside(match: re.Match[str]) -> str:
