@@ -49,6 +49,8 @@ class Reference:
         self.schema = schema
         self.also: dict[str, list[str]] = {}
         """Further paths of a record."""
+        self.headings: dict[str, str] = {}
+        """Of the section that has a path's keys."""
 
     def records(self) -> Records:
         """Every record where it is first met, outer ones first."""
@@ -68,7 +70,26 @@ class Reference:
                 for key, field in record["properties"].items()
                 for end, inner in self.inside(field)
             ]
+        for path in found:
+            paths_here = (path, *self.also.get(path, ()))
+            heading = " and ".join(f"`{each}`" for each in paths_here) if path else "Sections"
+            self.headings |= dict.fromkeys(paths_here, heading)
         return list(found.items())
+
+    def linked(self, values: str, path: str) -> str:
+        """Values, with a link to the section that has the keys of a mapping."""
+        for where in (path, f"{path}.NAME"):
+            if heading := self.headings.get(where.lstrip(".")):
+                anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+                return values.replace("mapping", f"[mapping](#{anchor})", 1)
+        return values
+
+    def about(self, field: Schema) -> str:
+        """A field's description, or else that of the one record that it may be."""
+        records = [record for _, record in self.inside(field)]
+        if "description" not in field and len(records) == 1:
+            field = records[0]
+        return str(field.get("description", "")).split("\n\n")[0].replace("*", "\\*")
 
     def inside(self, field: Schema) -> Iterator[tuple[str, Schema]]:
         """Records that a field holds, each with what its path ends with."""
@@ -108,14 +129,14 @@ class Reference:
             kind, f"{kind}{bounds(field)}"
         )
 
-    def table(self, record: Schema) -> str:
+    def table(self, record: Schema, path: str = "") -> str:
         required = record.get("required", ())
         rows = (
             (
                 f"`{key}`",
-                self.values(field),
+                self.linked(self.values(field), f"{path}.{key}"),
                 "required" if key in required else default(field),
-                field.get("description", "").replace("*", "\\*"),
+                self.about(field),
             )
             for key, field in record["properties"].items()
         )
@@ -156,11 +177,10 @@ def sections() -> str:
     reference = Reference(json_schema())
     text = ""
     for path, records in reference.records():
-        paths = " and ".join(f"`{each}`" for each in (path, *reference.also.get(path, ())))
-        text += f"## {paths if path else 'Sections'}\n\n"
+        text += f"## {reference.headings[path]}\n\n"
         for record in records:
             about = cell(record.get("description", "").split("\n\n")[0])
-            text += f"{about}\n\n{reference.table(record)}"
+            text += f"{about}\n\n{reference.table(record, path)}"
     return text
 
 
