@@ -19,6 +19,7 @@ from foundation.values import Scalar, VariableName
 from foundation.writing import write_atomically
 from search_spaces import (
     ResultPatterns,
+    log_format,
     wrong_file_name,
 )
 from slurm import LogFormat, module_argv
