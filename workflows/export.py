@@ -9,7 +9,7 @@ from shlex import join, quote
 from analysis import Best, RunFolder, read_run
 from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import Export, SpaceError, exported, load_space
+from search_spaces import Export, SpaceError, load_space
 from trainer.plan.limits import ConfigError
 
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
@@ -39,7 +39,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
     try:
-        return exported(space, config, adapter), what
+        return Export.of(space, config, adapter), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
 

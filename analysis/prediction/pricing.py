@@ -21,7 +21,6 @@ from analysis.prediction.columns import NEEDED, in_8_bits, jobs_from, unpriced_a
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import (
-    MEGATRON_DEEPSPEED,
     Cluster,
     Facts,
     Framework,
@@ -251,7 +250,7 @@ def _engines(space: SearchSpace) -> dict[str, Framework]:
     own = framework_named(space.program.framework)
     if space.trainer.builtin is None or "engine" not in space.parameters:
         return {"meshtune": own}
-    known = {"meshtune": own, "deepspeed": MEGATRON_DEEPSPEED}
+    known = {"meshtune": own, "deepspeed": framework_named("megatron-deepspeed")}
     searched = set(space.parameters["engine"].values)
     if "engine" in space.conditions:
         searched.add("meshtune")  # where it is inactive
@@ -264,8 +263,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
         return cost_model(cluster, framework)
     # Two, of 16-bit elements.
     buckets = 2 * 2 * min(DEEPSPEED_BUCKET_ELEMENTS, shape.num_parameters)
-    framework = replace(
-        framework,
+    framework = framework.with_habits(
         name=f"{framework.name} on CPU",
         flash_attention=False,
         fixed_buffer_bytes=min(framework.fixed_buffer_bytes, buckets),

@@ -15,7 +15,7 @@ from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
 from analysis.preflight.facts import collectives, derived_links, derived_nic, points, significant
 from analysis.preflight.summary import summary, warnings
-from search_spaces import Cluster, Link, Nic, shipped_clusters
+from search_spaces import Cluster, Link, Nic
 
 # NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
 _MODEL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)\b")
@@ -32,7 +32,7 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
     """
     model = _MODEL.search(device["name"].upper())
     found = []
-    for cluster in shipped_clusters().values():
+    for cluster in Cluster.shipped().values():
         own = _MODEL.search(cluster.gpu.upper())
         memory = device["memory_bytes"] / cluster.memory_bytes
         units = {cluster.compute_units, device["compute_units"]} - {None}

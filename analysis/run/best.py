@@ -15,18 +15,16 @@ from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
 from foundation.quantities import counted
 from foundation.records import Record, validate
+from foundation.values import Scalar, VariableName
 from foundation.writing import write_atomically
 from search_spaces import (
-    MAX_GPUS_PER_NODE,
-    MAX_NODES,
     ResultPatterns,
-    Scalar,
-    VariableName,
+    log_format,
     wrong_file_name,
 )
 from slurm import LogFormat, module_argv
 from trainer.plan.config import TrainConfig
-from trainer.plan.limits import ConfigError
+from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES, ConfigError
 
 MAX_BYTES = 10_000_000
 
@@ -66,7 +64,7 @@ class Best:
             command=tuple(file.command or ()),
             env=file.env,
             parameters=dict(file.parameters),
-            log=file.log.log_format() if file.log else LogFormat(),
+            log=log_format(file.log),
             files=dict(file.files),
             workdir=None if file.workdir is None else Path(file.workdir),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import as_written
-from search_spaces import Cluster, Link, Nic, read_cluster, shipped_cluster
+from search_spaces import Cluster, Link, Nic
 
 
 class UnknownGpuError(ValueError):
@@ -74,7 +74,7 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
         UnknownGpuError: lists the known spellings.
     """
     if gpu.endswith(".yaml"):
-        return read_cluster(Path(gpu))
+        return Cluster.read(Path(gpu))
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
     plain = _SPELLINGS.get(plain, plain)
     if plain not in _GPUS:
@@ -83,7 +83,7 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
             f"found gpu {as_written(gpu)}, accepted (any case and signs): {names}, "
             "or the path of a cluster's file *.yaml"
         )
-    found = [shipped_cluster(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
+    found = [Cluster.named(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
     if gpus_per_node is None:
         return found[0]
     fitting = [c for c in found if c.gpus_per_node == gpus_per_node]

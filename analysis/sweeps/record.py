@@ -18,7 +18,8 @@ from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
-from search_spaces import MAX_GPUS_PER_NODE, Cluster
+from search_spaces import Cluster
+from trainer.plan.limits import MAX_GPUS_PER_NODE
 
 Keys = NDArray[np.str_]
 

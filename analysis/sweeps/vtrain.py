@@ -22,7 +22,7 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
-from search_spaces import shipped_cluster
+from search_spaces import Cluster
 
 _NAMES = {
     "hidden": "hidden_size", "layers": "num_layers", "heads": "num_heads", "seq": "seq_length",
@@ -48,7 +48,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
             "zero_stage": 0,
         }
     )
-    home = with_network(shipped_cluster("dgx_a100"), 4, 25)
+    home = with_network(Cluster.named("dgx_a100"), 4, 25)
     landscape = keys(shape_keys(gpts), gpts.world_size, gpts.global_batch)
     table = Table(
         name=path.stem,

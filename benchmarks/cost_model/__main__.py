@@ -22,7 +22,7 @@ from analysis.sweeps.read import SWEEP
 from analysis.sweeps.record import Table, TableError, read_csv
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 from . import goals, report
 from .evaluate import (

@@ -23,7 +23,8 @@ from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import FRAMEWORKS, Framework
+from search_spaces.frameworks import Framework
+from search_spaces.known import FRAMEWORKS
 
 from .transfer import of_framework, of_gpus, parts_of
 

@@ -186,7 +186,7 @@ def test_flops_and_bubble_is_what_its_formula_says() -> None:
         }
     )
     flops = 96 * 128 * 2048 * 24 * 2304**2 * (1 + 2048 / (6 * 2304) + 51200 / (16 * 24 * 2304))
-    found = FlopsAndBubble().fit(())(j, cluster_of("A100-80GB"), Framework("any"))
+    found = FlopsAndBubble().fit(())(j, cluster_of("A100-80GB"), Framework(name="any"))
     assert found.step_time_s[0] == pytest.approx(
         flops / (0.45 * 312e12 * 32) * (1 + 3 / 16), rel=1e-12
     )

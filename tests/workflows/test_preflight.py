@@ -36,7 +36,7 @@ def test_this_machine_is_measured_and_a_space_can_be_priced_with_it(
     assert {c.operation for c in machine.measured} == {
         "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"
     }  # fmt: skip
-    assert machine.peak_tflops("fp32") > 0 and machine.peak_tflops("bf16") > 0
+    assert machine.peak_fp32_tflops and machine.peak_bf16_tflops > 0
     space = tmp_path / "space.yaml"
     space.write_text(
         "version: 1\nmodel: tiny\ncluster: mine.yaml\ntrainer: {builtin: {data: python-source, "

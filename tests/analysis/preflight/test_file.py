@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from analysis.preflight.file import Preflight
-from search_spaces.cluster import shipped_clusters
+from search_spaces.cluster import Cluster
 from support.preflight_results import H100, WHEN, preflight_result, written
 
 
 def test_a_known_gpu_has_its_data_sheet_and_the_figures_measured() -> None:
     found = Preflight(preflight_result(), "hal")
-    machine, dgx = written(found.file(WHEN)), shipped_clusters()["dgx_h100"]
+    machine, dgx = written(found.file(WHEN)), Cluster.shipped()["dgx_h100"]
     assert machine.peak_bf16_tflops == dgx.peak_bf16_tflops
     assert (machine.memory_gb_per_s, machine.power_watts) == (3350, 700)
     assert (machine.links, machine.nic) == (dgx.links, dgx.nic)

@@ -25,8 +25,10 @@ from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
+
+MESHTUNE = framework_named("meshtune")
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \x1b[2J\u202e\ud800"
