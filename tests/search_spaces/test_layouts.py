@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, check, exported
-from trainer.plan.layouts import LayoutError, parsed_layout
+from search_spaces import Export, SearchSpace, SpaceError, check
 from trainer.plan.stages import StageLayers, StageSettings
+from trainer.plan.layouts import LayoutError, parsed_layout
 
 Load = Callable[[str], SearchSpace]
 # DeepSeek-V3's of its report, and a short one of two chunks on each of four ranks.
@@ -133,10 +133,10 @@ def test_layouts_are_searched_with_megatrons_own_split_among_them(load: Load) ->
     assert "--pipeline-model-parallel-layout" not in plain
     refused = searched.first_violation({**chunks, "vpp": 1}) or ""
     assert refused.startswith("layout_by_stages: pipeline_layout has num_layers t and pp * vpp")
-    told = exported(searched, chunks, "megatron-lm")
+    told = Export.of(searched, chunks, "megatron-lm")
     assert ("--pipeline-model-parallel-layout", CHUNKS) in told.arguments
     assert not told.unmapped
-    assert "pipeline_layout" in " ".join(exported(searched, chunks, "torchtitan").unmapped)
+    assert "pipeline_layout" in " ".join(Export.of(searched, chunks, "torchtitan").unmapped)
 
 
 def test_chunks_follow_from_pipelines_however_they_are_listed(load: Load) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 from trainer.plan.jobs import Jobs
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from analysis.cost.traffic import sent_bytes
-from search_spaces.frameworks import MESHTUNE
-from support.expected_traffic import expected_traffic, job_of
+from search_spaces.known import framework_named
 from trainer.plan.config import TrainConfig
 from trainer.plan.exchange import share_sent
+
+MESHTUNE = framework_named("meshtune")
 
 RANKS, SEQUENCE, MBS, GAS = 8, 16, 2, 4
 MODEL = {
