@@ -1,4 +1,4 @@
-"""The ``trainer`` section of a space file: the program of a trial, and how its metrics are found."""
+"""The ``trainer`` section of a space file: a trial's program, and how its metrics are found."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PatternSpec(Described):
     """A pattern that finds one metric in the lines of a log."""
 
     regex: str
-    """its group 'value', or else its first one, is the number; its group 'step' the step's number"""
+    """group 'value', or else the first one, is the number; group 'step' the step's number"""
     unit: str | None = None
     """unit of the number, as ms, GiB or K tokens/s; default the one beside it in the log, or else
     the key's own; '' is always the key's own"""

@@ -61,7 +61,7 @@ _GRAMMAR = (
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, and from which column (0-based) on."""
+    """A mistake in an expression, and the column (0-based) where it begins."""
 
     def __init__(self, text: str, column: int, what: str) -> None:
         super().__init__(what)
@@ -129,7 +129,7 @@ class Expression:
     _evaluate: _Evaluate
 
     def holds(self, columns: Mapping[str, Array]) -> np.ndarray:
-        """Where it is true; false where it divides by zero. The shape is the columns' broadcast."""
+        """Truth by row; false where it divides by zero. The shape is the columns' broadcast."""
         with np.errstate(all="ignore"):
             result = self._evaluate(columns)
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
@@ -249,7 +249,7 @@ class _Compiler:
         return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
 
     def _choice(self, node: ast.IfExp, depth: int) -> tuple[ValueType, _Evaluate]:
-        """As in Python, the branch that is not chosen does not count."""
+        """``if`` and ``else``: as in Python, the branch that is not chosen does not count."""
         condition = self._typed(node.test, "boolean", depth)
         found, first = self.compile(node.body, depth + 1)
         second = self._typed(node.orelse, found, depth)
