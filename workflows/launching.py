@@ -72,12 +72,9 @@ def launcher_for(
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
-    """Raise LaunchError if this machine is too small for trials.
+    """Raise LaunchError if this machine is too small for the largest trial's ranks.
 
-    Args:
-        file: has the number of ranks.
-        asked: the launcher that was asked for, if any.
-        ranks: of the largest trial.
+    ``asked`` is the launcher that was asked for, if any; messages name the file.
     """
     cores = os.cpu_count() or 1
     if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):

@@ -68,14 +68,7 @@ def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
 
 
 def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:
-    """Measure, write the cluster file, print a summary; returns the exit code.
-
-    Args:
-        launcher: gives the ranks their processes.
-        spec: from :func:`preflight_spec`; its folder is made.
-        out: the cluster file.
-        name: of the cluster.
-    """
+    """Measure, write the cluster file ``out``, print a summary; returns the exit code."""
     lease = first_nodes(launcher, spec)
     spec.directory.mkdir(parents=True, exist_ok=True)
     clear_attempt(spec.directory)
@@ -89,13 +82,9 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write the cluster file, print a summary; returns exit code 1 after a failure.
+    """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
 
-    Args:
-        result_file: of ``trainer.preflight``, complete or not.
-        out: the cluster file.
-        name: of the cluster.
-        failure: how the measurement failed; empty if it did not.
+    Returns the exit code: 1 if the measurement failed, for which ``failure`` has the reason.
     """
     try:
         result = json.loads(result_file.read_text())

@@ -56,14 +56,7 @@ class Longer:
 
 
 def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
-    """Train in ``out``, print each step and the metrics; returns the exit code.
-
-    Args:
-        best: what to train.
-        launcher: gives the ranks their processes.
-        out: a folder for the configuration, the logs and ``result.json``.
-        longer: differences from the trial.
-    """
+    """Train in the folder ``out``, print each step and the metrics; returns the exit code."""
     out = out.absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -160,8 +153,8 @@ class _Steps:
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
         for step in steps[self._printed :]:
-            figures = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
-            print(printable(f"step {step['step']:5d}  {'  '.join(figures)}"), flush=True)
+            metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
+            print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
         self._printed = max(self._printed, len(steps))
 
     def rest(self) -> None:

@@ -39,7 +39,7 @@ DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] 
 }
 
 
-def figures(
+def objective_values(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, float]:
     """The value of every objective, in the space's order; may be infinite or not a number.

@@ -90,12 +90,8 @@ class Search:
 def run_session(search: Search, flags: str = "", report: bool = True) -> int:
     """Search until an ending, write the report if nothing is left, and return the exit code.
 
-    Progress goes to the terminal, and Ctrl-C stops the search cleanly.
-
-    Args:
-        search: what to run.
-        flags: options of the command that resumes the run, besides the space.
-        report: whether to write one.
+    Progress goes to the terminal, and Ctrl-C stops the search cleanly. ``flags`` are the options
+    of the command that resumes the run, besides the space.
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
@@ -119,10 +115,6 @@ def run_session(search: Search, flags: str = "", report: bool = True) -> int:
 @contextmanager
 def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
     """The driver of a run; the run is locked within the context.
-
-    Args:
-        search: what to run.
-        listen: see ``Driver``.
 
     Raises:
         RegistryError: if there is no such policy.

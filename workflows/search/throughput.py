@@ -116,11 +116,7 @@ def contradiction(
 ) -> str | None:
     """A message about two metrics that cannot both be true; None if all can.
 
-    Args:
-        space: of the trial.
-        job: its work per step.
-        result: the trainer's.
-        elapsed_s: from the trial's start to its end.
+    ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end.
     """
     found = step_time_s(job, result)
     if found is None:
