@@ -93,16 +93,22 @@ class Value:
 _Evaluate = Callable[[Mapping[str, Array]], Value]
 
 
+def _any(*bad: Array) -> Array:
+    """Rows where one is bad; most expressions divide by nothing, and no column is computed."""
+    found = [rows for rows in bad if rows is not False]
+    return reduce(np.logical_or, found) if found else False
+
+
 def _both(left: Value, right: Value) -> Value:
     """``and``: as in Python, the right side counts only where the left one does not decide."""
-    bad = np.logical_or(left.bad, np.logical_and(left.value, right.bad))
-    return Value(np.logical_and(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(left.value, right.bad)
+    return Value(np.logical_and(left.value, right.value), _any(left.bad, bad))
 
 
 def _either(left: Value, right: Value) -> Value:
     """``or``, likewise."""
-    bad = np.logical_or(left.bad, np.logical_and(np.logical_not(left.value), right.bad))
-    return Value(np.logical_or(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(np.logical_not(left.value), right.bad)
+    return Value(np.logical_or(left.value, right.value), _any(left.bad, bad))
 
 
 def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
@@ -110,8 +116,7 @@ def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
 
     def evaluate(columns: Mapping[str, Array]) -> Value:
         values = [part(columns) for part in parts]
-        bad = reduce(np.logical_or, (value.bad for value in values))
-        return Value(compute(*(value.value for value in values)), bad)
+        return Value(compute(*[value.value for value in values]), _any(*[v.bad for v in values]))
 
     return evaluate
 
