@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from foundation.documents import as_written
-from search_spaces.language.fields import Scalar
+from foundation.values import Scalar
 from search_spaces.spans import Span
 from trainer.plan.annotations import OtherNames, grouped
 from trainer.plan.axes import FURTHER_AXES

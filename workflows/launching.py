@@ -7,7 +7,8 @@ import signal
 import threading
 from pathlib import Path
 
-from analysis import Run, RunFolder, counted, read_run
+from analysis import Run, RunFolder, read_run
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import (
     Launcher,

@@ -30,14 +30,14 @@ from scipy.stats import spearmanr
 
 from analysis import (
     CostModel,
-    ModelSensitivity,
     NotEnough,
     Pricing,
     Run,
-    frame_of,
     model_sensitivity,
     objective_sensitivity,
 )
+from analysis.report.model_sensitivity import ModelSensitivity
+from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut

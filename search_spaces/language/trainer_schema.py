@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
@@ -19,15 +19,12 @@ from pydantic import (
 )
 
 from foundation.records import Described
-from search_spaces.frameworks import FRAMEWORKS
-from search_spaces.language.fields import Identifier, VariableName
-from search_spaces.log_formats import LOG_FORMATS
-from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
+from foundation.values import Identifier, VariableName
+from search_spaces.language.log_schema import ResultPatterns
+from search_spaces.shipped import known_trainers
+from slurm import parsed_python
 from trainer.plan.axes import FURTHER_AXES
 from trainer.plan.fields import Precision, Settings
-
-REDUCTION_NAMES = tuple(REDUCTIONS)
-
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
@@ -66,85 +63,6 @@ class BuiltinTrainer(Settings):
     def _given(self) -> dict[str, Any]:
         """Only what is set, even to its default: a default of the trainer's may change."""
         return {n: getattr(self, n) for n in type(self).model_fields if n in self.model_fields_set}
-
-
-class PatternSpec(Described):
-    """A pattern that finds one metric in the lines of a log."""
-
-    regex: str
-    """group 'value', or else the first one, is the number; group 'step' the step's number"""
-    unit: str | None = None
-    """unit of the number, as ms, GiB or K tokens/s; default the one beside it in the log, or else
-    the key's own; '' is always the key's own"""
-    scale: float = 1.0
-    """factor by which the number is multiplied"""
-    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
-        default="median", description="how the numbers of the steps become one"
-    )
-    skip: int | None = Field(default=None, ge=0)
-    """first matches that do not count; default warmup_steps"""
-    since_start: bool = False
-    """numbers count from the run's start: a step's own is the increase"""
-    unless: str | None = None
-    """a metric beside which this pattern is left out"""
-
-    def pattern(self) -> Pattern:
-        return Pattern(**self.model_dump())
-
-
-def _pattern(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "<several>"
-    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
-
-
-_OnePattern = Annotated[
-    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
-    Discriminator(_pattern),
-]
-PatternsSpec = Annotated[
-    Annotated[str, Tag("<regex>")]
-    | Annotated[PatternSpec, Tag("<record>")]
-    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
-    Discriminator(_pattern),
-]
-
-
-class ResultPatterns(Described):
-    """Patterns that find metrics in the logs of a trainer that writes no result."""
-
-    format: str | None = None
-    """format of a well-known trainer's log: megatron-lm, torchtitan ..."""
-    patterns: dict[str, PatternsSpec] = Field(default={})
-    """result key: regular expression with the number in a group, a record, or a list of them of
-    which the first that is found counts; the metric is the median over steps after the warm-up"""
-    pauses: str | None = None
-    """regular expression of lines after which a step's time does not count, as after a
-    checkpoint"""
-
-    @model_validator(mode="after")
-    def _some(self) -> ResultPatterns:
-        if self.format is None and not self.patterns:
-            raise ValueError("needs format or patterns")
-        if self.format is not None and self.format not in LOG_FORMATS:
-            known = ", ".join(sorted(LOG_FORMATS))
-            raise ValueError(f"format: found {self.format}, accepted one of {known}")
-        return self
-
-    def log_format(self) -> LogFormat:
-        """The patterns of the known format, and this record's own in place of them."""
-        known = LOG_FORMATS[self.format] if self.format else LogFormat()
-        own = {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()}
-        pauses = known.pauses if self.pauses is None else self.pauses
-        return LogFormat({**known.patterns, **own}, pauses)
-
-
-def _each(spec: Any) -> list[str | PatternSpec]:
-    return list(spec) if isinstance(spec, (list, tuple)) else [spec]
-
-
-def _as_pattern(spec: str | PatternSpec) -> Pattern:
-    return Pattern(spec) if isinstance(spec, str) else spec.pattern()
 
 
 class Flags(Described):
@@ -248,7 +166,8 @@ class TrainerSpec(Described):
         default=None,
         pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
         description="framework whose habits the cost model assumes for a command "
-        f"({', '.join(FRAMEWORKS)}; the search infers those of any other); default megatron-lm",
+        f"({', '.join(known_trainers('habits'))}; the search infers those of any other); default "
+        "megatron-lm",
     )
     axes: list[Identifier] = Field(default=[])
     """parameters that are further parallel axes of a command, innermost first, between tp and dp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis import FingerprintError, RunBusyError, RunError
+from analysis import RunError
 from foundation.files import FileError
 from foundation.registry import RegistryError
 from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesError
@@ -21,8 +21,7 @@ class UsageError(Exception):
 EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {
     # Mistakes in the input.
     2: (
-        *(FileError, BatchError, ConfigError, UsageError),
-        *(FingerprintError, RunError, RunBusyError),
+        *(FileError, RunError, BatchError, ConfigError, UsageError),
         *(RegistryError, PolicyError, LaunchError, SimulationError, TooFewNodesError),
     ),
     # Interruptions: the same command resumes.

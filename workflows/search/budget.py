@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis import Run, StartUp, Trial, counted, metric
+from analysis import Metrics, Run, StartUp, Trial
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
 
@@ -177,5 +178,5 @@ class NodeHours:
 
 
 def _step_time_s(trial: Trial) -> float | None:
-    median = metric(trial.result, "step_time_s.median")
+    median = Metrics(trial.result).get("step_time_s.median")
     return float(median) if median and median > 0 else None

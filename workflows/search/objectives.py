@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analysis import MissingMetricError, required_metric
+from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
 from workflows.search.throughput import completed, job_of
 
@@ -18,7 +18,7 @@ class _Metrics:
         self._result, self._wanted = result, wanted
 
     def __call__(self, key: str) -> float:
-        return required_metric(self._result, key, self._wanted)
+        return Metrics(self._result).required(key, self._wanted)
 
 
 def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:

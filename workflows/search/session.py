@@ -24,14 +24,12 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    config_text,
-    counted,
-    early_stop_lines,
     front_lines,
     read_run,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import config_text, counted
 from search_spaces import SearchSpace
 from slurm import Launcher, Lease, NodePool, TooFewNodesError
 from workflows.optimizer.policy import Policy
@@ -258,7 +256,7 @@ def _summary(driver: Driver, ending: Ending, flags: str) -> str:
     for label, line in front_lines(driver.state):
         text += f"\n{label + ':' if label else ' '} {line}"
     asked = driver.space.finalists.confidence
-    for label, line in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
+    for label, line in verdict_lines(driver.state, asked):
         text += f"\n{label}: {line}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))

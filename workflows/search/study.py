@@ -19,7 +19,6 @@ from analysis import (
     RunFolder,
     Started,
     Trial,
-    write_results,
 )
 from foundation.arguments import (
     ArgumentError,
@@ -232,7 +231,7 @@ class Study:
         if self._closed:
             return
         self._closed = True
-        write_results(self._folder, self.run)
+        self._results.write(self.run)
         self._journal.close()
 
     def __enter__(self) -> Study:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis import (
-    TRIAL_FILE,
     Ended,
+    Metrics,
     MissingMetricError,
     Proposed,
     Run,
     RunFolder,
     Trial,
-    possible,
     starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
@@ -86,7 +85,7 @@ class TrialFactory:
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
         files: dict[str, Any] = {
-            TRIAL_FILE: {
+            "trial.json": {
                 "name": spec.name,
                 "config": dict(config),
                 "argv": list(spec.argv),
@@ -150,7 +149,7 @@ def judge(
     for key, value in reached.items():
         if not math.isfinite(value):
             return Kind.DIVERGED, {}, f"{key} is not finite"
-        if not possible(value):
+        if not Metrics.possible(value):
             return Kind.DIVERGED, {}, f"{key} is {value:g}, which is impossible"
     return Kind.OK, reached, outcome.message
 

@@ -16,10 +16,12 @@ from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
 from trainer.plan.axes import RANK_ORDERS
 from trainer.plan.config import TrainConfig
+
+MESHTUNE = framework_named("meshtune")
 
 
 def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:

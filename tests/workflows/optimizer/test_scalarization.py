@@ -15,7 +15,7 @@ from analysis.pareto import non_dominated
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
@@ -309,7 +309,7 @@ def test_a_journal_without_several_objectives_is_read_and_written_as_before(
     folder.create(make_space())
     run = Run(folder.path, objective={"maximize": "speed"})
     run.trials[1] = Trial(1, {"tp": 1}, 0.0, kind="ok", objective=2.0, result={"speed": 2.0})
-    write_results(folder, run)
+    ResultsFile(folder).write(run)
     text = (folder.path / "results.csv").read_text()
     assert text == "p:tp,objective,job_id,job_status,m:speed\n1,2.0,1,DONE,2.0\n"
 
