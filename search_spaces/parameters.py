@@ -103,27 +103,27 @@ class Parameter:
 
     @cached_property
     def shares(self) -> np.ndarray | None:
-        """How often each value is to be drawn, relative to the others; None: all alike."""
+        """Weights with which values are drawn; None: all alike."""
         shares = None if self.span is None else self.span.shares
         return None if shares is None or np.all(shares == 1) else shares
 
     def drawn(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Values at random, each as often as its share."""
+        """Random values, weighted by ``shares``."""
         shares = None if self.shares is None else self.shares / self.shares.sum()
         return np.array(self.values)[rng.choice(len(self.values), count, p=shares)]
 
     def place(self, value: Scalar) -> int:
-        """Which of the values it is; of a continuous parameter the nearest."""
+        """Index of a value; of the nearest one if the parameter is continuous."""
         if self.span is None:
             return self.values.index(value)
         return self.span.place(float(value)) if self.varies else 0
 
     def nearest(self, value: Scalar) -> Scalar:
-        """The value at that place."""
+        """The value that stands for it among ``values``."""
         return self.values[self.place(value)]
 
     def unit(self, value: Scalar) -> float:
-        """Where a value lies from the first (0) to the last (1), by its scale or else its place."""
+        """Position of a value from the first (0) to the last (1), by its scale or its index."""
         if self.span is not None:
             return self.span.unit(float(value))
         return self.place(value) / max(1, len(self.values) - 1)
@@ -133,7 +133,7 @@ class Parameter:
         return replace(self, values=self.values[:1])
 
     def as_file(self) -> Any:
-        """What a space file says of it, in the shortest way."""
+        """The shortest way to write it in a space file."""
         if self.span is not None:
             return self.span.as_file()
         values = list(self.values)

@@ -1,4 +1,4 @@
-"""Which parameters of a space the cost model reads, and the jobs that their values make."""
+"""Parameters of a space that the cost model reads, and the jobs that their values make."""
 
 from __future__ import annotations
 

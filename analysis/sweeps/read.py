@@ -27,6 +27,7 @@ from analysis.sweeps.record import (
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
 from foundation.messages import listed
+from trainer.plan.jobs import RECOMPUTE, Array, Jobs, Mask, jobs
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),

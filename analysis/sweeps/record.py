@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from trainer.plan.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
 from search_spaces import Cluster
+from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.limits import MAX_GPUS_PER_NODE
 
 Keys = NDArray[np.str_]
@@ -164,7 +164,9 @@ def _short(value: Any) -> str:
 
 def shape_keys(j: Jobs) -> Keys:
     """Layers x hidden size, the identity of a model when folds leave it out."""
-    return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
+    return keys(
+        [f"{n:g}x{h:g}" for n, h in zip(j.model.num_layers, j.model.hidden_size, strict=True)]
+    )
 
 
 def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:

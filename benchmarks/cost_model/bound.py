@@ -20,6 +20,7 @@ from analysis.sweeps.record import Table
 from benchmarks.printing import percent
 from benchmarks.published.read import read_table
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Array
 
 from .fit import measurements_of
 from .metrics import mean, median, relative_errors

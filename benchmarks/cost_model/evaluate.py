@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.sweeps.record import Table, keys
 from benchmarks.cost_model.failures import not_memory
+from trainer.plan.jobs import Array, Mask
 
 from . import metrics
 from .folds import (

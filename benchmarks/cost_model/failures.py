@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.plan.jobs import Array, Mask
 from analysis.sweeps.record import Keys, Table
+from trainer.plan.jobs import Array, Mask
 
 
 def not_memory(table: Table) -> Mask:

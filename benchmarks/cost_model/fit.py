@@ -24,6 +24,7 @@ from benchmarks.cost_model.failures import not_memory
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS
+from trainer.plan.jobs import joined
 
 from .transfer import of_framework, of_gpus, parts_of
 

@@ -17,6 +17,7 @@ import numpy as np
 from analysis.sweeps.record import Table
 from benchmarks.published.gpt import one_cluster_table
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import Jobs, jobs, joined
 from trainer.plan.sizes import Latent, Mixture
 
 from .simumax import MissingError

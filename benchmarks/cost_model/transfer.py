@@ -19,6 +19,7 @@ from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Array
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2

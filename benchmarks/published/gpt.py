@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from trainer.plan.jobs import FULL, Jobs, jobs
 from analysis.sweeps.record import Keys, Table, keys, number_column, shape_keys
 from search_spaces import Cluster
+from trainer.plan.jobs import FULL, Jobs, jobs
 
 
 def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:

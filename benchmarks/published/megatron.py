@@ -13,6 +13,7 @@ from analysis.units import GIB
 from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from benchmarks.published.single import gpt_flops
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 
 
 def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:

@@ -20,6 +20,7 @@ from analysis.sweeps.record import (
 from analysis.units import GIB
 from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import FULL, NONE, Array, Jobs, Mask
 
 
 def gpt_flops(j: Jobs) -> Array:

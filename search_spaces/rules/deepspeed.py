@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot train, as rules of a space; see ``trainer.deepspeed.rules``."""
+"""DeepSpeed's limits as rules of a space; see ``trainer.deepspeed.rules``."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def derived_nodes(parameters: Collection[str]) -> bool:
 def static_facts(
     model: ModelConfig | None, cluster: Cluster | None, ranks_per_node: int = 1
 ) -> dict[str, Scalar]:
-    """What the model and the cluster say, under the names of their records.
+    """Facts of the model and the cluster, under the names of their records.
 
     ``num_kv_heads`` and ``ffn_hidden_size`` are resolved; the cluster's own number of nodes is
     ``cluster_nodes``, since ``num_nodes`` is a trial's. Without a cluster there is nothing but

@@ -1,4 +1,4 @@
-"""What makes a configuration valid: the trainer's requirements, and the space's own constraints.
+"""Rules of valid configurations: the trainer's requirements, and the space's own constraints.
 
 A rule that needs a fact which the space does not have (no model, no such parameter) is left out.
 Where a parameter is inactive and the trainer has no default for it, rules that name it hold.
@@ -49,12 +49,12 @@ class Rule:
     names: frozenset[str]
     _test: Callable[[Facts], Array]
     required: bool = False
-    """By trainers, and not by this space alone."""
+    """Trainers require it, not this space alone."""
     remedy: str = ""
-    """What a space can say so that such configurations are valid, if anything."""
+    """How a space can make such configurations valid, if it can."""
 
     def holds(self, facts: Facts) -> np.ndarray:
-        """Where the rule is kept; the shape is that of the columns it reads."""
+        """Truth by row; the shape is that of the columns that the rule reads."""
         return np.asarray(self._test(facts))
 
 

@@ -14,6 +14,7 @@ from benchmarks.search.oppa import BEYOND, OppaPolicy
 from benchmarks.search.parallelism_prior import memory_prior, time_prior
 from meshtune.testing.policies import SPACES, PolicyContract
 from search_spaces import Cluster, SearchSpace, load_space
+from trainer.plan.jobs import Jobs
 from workflows import Problem
 from workflows.replay.landscapes import recorded
 from workflows.replay.play import play

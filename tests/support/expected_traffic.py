@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from search_spaces.frameworks import MESHTUNE
+from search_spaces import framework_named
 from trainer.plan.axes import cp, dp, grid, pp, tp
 from trainer.plan.axes.axis import Exchanges
 from trainer.plan.config import TrainConfig
@@ -24,6 +24,7 @@ from trainer.plan.shards import UnitLayout, bucket_exchanges, fill, padded, unit
 from trainer.plan.sizes import Matrix, layer_matrices
 
 Report = dict[str, dict[str, dict[str, int]]]
+MESHTUNE = framework_named("meshtune")
 REPEATED_GATHERS = 2  # of a layer whose pass is repeated with sequence parallelism
 _SUMMED_BYTES = 4  # gradients between ranks are summed in float32
 

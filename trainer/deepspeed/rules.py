@@ -1,4 +1,4 @@
-"""What DeepSpeed 0.19.8 cannot train, each with its reason and a remedy. Torch-free.
+"""Limits of DeepSpeed 0.19.8, each with its reason and a remedy. Torch-free.
 
 DeepSpeed refuses some of it and silently runs the rest as something else; a second opinion must
 answer the same question. Single fields declare what it refuses (``trainer.plan.fields``); here are
@@ -18,7 +18,7 @@ DeviceType = Literal["cpu", "cuda"]
 
 ANY_DEVICE = (
     *refused("deepspeed"),
-    # All replicas or one, for each: ZeRO's stages.
+    # ZeRO's stages split each state over all replicas or over none.
     Requirement(
         "deepspeed_degrees",
         "(weight_shard == 1 or weight_shard == dp)"
@@ -105,7 +105,7 @@ def unsupported(
     device_type: DeviceType,
     local_world_size: int | None = None,
 ) -> str | None:
-    """Why DeepSpeed cannot train a configuration, and what to set instead; None if it can.
+    """The reason why DeepSpeed cannot train a configuration, with a remedy; None if it can.
 
     Args:
         config: valid by itself, see ``TrainConfig.check``; its ``engine`` is not looked at.

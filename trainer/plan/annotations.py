@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Column:
-    """How a field becomes a column of the cost model's jobs.
+    """The column of the cost model's jobs that a field becomes.
 
     Attributes:
         name: of the column; default the field's own.
@@ -42,8 +42,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Counts:
-    """Where a field has an effect. Elsewhere only its default is valid, so that a search does not
-    try one job twice; fields that share the annotation are one requirement.
+    """The condition under which a field has an effect. Elsewhere only its default is valid, so
+    that a search does not try one job twice; fields that share the annotation are one requirement.
 
     Attributes:
         where: condition, in the constraint grammar.
@@ -79,7 +79,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class OtherNames:
-    """What frameworks call a parameter, without endings such as ``_size``, as words of a text."""
+    """Names in frameworks, separated by spaces and without endings such as ``_size``."""
 
     names: str
 

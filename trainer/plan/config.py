@@ -109,7 +109,7 @@ class TrainConfig(Settings, Choices):
         return self.cp == 1 and not self.grid_axes
 
     def recomputed(self, layers: range) -> int:
-        """How many of these layers of the model compute something again, as ``recompute`` says."""
+        """Number of these layers of the model that recompute something."""
         if self.recompute == "none":
             return 0
         return sum(layer % self.recompute_every == 0 for layer in layers)
@@ -150,13 +150,13 @@ class TrainConfig(Settings, Choices):
         """Ranks of a node and of a pair.
 
         Args:
-            world_size: what a node has where neither the configuration nor the launcher says.
-            local_world_size: the launcher's word.
+            world_size: ranks of a node where neither the configuration nor the launcher says.
+            local_world_size: ranks of a node as the launcher says.
         """
         return Topology(self.ranks_per_node or local_world_size or world_size, self.ranks_per_pair)
 
     def place(self, world_size: int, local_world_size: int | None = None) -> Placement:
-        """Where weights, gradients and optimizer states go; raises ConfigError."""
+        """Placement of weights, gradients and optimizer states; raises ConfigError."""
         axes = self.axes(world_size)
         dp = axes.sizes["dp"]
         wishes = {name: getattr(self, name) for name in Wishes.__dataclass_fields__}

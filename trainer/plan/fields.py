@@ -1,8 +1,8 @@
 """The fields of a training job, each declared once.
 
-What searches may choose is in :class:`Choices`, what all trials of a search share in
-:class:`Settings`; annotations say the rest (``trainer.plan.annotations``). The space language, the
-requirements and the cost model's columns are derived from them. Torch-free.
+A search chooses the fields of :class:`Choices`; its trials share those of :class:`Settings`.
+Annotations say the rest (``trainer.plan.annotations``). The space language, the requirements and
+the cost model's columns are derived from them. Torch-free.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from trainer.plan.annotations import (
 )
 from trainer.plan.formats import Format
 from trainer.plan.limits import Layers, Ranks, Sequences, Steps
-from trainer.plan.loss_tokens import Documents, Goldfish
 from trainer.plan.optimizer import LRScheduler, OptimizerConfig
-from trainer.plan.output import Metrics, Validation
 from trainer.plan.rules.expression import Scalar
+from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
 from trainer.plan.states import BUCKET_ELEMENTS
 
 Recompute = Literal["none", "selective", "full"]
@@ -48,7 +47,7 @@ _CHECKPOINTS = Refused("it has no checkpoints here")
 
 
 class Choices(Described):
-    """What a search may choose, trial by trial; ``dp`` is what the other degrees leave."""
+    """Choices of a search, trial by trial; ``dp`` is what the other degrees leave."""
 
     tp: Annotated[
         Ranks,
@@ -188,7 +187,7 @@ class Choices(Described):
 
 
 class OtherChoices(Described):
-    """What other trainers are told besides, in the words that the cost model has a price for."""
+    """Choices that only other trainers have, in the words that the cost model can price."""
 
     ep: Annotated[
         Ranks, Open(), OtherNames("expert_parallel expert_model_parallel"), Column(mixtures=True)
@@ -222,7 +221,7 @@ class OtherChoices(Described):
 
 
 class Settings(Described):
-    """What all trials of a search share: the ``builtin`` trainer's section of a space."""
+    """Settings that all trials of a search share: the ``builtin`` trainer's section of a space."""
 
     data: str
     """prefix of an indexed token file: PREFIX.bin and PREFIX.idx"""

@@ -64,7 +64,7 @@ class LRScheduler(Described):
         return round(total_steps * self.decay_ratio)
 
     def factor(self, step: int) -> float:
-        """Of the learning rate in a step, counted from 0.
+        """Factor on the learning rate in a step, counted from 0.
 
         The decay ends one step after the last, whose rate is therefore not yet the least
         (torchtitan, ``components/lr_scheduler.py``).

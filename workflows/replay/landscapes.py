@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import Table, TableError, number_column, read_results, read_tables, results_table
-from trainer.plan.jobs import RECOMPUTE
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space

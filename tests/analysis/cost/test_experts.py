@@ -16,8 +16,8 @@ from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import NotPricedError, Pricing
 from foundation.documents import read_document
 from foundation.records import validate
-from search_spaces import SearchSpace, check, load_space, shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE
+from search_spaces import Cluster, SearchSpace, check, load_space
+from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
 from trainer.plan.axes.ep import dispatched_bytes
@@ -33,16 +33,6 @@ from trainer.plan.jobs import (
     jobs,
     joined,
 )
-from analysis.cost.memory import MemoryConstants, memory
-from analysis.cost.model import CostModel
-from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.pricing import NotPricedError, Pricing
-from foundation.documents import read_document
-from foundation.records import validate
-from search_spaces import Cluster, SearchSpace, check, load_space
-from search_spaces.known import framework_named
-from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import expert_weights
 

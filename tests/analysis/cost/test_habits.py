@@ -10,6 +10,7 @@ from analysis.cost.memory import reported
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
+from trainer.plan.jobs import Jobs, jobs
 
 LIMIT = 80 * 2.0**30
 LEAN = FRAMEWORKS["megatron-lm"].with_habits(name="in-house", gradient_bytes=2.0)

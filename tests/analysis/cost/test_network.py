@@ -14,6 +14,7 @@ from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
 
 MEGATRON_BRIDGE = framework_named("megatron-bridge")

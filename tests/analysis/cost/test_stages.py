@@ -15,8 +15,8 @@ from analysis.cost.stages import fullest_stages, stage_layers
 from analysis.cost.states import stage_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space
-from search_spaces.cluster import shipped_cluster
+from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
+from search_spaces.cluster import Cluster
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 from trainer.plan.jobs import (
     BREADTH_FIRST,
@@ -28,15 +28,6 @@ from trainer.plan.jobs import (
     Jobs,
     jobs,
 )
-from analysis.cost.memory_fit import MemoryConstants, memory
-from analysis.cost.model import CostModel
-from analysis.cost.stages import stage_layers
-from analysis.cost.states import stage_parameters
-from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
-from search_spaces.cluster import Cluster
-from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 
 MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
 MESHTUNE = framework_named("meshtune")

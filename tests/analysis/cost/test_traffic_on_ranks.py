@@ -14,6 +14,7 @@ import pytest
 
 from analysis.cost.traffic import sent_bytes
 from search_spaces.known import framework_named
+from support.expected_traffic import expected_traffic, job_of
 from trainer.plan.config import TrainConfig
 from trainer.plan.exchange import share_sent
 

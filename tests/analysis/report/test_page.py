@@ -25,6 +25,7 @@ from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
 from search_spaces.known import framework_named
+from trainer.plan.jobs import jobs
 from trainer.plan.model import ModelConfig
 
 MESHTUNE = framework_named("meshtune")

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.plan.jobs import FULL, SELECTIVE
 from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import TableError
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep

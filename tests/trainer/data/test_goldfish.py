@@ -9,7 +9,7 @@ import torch
 from trainer.data.goldfish import IGNORED, left_out, without
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.loss_tokens import Goldfish
+from trainer.plan.sections import Goldfish
 
 VOCABULARY = 50
 

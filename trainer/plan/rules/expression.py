@@ -61,7 +61,7 @@ _GRAMMAR = (
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, and from which column (0-based) on."""
+    """A mistake in an expression, and the column (0-based) where it begins."""
 
     def __init__(self, text: str, column: int, what: str) -> None:
         super().__init__(what)
@@ -93,16 +93,22 @@ class Value:
 _Evaluate = Callable[[Mapping[str, Array]], Value]
 
 
+def _any(*bad: Array) -> Array:
+    """Rows where one is bad; most expressions divide by nothing, and no column is computed."""
+    found = [rows for rows in bad if rows is not False]
+    return reduce(np.logical_or, found) if found else False
+
+
 def _both(left: Value, right: Value) -> Value:
     """``and``: as in Python, the right side counts only where the left one does not decide."""
-    bad = np.logical_or(left.bad, np.logical_and(left.value, right.bad))
-    return Value(np.logical_and(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(left.value, right.bad)
+    return Value(np.logical_and(left.value, right.value), _any(left.bad, bad))
 
 
 def _either(left: Value, right: Value) -> Value:
     """``or``, likewise."""
-    bad = np.logical_or(left.bad, np.logical_and(np.logical_not(left.value), right.bad))
-    return Value(np.logical_or(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(np.logical_not(left.value), right.bad)
+    return Value(np.logical_or(left.value, right.value), _any(left.bad, bad))
 
 
 def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
@@ -110,8 +116,7 @@ def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
 
     def evaluate(columns: Mapping[str, Array]) -> Value:
         values = [part(columns) for part in parts]
-        bad = reduce(np.logical_or, (value.bad for value in values))
-        return Value(compute(*(value.value for value in values)), bad)
+        return Value(compute(*[value.value for value in values]), _any(*[v.bad for v in values]))
 
     return evaluate
 
@@ -129,7 +134,7 @@ class Expression:
     _evaluate: _Evaluate
 
     def holds(self, columns: Mapping[str, Array]) -> np.ndarray:
-        """Where it is true; false where it divides by zero. The shape is the columns' broadcast."""
+        """Truth by row; false where it divides by zero. The shape is the columns' broadcast."""
         with np.errstate(all="ignore"):
             result = self._evaluate(columns)
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
@@ -249,7 +254,7 @@ class _Compiler:
         return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
 
     def _choice(self, node: ast.IfExp, depth: int) -> tuple[ValueType, _Evaluate]:
-        """As in Python, the branch that is not chosen does not count."""
+        """``if`` and ``else``: as in Python, the branch that is not chosen does not count."""
         condition = self._typed(node.test, "boolean", depth)
         found, first = self.compile(node.body, depth + 1)
         second = self._typed(node.orelse, found, depth)
