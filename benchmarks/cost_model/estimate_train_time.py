@@ -112,14 +112,16 @@ def inexpressible(job: Jobs, cluster: Cluster) -> str:
     )
     cannot: dict[str, Any] = {
         "GPUs beside A100": cluster.peak_bf16_tflops != A100,
-        "models beside GPT": ~plain | (job.mixture is not None),
-        f"vocabularies beside {VOCABULARY:,}": np.abs(job.vocab_size / VOCABULARY - 1) > 0.05,
-        "without full recomputation": job.recompute != FULL,
-        "ZeRO-2, ZeRO-3 and FSDP": (job.weight_shard > 1) | (job.gradient_shard > 1),
-        f"tp above {MOST_TP} (groups that were not measured)": job.layer_ranks > MOST_TP,
-        f"fewer than {LEAST_PP} stages": job.pp < LEAST_PP,
-        "interleaved stages, other schedules": (job.vpp > 1) | (job.schedule != ONE_F_ONE_B),
-        "context parallelism": job.cp > 1,
+        "models beside GPT": ~plain | (job.model.mixture is not None),
+        f"vocabularies beside {VOCABULARY:,}": np.abs(job.model.vocab_size / VOCABULARY - 1) > 0.05,
+        "without full recomputation": job.options.recompute != FULL,
+        "ZeRO-2, ZeRO-3 and FSDP": (job.placement.weight_shard > 1)
+        | (job.placement.gradient_shard > 1),
+        f"tp above {MOST_TP} (groups that were not measured)": job.layout.layer_ranks > MOST_TP,
+        f"fewer than {LEAST_PP} stages": job.layout.pp < LEAST_PP,
+        "interleaved stages, other schedules": (job.layout.vpp > 1)
+        | (job.options.schedule != ONE_F_ONE_B),
+        "context parallelism": job.layout.cp > 1,
     }
     return next((reason for reason, rows in cannot.items() if np.any(rows)), "")
 

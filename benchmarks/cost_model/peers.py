@@ -162,7 +162,7 @@ class FlopsAndBubble:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             rate = 0.45 * cluster.peak_bf16_tflops * 1e12
             bubble = (jobs.layout.pp - 1) / (jobs.layout.gas * jobs.layout.vpp)
-            flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
+            flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
             time_s = flops / (rate * jobs.layout.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
             return Predicted(time_s, nothing, nothing, time_s, nothing, nothing)

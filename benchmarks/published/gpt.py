@@ -40,8 +40,8 @@ def one_cluster_table(
     path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any
 ) -> Table:
     """A table of one cluster, with defaults for unknown columns."""
-    nodes = np.ceil(j.world_size / home.gpus_per_node)
-    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
+    nodes = np.ceil(j.layout.world_size / home.gpus_per_node)
+    landscape = keys(shape_keys(j), j.layout.world_size, j.global_batch)
     known: dict[str, Any] = {
         "clusters": {home.name: home},
         "cluster": np.full(len(j), home.name),

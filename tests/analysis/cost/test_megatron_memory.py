@@ -18,7 +18,9 @@ MEGATRON = FRAMEWORKS["megatron-lm"]
 def test_fused_layers_keep_a_gates_inputs_and_what_rotation_gives() -> None:
     job = gpt(recompute=NONE, gated=True, kv_heads=8)
     parted = MEGATRON.with_habits(fused_layers=False)
-    fewer = layer_bytes(job, parted, job.recompute) - layer_bytes(job, MEGATRON, job.recompute)
+    fewer = layer_bytes(job, parted, job.options.recompute) - layer_bytes(
+        job, MEGATRON, job.options.recompute
+    )
     per_token = 2 * (6144 + 768 + 4 * 6144) / 8  # queries and keys once more, the gate's result
     assert fewer[0] == pytest.approx(2048 * 4 * per_token)
 
