@@ -15,7 +15,7 @@ from analysis.cost.stages import fullest_stages, stage_layers
 from analysis.cost.states import stage_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
+from search_spaces import SearchSpace, framework_named, load_space
 from search_spaces.cluster import Cluster
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 from trainer.plan.jobs import (
@@ -28,6 +28,7 @@ from trainer.plan.jobs import (
     Jobs,
     jobs,
 )
+from trainer.plan.layouts import parsed_layout
 
 MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
 MESHTUNE = framework_named("meshtune")
