@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import join, quote
 
-from analysis import RunFolder, config_text, counted, parameters_of, read_run
+from analysis import Best, RunFolder, read_run
+from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
 from search_spaces import Export, SpaceError, load_space
 from trainer.plan.limits import ConfigError
@@ -27,7 +28,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
             raise ConfigError(f"{source}: no trial has succeeded, so there is nothing to export")
         config, folder = dict(run.best.config), RunFolder(source)
     else:
-        found = parameters_of(source)
+        found = Best.parameters_in(source)
         if found is None:
             raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
         config, folder = found, RunFolder.holding(source)

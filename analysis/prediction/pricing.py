@@ -16,7 +16,7 @@ from analysis.cost.jobs import Array, Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
-from analysis.metrics import metric
+from analysis.metrics import Metrics
 from analysis.prediction.columns import NEEDED, in_8_bits, jobs_from, unpriced_axes
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
@@ -302,5 +302,5 @@ def reported(trial: Trial, key: str) -> float:
     Nor is zero one, as torch reports for a device that it has not used, nor less: the cost model
     takes logarithms.
     """
-    value = metric(trial.result, key) if trial.ok else None
+    value = Metrics(trial.result).get(key) if trial.ok else None
     return float("nan") if value is None or not 0 < value <= sys.float_info.max else float(value)

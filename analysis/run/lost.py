@@ -1,4 +1,4 @@
-"""What the lines that are missing from a journal must have said."""
+"""Events of missing journal lines, reconstructed from what follows and from trials' folders."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_SPEC_BYTES = 16 << 20
 
 
 class LostEvents:
-    """Tells events anew whose lines are lost.
+    """Reconstructs events whose lines are missing.
 
     Args:
-        folder: of the run: its files tell what the journal does not.
-        lines: all that are sound.
+        folder: of the run.
+        lines: all intact ones.
     """
 
     def __init__(self, folder: RunFolder, lines: Sequence[Line]) -> None:
@@ -36,14 +36,12 @@ class LostEvents:
         self._lines = lines
 
     def before(self, run: Run, t: float, event: Event) -> Iterator[tuple[float, Event, str]]:
-        """Events that must have come before one: each with its time, and what was lost.
-
-        To be applied to ``run`` one by one, as they come.
+        """Yield the missing events that ``event`` presupposes: time, event, description.
 
         Args:
-            run: all before.
-            t: when the event was written, seconds since the epoch.
-            event: that is at hand.
+            run: the state so far; the caller applies each yielded event to it at once.
+            t: time of ``event``, seconds since the epoch.
+            event: the next intact one.
         """
         if isinstance(event, Opened):
             return
@@ -63,7 +61,7 @@ class LostEvents:
             yield began, started, f"the start of attempt {attempt} at trial {number}"
 
     def _opened(self) -> Opened | None:
-        """As the run's other sessions, or its space, tell it."""
+        """The opening of another session, or one made from the run's space."""
         for line in self._lines:
             if line.record.get("event") == "opened":
                 event = _valid(line.record)
@@ -82,7 +80,7 @@ class LostEvents:
         )
 
     def _proposed(self, number: int) -> Proposed | None:
-        """With the configuration that its folder names."""
+        """The proposal with the configuration in the trial's folder."""
         file = self._folder.trial(number) / TRIAL_FILE
         try:
             content: Any = parse_json(read_bytes(file, MAX_SPEC_BYTES), str(file))

@@ -15,6 +15,7 @@ from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
+from benchmarks.cost_model.failures import not_memory
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
@@ -101,7 +102,7 @@ class Meshtune:
         parts = [part for part in parts if len(part)]
         used = parts[:2] if parts and len(parts[0]) <= FEW_ROWS else parts[:1]
         for rows in reversed(used):
-            lack = rows.failed & ~rows.not_memory
+            lack = rows.failed & ~not_memory(rows)
             measurements = Measurements(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
             model = model.calibrated(measurements)
         return model

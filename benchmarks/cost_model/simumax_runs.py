@@ -16,7 +16,7 @@ import numpy as np
 
 from analysis.cost.jobs import Jobs, jobs, joined
 from analysis.sweeps.record import Table
-from analysis.sweeps.vtrain import one_cluster_table
+from benchmarks.published.gpt import one_cluster_table
 from search_spaces.cluster import Cluster
 from trainer.plan.sizes import Latent, Mixture
 

@@ -10,8 +10,8 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
-from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
+from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from benchmarks.published.single import gpt_flops
 from search_spaces.cluster import Cluster
 

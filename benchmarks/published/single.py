@@ -18,8 +18,8 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
-from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
+from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from search_spaces.cluster import Cluster
 
 

@@ -25,7 +25,7 @@ LOGIT_BYTES = 6  # in 16 bits, and in 32 for the loss
 
 @dataclass(frozen=True)
 class Prior:
-    """A formula, and what its constants are believed to be.
+    """A formula, and the priors of its constants.
 
     Attributes:
         log: of jobs and constants' logarithms, shape (k,): the formula's logarithm, shape (n,).

@@ -13,7 +13,6 @@ from analysis.cost.jobs import jobs
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
-from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import (
@@ -24,6 +23,7 @@ from benchmarks.cost_model.transfer import (
     transferred,
     without_common,
 )
+from benchmarks.published.gpt import one_cluster_table as published
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 

@@ -25,8 +25,8 @@ from analysis import (
     RunFolder,
     Started,
     Trial,
-    counted,
 )
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
 from workflows.optimizer.policy import Policy

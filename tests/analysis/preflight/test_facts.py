@@ -17,7 +17,7 @@ from analysis.preflight.facts import (
     link_warnings,
     slow_gpu_warnings,
 )
-from analysis.preflight.summary import preflight_warnings
+from analysis.preflight.file import Preflight
 from search_spaces.cluster import Cluster
 from support.preflight_results import preflight_result
 
@@ -138,6 +138,6 @@ def test_communicators_that_hang_side_by_side_are_warned_of_with_the_library(
     ended: bool | None, warnings: int
 ) -> None:
     result = preflight_result() if ended is None else preflight_result(side_by_side=ended)
-    found = [w for w in preflight_warnings(result, cluster()) if "communicators" in w]
+    found = [w for w in Preflight(result, "hal").warnings() if "communicators" in w]
     assert len(found) == warnings
     assert all("NCCL 2.27.3" in warning for warning in found)
