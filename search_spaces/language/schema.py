@@ -175,8 +175,8 @@ Objectives = Annotated[
 class TrialSection(Record):
     """Length and limits of a trial."""
 
-    warmup_steps: int = Field(default=2, ge=0)
-    measured_steps: int = Field(default=5, ge=1)
+    warmup_steps: int = Field(default=2, ge=0, description="first steps, which are not measured")
+    measured_steps: int = Field(default=5, ge=1, description="steps after the warm-up")
     timeout_s: Duration = Field(
         default=1200.0, alias="timeout", description="a trial is ended after this time"
     )
@@ -202,9 +202,15 @@ class TrialSection(Record):
 class BudgetSection(Record):
     """Limits of the search; it ends at the first that is reached. They can be raised later."""
 
-    trials: int | None = Field(default=None, ge=1)
-    wall_time_s: Duration | None = Field(default=None, alias="wall_time")
-    node_hours: float | None = Field(default=None, gt=0)
+    trials: int | None = Field(
+        default=None, ge=1, description="in all, over all sessions of the run"
+    )
+    wall_time_s: Duration | None = Field(
+        default=None, alias="wall_time", description="of the search, over all its sessions"
+    )
+    node_hours: float | None = Field(
+        default=None, gt=0, description="of all trials: time of each multiplied by its nodes"
+    )
     expected_gain: float = Field(
         default=0.01,
         ge=0,
@@ -239,8 +245,13 @@ def _finalists(value: Any) -> Any:
 class SpaceFile(Record):
     """A search space: parameters and their rules, how a trial runs, and the objective."""
 
-    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of this format")
-    name: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
+    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of the format")
+    name: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
+        max_length=100,
+        description="of the run's folder; default: the file's name",
+    )
     description: str = ""
     model: (
         Annotated[
@@ -267,7 +278,9 @@ class SpaceFile(Record):
         "your own has one process per node, and no prices",
     )
     trainer: TrainerSpec
-    parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
+    parameters: dict[Identifier, ParameterSpec] = Field(
+        min_length=1, max_length=30, description="values that each may have, or one fixed value"
+    )
     conditions: dict[Identifier, str] = Field(
         default={}, description="parameter: where it matters; elsewhere it is left out"
     )
