@@ -35,6 +35,12 @@ class Encoded:
     def word(self, name: str, value: float) -> str:
         return self.words[name][value]
 
+    def levels(self, name: str) -> dict[str, list[Any]]:
+        """A parameter's values as text, from low to high, and each row's index ``of`` them."""
+        codes, place = np.unique(self.values[name].to_numpy(), return_inverse=True)
+        texts = [self.words[name].get(float(code), "–") for code in codes]
+        return {"values": texts, "of": place.tolist()}
+
     def rows(self, chosen: NDArray[np.int_]) -> Encoded:
         """Some of the rows; legends still list all values."""
         return replace(self, values=self.values.iloc[chosen], inactive=self.inactive.iloc[chosen])

@@ -56,16 +56,11 @@ def _explained(target: pd.Series[float], by: list[NDArray[Any]], groups: int) ->
 def dependence(found: Sensitivity) -> dict[str, Any]:
     """Values and SHAP values of the leading parameters, by row, for the figure."""
     columns, chosen = found.encoded.values.columns, found.mean_abs.head(PARAMETERS).index
-    record = {}
-    for name in chosen:
-        values = found.encoded.values[name].to_numpy()
-        shown, place = np.unique(values, return_inverse=True)
-        record[str(name)] = {
-            "values": [found.encoded.words[str(name)].get(float(v), "–") for v in shown],
-            "of": place.tolist(),
-            "shap": found.shap[:, columns.get_loc(name)].tolist(),
-        }
-    return record
+    return {
+        str(name): found.encoded.levels(str(name))
+        | {"shap": found.shap[:, columns.get_loc(name)].tolist()}
+        for name in chosen
+    }
 
 
 def memory_border(outlook: Outlook) -> dict[str, Any] | None:
@@ -93,13 +88,9 @@ def memory_border(outlook: Outlook) -> dict[str, Any] | None:
     decisive = sorted(((n, s) for n, s in share.items() if s > COUNTED), key=lambda p: -p[1])
     if not decisive:
         return None
-    parameters = {}
-    for name in [n for n, _ in decisive] + [n for n in share if share[n] <= COUNTED]:
-        shown, place = np.unique(encoded.values[name].to_numpy(), return_inverse=True)
-        words = [encoded.words[name].get(float(v), "–") for v in shown]
-        parameters[name] = {"values": words, "of": place.tolist()}
+    names = [n for n, _ in decisive] + [n for n in share if share[n] <= COUNTED]
     return {
-        "parameters": parameters,
+        "parameters": {name: encoded.levels(name) for name in names},
         "fits": np.round(fits[rows], 3).tolist(),
         "share": float(likely.mean()),
         "decisive": decisive,
