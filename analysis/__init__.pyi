@@ -1,10 +1,10 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 from .comparison import comparison_text
 from .cost.activations import refused
-from .cost.constants import EDGE, Array, Constants
+from .cost.constants import Array, Constants
 from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
-from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
+from .cost.model import LIKELY, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
 from .explanation import differences, explain_trial
 from .finalists import next_repeat, noise_of
@@ -12,10 +12,14 @@ from .imported.deephyper import is_deephyper
 from .imported.results import is_storage, read_results
 from .metrics import MissingMetricError, metric, numbers, possible, required_metric
 from .pareto import non_dominated
+from .prediction.acquisition import acquisition, expected_gain, remaining_deviation
+from .prediction.candidate_set import CandidateSet
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
-from .prediction.foretold import errors, foretold, positive, residual_log_sd
+from .prediction.foretold import foretold, positive
+from .prediction.goal import Goal
 from .prediction.held_out import CrossValidation, cross_validated
+from .prediction.posterior import Observations, Posterior
 from .prediction.pricing import NotPricedError, Pricing, price
 from .prediction.ranking import (
     Ranking,
@@ -27,24 +31,16 @@ from .prediction.ranking import (
     ranking_table,
     search_warnings,
 )
-from .prediction.residual import (
-    DISTURBED_SHARE,
-    MEAN_SLOWDOWN,
-    NOISE_LOG_SD,
-    PRIOR_TRIALS,
-    ResidualProcess,
-    features,
-    survival,
-    unpriced_features,
-)
+from .prediction.scalarization import Scalarization, merits, reached, weights_of
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
+from .prediction.trust import foresees, trusted
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
 from .report.forests import NotEnough, Sensitivity
 from .report.model_sensitivity import ModelSensitivity, model_sensitivity
-from .report.outlook import LIKELY, Outlook
+from .report.outlook import Outlook
 from .report.page import write_imported, write_report
 from .report.plots import image, sensitivity_figure, trajectory_figure
 from .report.scaling import scaling_figure
@@ -71,14 +67,8 @@ from .units import clock_text, config_text, counted, duration, number, unit
 from .verdict import attempt_text, early_stop_lines, front_lines, objectives_text, verdict_lines
 
 __all__ = [
-    "DISTURBED_SHARE",
-    "EDGE",
     "EXPLORATION",
     "LIKELY",
-    "MEAN_SLOWDOWN",
-    "NOISE_LOG_SD",
-    "PRIOR_LOG_SD",
-    "PRIOR_TRIALS",
     "RECOMPUTE",
     "SECTIONS",
     "TABLE_FORMATS",
@@ -88,6 +78,7 @@ __all__ = [
     "Array",
     "Attempt",
     "Best",
+    "CandidateSet",
     "Closed",
     "Constants",
     "Content",
@@ -96,6 +87,7 @@ __all__ = [
     "Ended",
     "Event",
     "FingerprintError",
+    "Goal",
     "Identity",
     "Jobs",
     "Journal",
@@ -106,19 +98,21 @@ __all__ = [
     "NotEnough",
     "NotMeasuredError",
     "NotPricedError",
+    "Observations",
     "Opened",
     "Outlook",
+    "Posterior",
     "Prediction",
     "Pricing",
     "Proposed",
     "Ranking",
     "Repair",
-    "ResidualProcess",
     "ResultsFile",
     "Run",
     "RunBusyError",
     "RunError",
     "RunFolder",
+    "Scalarization",
     "Scaled",
     "Section",
     "Sensitivity",
@@ -128,6 +122,7 @@ __all__ = [
     "TableError",
     "TimeConstants",
     "Trial",
+    "acquisition",
     "attempt_text",
     "calibration_note",
     "clock_text",
@@ -141,12 +136,12 @@ __all__ = [
     "driver_of",
     "duration",
     "early_stop_lines",
-    "errors",
+    "expected_gain",
     "explain",
     "explain_trial",
     "failure_sensitivity",
     "failures",
-    "features",
+    "foresees",
     "foretold",
     "frame_of",
     "front_lines",
@@ -158,6 +153,7 @@ __all__ = [
     "load",
     "load_best",
     "lock",
+    "merits",
     "metric",
     "missing_columns",
     "model_sensitivity",
@@ -180,14 +176,15 @@ __all__ = [
     "rank_one",
     "ranked_trials",
     "ranking_table",
+    "reached",
     "read_csv",
     "read_results",
     "read_run",
     "read_tables",
     "refused",
+    "remaining_deviation",
     "repair_run",
     "required_metric",
-    "residual_log_sd",
     "resized",
     "scale",
     "scaling_figure",
@@ -196,13 +193,13 @@ __all__ = [
     "sensitivity_figure",
     "start_up_s",
     "starts_longer_than_it_runs",
-    "survival",
     "trajectory",
     "trajectory_figure",
+    "trusted",
     "unit",
-    "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
+    "weights_of",
     "write_imported",
     "write_report",
     "write_results",

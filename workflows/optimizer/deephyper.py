@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import TOLD, Array, Run, Trial, counted
+from analysis import TOLD, Array, Run, Scalarization, Trial, counted, merits, reached
 from search_spaces import Parameter, SearchSpace
-from workflows.optimizer.scalarization import Scalarization, merits, reached
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
 SCARCE = 4  # times the initial successes, in trials told, from which on two successes suffice
