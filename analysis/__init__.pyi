@@ -12,7 +12,7 @@ from .imported.deephyper import is_deephyper
 from .imported.results import is_storage, read_results
 from .metrics import MissingMetricError, metric, numbers, possible, required_metric
 from .pareto import non_dominated
-from .prediction.acquisition import acquisition, expected_gain, remaining_deviation
+from .prediction.acquisition import acquisition, expected_gain, remaining_deviation, states_gain
 from .prediction.candidate_set import CandidateSet
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
@@ -35,7 +35,7 @@ from .prediction.scalarization import Scalarization, merits, reached, weights_of
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
-from .prediction.trust import foresees, trusted
+from .prediction.trust import trusted
 from .preflight.file import NotMeasuredError, cluster_file
 from .preflight.summary import preflight_summary, preflight_warnings
 from .report.forests import NotEnough, Sensitivity
@@ -141,7 +141,6 @@ __all__ = [
     "explain_trial",
     "failure_sensitivity",
     "failures",
-    "foresees",
     "foretold",
     "frame_of",
     "front_lines",
@@ -193,6 +192,7 @@ __all__ = [
     "sensitivity_figure",
     "start_up_s",
     "starts_longer_than_it_runs",
+    "states_gain",
     "trajectory",
     "trajectory_figure",
     "trusted",

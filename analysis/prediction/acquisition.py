@@ -15,45 +15,59 @@ from analysis.cost.model import CostModel
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.posterior import Posterior
 from analysis.prediction.residual import ResidualProcess
+from analysis.prediction.trust import foresees
 from analysis.run.trial import Trial
+from search_spaces import FRAMEWORKS
 
 KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued
 UNLIKELY = 0.05  # probability to run below which a candidate counts as one that cannot win
+GAIN_TRIALS = 5  # successes before a gain can be stated
+SETTLED = 8  # successes before candidates are valued by their gain
+DEGREES = 8  # different configurations among the successes, where variants count as one
 DRAWS = 256
 NUM_CONSIDERED = 256  # candidates that may gain something worth counting
 
 
-def acquisition(posterior: Posterior, best: Trial | None, worthwhile: float = 0.0) -> Array:
+def acquisition(posterior: Posterior, best: Trial | None) -> Array:
     """Value of trying each candidate, more is better; shape (m,); -inf for a useless trial.
 
-    An upper confidence bound weighted by feasibility, log P(runs) + mean + KAPPA deviation + the
-    deviation of untried values of unpriced parameters, over the candidates that can win: those
-    whose 95 % interval reaches the best trial and which run with at least UNLIKELY. Where none
-    can win, expected improvement times P(runs).
+    Expected improvement times P(runs), over the candidates that can win: those whose 95 % interval
+    reaches the best trial and which run with at least UNLIKELY; over all, where none can win. Gains
+    are too uncertain before SETTLED successes, and the probabilities to fit for a framework whose
+    habits nobody has recorded: there the value is an upper confidence bound, weighted likewise:
+    log P(runs) + mean + KAPPA deviation + the deviation of untried values of unpriced parameters.
 
-    GP-UCB: Srinivas et al. 2010. Weighting by the probability of feasibility: Gardner et al. 2014;
-    Gelbart et al. 2014. Discarding candidates whose upper bound is below a known value: de Freitas
-    et al. 2012.
+    Expected improvement times the probability of feasibility: Gardner et al. 2014; Gelbart et al.
+    2014. GP-UCB: Srinivas et al. 2010. Discarding candidates whose upper bound is below a known
+    value: de Freitas et al. 2012.
 
     Args:
         posterior: of the candidates.
         best: the best trial; None before the first success, or for several objectives.
-        worthwhile: gain, as a share of the best, below which a variant of a measured configuration
-            is useless while other configurations likely run.
     """
-    runs = posterior.feasible
+    runs, space = posterior.feasible, posterior.pricing.space
     bound = posterior.mean + KAPPA * posterior.deviation + posterior.main_effects + np.log(runs)
     if best is None:
         return np.asarray(bound)
     gain, _ = improvement(posterior, best)
     useful = np.ones(len(runs), dtype=bool)
-    if posterior.new_degrees:
-        useful = ~posterior.variants | (gain >= worthwhile)
+    if posterior.new_degrees:  # a variant that gains little is useless beside them
+        useful = ~posterior.variants | (gain >= space.budget.expected_gain)
     wins = useful & (posterior.upper >= posterior.goal.measured(best)) & (runs >= UNLIKELY)
+    settled = len(posterior.observations.successes) >= SETTLED and states_gain(posterior)
+    by_gain = settled and space.program.framework in FRAMEWORKS
     if wins.any():
-        return np.where(wins, bound, -np.inf)
+        return np.where(wins, gain * runs if by_gain else bound, -np.inf)
     value = np.where(useful, gain * runs, 0.0)
     return value if value.any() else np.where(useful, bound, -np.inf)
+
+
+def states_gain(posterior: Posterior) -> bool:
+    """Whether the model has predicted enough of the trials well enough to state a gain."""
+    observations = posterior.observations
+    if posterior.new_degrees and posterior.tried_degrees < DEGREES:
+        return False
+    return len(observations.successes) >= GAIN_TRIALS and foresees(observations.run)
 
 
 def improvement(posterior: Posterior, best: Trial) -> tuple[Array, Array]:

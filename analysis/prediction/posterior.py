@@ -83,6 +83,8 @@ class Posterior:
         rng: draws which trials were disturbed; default the most probable assignment.
 
     Attributes:
+        pricing: of the space.
+        observations: as given.
         goal: in its unit are ``mean`` and ``deviation``; more is better.
         prediction: the model's, without the correction.
         residual: the correction.
@@ -100,7 +102,8 @@ class Posterior:
     ) -> None:
         rows = np.arange(len(candidates.indices)) if rows is None else rows
         self.goal = goal or Goal(candidates.pricing)
-        self._candidates, self._model, self._observations = candidates, model, observations
+        self._candidates, self._model = candidates, model
+        self.pricing, self.observations = candidates.pricing, observations
         self._rows, self._features = rows, candidates.features[rows]
         self._successes = observations.successes[-REMEMBERED:]
         self._measured = np.array([self.goal.measured(t) for t in self._successes])
@@ -127,7 +130,7 @@ class Posterior:
     @cached_property
     def feasible(self) -> Array:
         """Probability to run: to fit, to end in time, and not to fail for another reason."""
-        space, completed = self._candidates.pricing.space, self._observations.completed
+        space, completed = self.pricing.space, self.observations.completed
         ends = self.prediction.fits * in_time(space, self.prediction, completed)
         return np.asarray(np.maximum(ends, 1e-12) * self._survival)
 
@@ -146,6 +149,13 @@ class Posterior:
         """Whether a candidate likely runs that is no variant of a measured configuration."""
         return bool((~self.variants & (self.feasible > LIKELY)).any())
 
+    @property
+    def tried_degrees(self) -> float:
+        """Successes that are no variants of each other; infinite without unpriced parameters."""
+        if not self._candidates.num_unpriced:
+            return np.inf
+        return len(np.unique(self._candidates.variants(self.observations.successes)[1]))
+
     def covariance(self, at: Indices) -> Array:
         """Covariance of the goal between some candidates; shape (len(at), len(at))."""
         return self.residual.covariance(self._features[at])
@@ -159,7 +169,7 @@ class Posterior:
             at: the candidate.
             deviation: of its goal, where more is uncertain than the posterior says.
         """
-        first = Goal(self._candidates.pricing)
+        first = Goal(self.pricing)
         log = float((self.mean if self.goal.single else first.predicted(self.prediction))[at])
         known = float(self.deviation[at]) if deviation is None else deviation
         worse, better = (float(edge) / self.goal.scale for edge in self.residual.edges(known))
@@ -171,7 +181,7 @@ class Posterior:
 
     def _fitted_residual(self, rng: np.random.Generator | None) -> ResidualProcess:
         """Gaussian process over measured minus predicted goals of the successes."""
-        pricing, successes = self._candidates.pricing, self._successes
+        pricing, successes = self.pricing, self._successes
         left = np.zeros(0)
         if successes:
             own = self._model.predict(pricing.jobs_of([t.config for t in successes]))
@@ -179,7 +189,7 @@ class Posterior:
         return ResidualProcess(
             self._candidates.features_of(successes),
             left,
-            self.goal.scale * residual_log_sd(self._observations.run, pricing.model.log_sd),
+            self.goal.scale * residual_log_sd(self.observations.run, pricing.model.log_sd),
             self.goal.scale * NOISE_LOG_SD,
             self._candidates.num_unpriced,
             rng,
@@ -204,7 +214,7 @@ class Posterior:
     @cached_property
     def _survival(self) -> Array:
         """Probability of no failure that memory does not explain."""
-        pricing, completed = self._candidates.pricing, self._observations.completed
+        pricing, completed = self.pricing, self.observations.completed
         failed = [t for t in completed if t.kind in FAILURES][-REMEMBERED:]
         if not failed:
             return np.ones(len(self._rows))

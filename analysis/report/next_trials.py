@@ -58,8 +58,10 @@ def next_trials(outlook: Outlook) -> list[Next]:
         runs = posterior.feasible
     except MissingFactError:  # such as the network, which only some configurations need
         return []
+    if not np.any(runs >= UNLIKELY):
+        return []
     best = run.best if run.best and positive(run.best) else None
-    value = acquisition(posterior, best, pricing.space.budget.expected_gain)
+    value = acquisition(posterior, best)
     gain, better = improvement(posterior, best) if best else (0 * runs, 0 * runs)
     unit = units.scaled(pricing.space.objective.key, 1.0)
     now = outlook.model.predict(pricing.jobs_of([best.config])) if best else None
@@ -68,7 +70,8 @@ def next_trials(outlook: Outlook) -> list[Next]:
     seen: set[tuple[float, float]] = set()
     for row in np.argsort(-value, kind="stable")[: 50 * SHOWN].tolist():
         alike = (round(float(posterior.mean[row]), 9), round(float(runs[row]), 9))
-        if alike in seen or runs[row] < UNLIKELY or np.isneginf(value[row]) or len(found) == SHOWN:
+        unlikely = bool(found) and runs[row] < UNLIKELY
+        if alike in seen or unlikely or np.isneginf(value[row]) or len(found) == SHOWN:
             continue
         seen.add(alike)
         index = shortlist.indices[rows[[row]]]

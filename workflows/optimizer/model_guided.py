@@ -25,14 +25,11 @@ from analysis import (
     counted,
     drawn,
     expected_gain,
-    foresees,
     positive,
+    states_gain,
     trusted,
 )
 from search_spaces import Candidates
-
-GAIN_TRIALS = 5  # successes before the expected gain can be stated
-DEGREES = 8  # different configurations among them, where variants do not count as such
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class ModelGuidedSearch:
     """
 
     def __init__(self, pricing: Pricing, candidates: Candidates, seed: int) -> None:
-        self._pricing, self._space = pricing, pricing.space
+        self._pricing = pricing
         self._shortlist = CandidateSet.shortlist(pricing, candidates, seed)
         self._calibrations: dict[tuple[int, ...], CostModel] = {}
 
@@ -93,9 +90,9 @@ class ModelGuidedSearch:
             goal = goal.towards(weights, prediction, observations.successes)
         posterior = Posterior(self._shortlist, model, observations, rows, goal)
         best = run.best if goal.single and run.best and positive(run.best) else None
-        at = int(np.argmax(acquisition(posterior, best, self._space.budget.expected_gain)))
+        at = int(np.argmax(acquisition(posterior, best)))
         expected = posterior.interval(at) | {"fits": float(posterior.feasible[at])}
-        if best and self._states_gain(posterior, observations):
+        if best and states_gain(posterior):
             gain = expected_gain(posterior, best, 1 + pending, calibrated, rng)
             expected |= {"gain": gain.next, "left": gain.left}
         learned = "no trial yet"
@@ -103,15 +100,6 @@ class ModelGuidedSearch:
             learned = counted(len(observations.successes), "success")
         index = int(self._shortlist.indices[rows[at]])
         return Suggestion(index, f"{rule}, cost model after {learned}", expected)
-
-    def _states_gain(self, posterior: Posterior, observations: Observations) -> bool:
-        """Whether the model has predicted enough of the trials well enough to state a gain."""
-        successes = observations.successes
-        if self._shortlist.num_unpriced and posterior.new_degrees:
-            _, groups = self._shortlist.variants(successes)
-            if len(np.unique(groups)) < DEGREES:
-                return False
-        return len(successes) >= GAIN_TRIALS and foresees(observations.run)
 
     def _calibrated(self, observations: Observations) -> CostModel:
         """The calibrated model; the latest calibration is kept."""
