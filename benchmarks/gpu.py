@@ -1,4 +1,4 @@
-"""What the trainer does on one GPU: layers of three sizes, kernels, quantization, and a search.
+"""The trainer on one GPU: layers of three sizes, kernels, quantization, and a search.
 
     python -m benchmarks.gpu [--minutes 25] [--out gpu.md]
     python -m benchmarks.gpu --device cpu        # the same on a CPU with toy shapes, to try it
@@ -36,8 +36,8 @@ import yaml
 from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel
 from benchmarks.trainer.engine import RandomTokens
-from search_spaces.cluster import Cluster, shipped_clusters
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.cluster import Cluster
+from search_spaces.known import FRAMEWORKS
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
@@ -99,7 +99,7 @@ class Case:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """What matters most comes first: compiled layers beside plain torch."""
+    """The cases, most important first: compiled layers beside plain torch."""
     sizes = SIZES if device == "cuda" else TOY
     variants = list(VARIANTS)
     for variant in (variants[0], PLAIN, *variants[1:]):
@@ -138,7 +138,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def plain_step(config: TrainConfig, device: Device, tokens: RandomTokens) -> Callable[[int], float]:
-    """As one writes it by hand: float32 weights, autocast, a compiled model, fused AdamW."""
+    """A plain torch step: float32 weights, autocast, a compiled model, fused AdamW."""
     with torch.device(device.torch):
         stage = Stage(config.model)
     initialize(stage, "", config.model, config.seed)
@@ -195,9 +195,9 @@ def this_cluster(device: Device) -> Cluster:
     """The shipped cluster with this GPU, as a node of one; on a CPU the demo's."""
     facts = device.facts()
     if device.type == "cpu":
-        return shipped_clusters()["tiny_cpu"].model_copy(update={"gpus_per_node": 1, "links": []})
+        return Cluster.shipped()["tiny_cpu"].model_copy(update={"gpus_per_node": 1, "links": []})
     words = str(facts["name"]).replace("NVIDIA", "").split()
-    for cluster in shipped_clusters().values():
+    for cluster in Cluster.shipped().values():
         units = cluster.compute_units in (None, facts["compute_units"])
         alike = abs(cluster.memory_bytes / int(facts["memory_bytes"] or 1) - 1) < 0.05
         if units and alike and words and words[0] in cluster.gpu:

@@ -1,4 +1,4 @@
-"""``meshtune export``: what a search found, in a well-known trainer's own words."""
+"""``meshtune export``: the best configuration as a well-known trainer's options and files."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import join, quote
 
-from analysis import RunFolder, config_text, counted, parameters_of, read_run
+from analysis import Best, RunFolder, read_run
+from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import Export, SpaceError, exported, load_space
+from search_spaces import Export, SpaceError, load_space
 from trainer.plan.limits import ConfigError
 
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 
 
 def of_best(source: Path, adapter: str) -> tuple[Export, str]:
-    """The best of a run, or of its ``best.yaml``, for a trainer; and what it is, in a line.
+    """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
     Raises:
-        ConfigError: if nothing has succeeded there.
+        ConfigError: if no trial has succeeded.
         SpaceError: if there is no such trainer.
     """
     if source.is_dir():
@@ -27,7 +28,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
             raise ConfigError(f"{source}: no trial has succeeded, so there is nothing to export")
         config, folder = dict(run.best.config), RunFolder(source)
     else:
-        found = parameters_of(source)
+        found = Best.parameters_in(source)
         if found is None:
             raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
         config, folder = found, RunFolder.holding(source)
@@ -38,15 +39,15 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
     try:
-        return exported(space, config, adapter), what
+        return Export.of(space, config, adapter), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
 
 
 def text(export: Export, what: str) -> Iterator[str]:
-    """All of it, as lines for a screen or a script."""
+    """The export as lines for a screen or a script."""
     yield f"# {what}"
-    yield from (f"# not told: {line}" for line in export.unmapped)
+    yield from (f"# not exported: {line}" for line in export.unmapped)
     yield from _environment(export)
     yield from (f"{join(option)} \\" for option in export.arguments)
     for name, content in export.files.items():
@@ -55,9 +56,9 @@ def text(export: Export, what: str) -> Iterator[str]:
 
 
 def write(export: Export, what: str, out: Path) -> list[str]:
-    """Write it into a folder; the names of the files there."""
+    """Write the export into a folder; returns the names of its files."""
     out.mkdir(parents=True, exist_ok=True)
-    notes = [f"# {what}", *(f"# not told: {line}" for line in export.unmapped)]
+    notes = [f"# {what}", *(f"# not exported: {line}" for line in export.unmapped)]
     files = dict(export.files)
     if export.arguments or not files:
         files[ARGUMENTS] = "\n".join([*notes, *map(join, export.arguments)]) + "\n"

@@ -1,36 +1,35 @@
-"""``meshtune preflight``: measure a machine through the launcher, and write its cluster file."""
+"""``meshtune preflight``: measure a machine through a launcher, and write its cluster file."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
 
-from analysis import NotMeasuredError, cluster_file, counted, preflight_summary, preflight_warnings
+from analysis import Preflight
 from foundation.messages import printable
+from foundation.quantities import counted
 from foundation.writing import write_atomically
-from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
+from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt, module_argv
+from workflows.launching import first_nodes, run_alone
 
 TIMEOUT_S = 3600.0
-# A collective that hangs is ended by its own timeout before that; a communicator takes long to
-# make on many nodes.
+# Longer than the collectives' own timeout; on many nodes a communicator takes long to make.
 NO_PROGRESS_TIMEOUT_S = 300.0
 MAX_CPU_RANKS = 8
-RESULT_NAME = "result.json"  # which launchers look for
+RESULT_NAME = "result.json"  # the file that launchers read
 
 
 def preflight_spec(
     folder: Path, num_nodes: int, ranks_per_node: int, quick: bool, timeout_s: float = TIMEOUT_S
 ) -> TrialSpec:
-    """What to start: a rank for each GPU."""
+    """The trial that measures: a rank per GPU."""
     result = folder.absolute() / RESULT_NAME
     argv = module_argv("trainer.preflight", str(result), *(["--quick"] * quick))
     return TrialSpec(
@@ -45,10 +44,10 @@ def preflight_spec(
 
 
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
-    """One per GPU; on nodes that have none, one per core of this machine.
+    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
 
     Raises:
-        LauncherError: if nobody knows how many GPUs a node has.
+        LauncherError: if the number of GPUs is unknown.
     """
     gpus = launcher.gpus_per_node()
     if gpus is None:
@@ -59,34 +58,24 @@ def default_ranks(launcher: Launcher, num_nodes: int) -> int:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """What the machine is called: Slurm's name of the cluster, else this host's."""
+    """The machine's name: Slurm's name of the cluster, else this host's."""
     name = environ.get("SLURM_CLUSTER_NAME") or socket.gethostname().split(".")[0]
     return re.sub(r"[^\w-]", "_", name) or "cluster"
 
 
 def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
     """The exact command; starts and writes nothing."""
-    return join(launcher.command(spec, _lease(launcher, spec)))
+    return join(launcher.command(spec, first_nodes(launcher, spec)))
 
 
 def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:
-    """Measure, write the cluster file, print what was found; returns the exit code.
-
-    Args:
-        launcher: gives the ranks their processes.
-        spec: what it starts; its folder is made.
-        out: where the cluster file goes.
-        name: of the cluster.
-    """
-    lease = _lease(launcher, spec)
+    """Measure, write the cluster file ``out``, print a summary; returns the exit code."""
+    lease = first_nodes(launcher, spec)
     spec.directory.mkdir(parents=True, exist_ok=True)
     clear_attempt(spec.directory)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(number, lambda *_: stop.set())
     ranks = f"{counted(spec.ranks_per_node, 'rank')} each"
     print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
-    outcome = launcher.run(spec, lease, stop)
+    outcome = run_alone(launcher, spec, lease)
     failure = ""
     if outcome.kind is not Kind.OK:
         failure = printable(f"{outcome.kind}: {outcome.message}")
@@ -94,33 +83,26 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write what was measured, print a summary; exit code 1 after a failure.
+    """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
 
-    Args:
-        result_file: of ``trainer.preflight``, complete or not.
-        out: where the cluster file goes.
-        name: of the cluster.
-        failure: how the measurement failed; empty if it did not.
+    Returns the exit code: 1 if the measurement failed, for which ``failure`` has the reason.
     """
     try:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":
             failure = printable(str(result["message"]))
-        text, data_sheet = cluster_file(result, name, datetime.now(UTC), failure)
-    except (OSError, ValueError, KeyError, NotMeasuredError) as error:
+        found = Preflight(result, name)
+        text = found.file(datetime.now(UTC), failure)
+    except (OSError, ValueError, KeyError) as error:
         print(f"nothing to write to {out}: {failure or error}", file=sys.stderr)
         print(f"the logs are in {result_file.parent}", file=sys.stderr)
         return 1
     write_atomically(out, text)
-    for line in preflight_summary(result):
+    for line in found.summary():
         print(line)
-    for warning in preflight_warnings(result, data_sheet):
+    for warning in found.warnings():
         print(f"warning: {warning}", file=sys.stderr)
     print(f"wrote {out}; a space uses it with `cluster: {out.name}` beside it")
     if failure:
         print(f"incomplete: {failure}; the logs are in {result_file.parent}", file=sys.stderr)
     return 1 if failure else 0
-
-
-def _lease(launcher: Launcher, spec: TrialSpec) -> Lease:
-    return Lease("preflight", tuple(launcher.nodes()[: spec.num_nodes]))

@@ -1,31 +1,21 @@
-"""``meshtune try``: one trial, and everything that was done and read for it."""
+"""``meshtune try``: one trial, with its command and everything read from its output."""
 
 from __future__ import annotations
 
 import secrets
 import shlex
 import shutil
-import signal
-import threading
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from analysis import (
-    MissingFactError,
-    NotPricedError,
-    Pricing,
-    RunFolder,
-    config_text,
-    counted,
-    duration,
-    number,
-    unit,
-)
+from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
 from foundation.documents import plain_scalar
-from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
+from foundation.quantities import config_text, counted, duration, number
+from foundation.values import Scalar
+from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
 from slurm import (
     FoundNothingError,
     Kind,
@@ -37,17 +27,18 @@ from slurm import (
     cut_lines,
     read_log,
 )
-from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
+from workflows.launching import first_nodes, run_alone
+from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
 
-DRAWN = 20_000  # configurations among which one with the given values is looked for
+DRAWN = 20_000  # configurations that are searched for the given values
 STDERR_LINES = 20
 
 
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
-    """``tp=2`` and the like as values of a space's parameters.
+    """Values of a space's parameters from texts such as ``tp=2``.
 
     Raises:
-        SpaceError: for what is no ``NAME=VALUE``, no parameter, or none of its values.
+        SpaceError: if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
     """
     values: dict[str, Scalar] = {}
     for text in given:
@@ -65,7 +56,7 @@ def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
 
 
 def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> dict[str, Any]:
-    """A valid configuration with the given values: the one that is expected to be the best.
+    """The valid configuration with the given values that the cost model expects to be best.
 
     Without prices it is the first one that is found.
 
@@ -73,7 +64,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
         SpaceError: if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
-    # Of an interval any number may be given, and hardly one of those that were drawn is.
+    # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
     between = {key: value for key, value in given.items() if space.parameters[key].span}
     if between:
         drawn = [raw for c in drawn if space.first_violation(raw := {**c, **between}) is None]
@@ -84,28 +75,24 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
         check(space)  # its own error, if no configuration is valid at all
         raise SpaceError(
             f"{space.file}: no valid configuration on {counted(max_nodes, 'node')} has "
-            f"{config_text(given)}; `meshtune check` tells what each rule removes"
+            f"{config_text(given)}; `meshtune check` lists what each rule removes"
         )
     try:
         pricing = Pricing(space)
         prediction = pricing.predict(fitting)
-        worth = pricing.objective(prediction)
     except (NotPricedError, MissingFactError):
-        worth = None
-    if worth is None:
         return space.canonical(fitting[0])
-    sign = 1.0 if space.objective.maximize else -1.0
-    likely = np.where(prediction.fits > 0.5, sign * worth, -np.inf)
-    return space.canonical(fitting[int(np.argmax(likely))])
+    value = pricing.promise(prediction) * prediction.fits
+    return space.canonical(fitting[int(np.argmax(value))])
 
 
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial of a space; lines of text on what is done, read and missing.
+    """Run one trial of a space; yields lines on what is done, read and missing.
 
     Returns:
-        Through the generator's value, whether the trial gave its objectives.
+        Whether the trial gave its objectives, as the generator's value.
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -114,12 +101,9 @@ def try_out(
         make_data(data)
     factory = TrialFactory(space, folder, f"meshtune-try-{secrets.token_hex(4)}", data)
     spec = factory.write(0, 1, config)
-    lease = Lease("try", tuple(launcher.nodes()[: spec.num_nodes]))
+    lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
-    stop = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(each, lambda *_: stop.set())
-    outcome = believed(space, launcher.run(spec, lease, stop), config)
+    outcome = checked_outcome(space, run_alone(launcher, spec, lease), config)
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():

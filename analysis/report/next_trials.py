@@ -14,6 +14,7 @@ from analysis.cost.model import Prediction
 from analysis.prediction.acquisition import UNLIKELY, acquisition, improvement
 from analysis.prediction.foretold import positive
 from analysis.report.outlook import Outlook
+from foundation.quantities import percent
 
 SHOWN = 3  # configurations
 PARTS = 2  # parts of a step that are named
@@ -99,7 +100,7 @@ def _why(best: Prediction, prediction: Prediction, row: int) -> str:
     )
     named = sorted(after, key=lambda n: -abs(after[n] - before[n]))[:PARTS]
     return ", ".join(
-        f"{n.replace('_', ' ')} {units.percent(before[n])} → {units.percent(after[n])}"
+        f"{n.replace('_', ' ')} {percent(before[n])} → {percent(after[n])}"
         for n in named
         if abs(after[n] - before[n]) > SHARE
     )

@@ -10,14 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import CONTINUE, INTERRUPTED, Course, Process, fault
 from benchmarks.chaos.invariants import events_of
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 
 
 @fault(weight=3)
@@ -181,7 +178,7 @@ def _other(world: World, run_dir: Path) -> contextlib.AbstractContextManager[Pro
 
 @contextlib.contextmanager
 def _run(world: World, command: list[str]) -> Iterator[Process]:
-    """A further process; what it says goes to a log of its own."""
+    """A further process, with a log of its own."""
     with world.other_log.open("ab") as log:
         other = subprocess.Popen(
             command, env=world.environment("other"), cwd=world.root,

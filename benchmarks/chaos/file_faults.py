@@ -9,15 +9,12 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
 from benchmarks.chaos.invariants import finished, finished_in
 from benchmarks.chaos.machines import marked, until
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 
 
 @fault(hold_s=(0.5, 3.0), cost_s=4)
@@ -46,7 +43,7 @@ def _fill(path: Path) -> None:
 
 @fault()
 def cut_journal(world: World, planned: Planned) -> Course:
-    """kill -9, and the journal's end is lost with it: at any byte of what it had last."""
+    """kill -9, and the journal is cut at any byte of its last lines."""
     world.disturbed = world.abrupt = True
 
     def cut() -> None:

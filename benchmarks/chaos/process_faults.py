@@ -1,18 +1,15 @@
-"""Processes of trials that somebody kills from outside."""
+"""Faults that kill processes of trials."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import LOCAL, Course, chosen, fault
 from benchmarks.chaos.machines import command_line, marked, parent
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 from slurm import processes
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
 
 
 def ranks(world: World) -> list[int]:
@@ -29,7 +26,7 @@ def kill_rank(world: World, planned: Planned) -> Course:
 
 @fault()
 def kill_ranks(world: World, planned: Planned) -> Course:
-    """All processes of the trainers that there are."""
+    """All processes of the trainers."""
     yield from _kill_trainers(world, planned, lambda pids, one: pids)
 
 

@@ -56,7 +56,7 @@ time.time = _moved
 
 @dataclass
 class World:
-    """What faults act upon.
+    """The search, folder and processes that faults act upon.
 
     Attributes:
         plan: of the round.
@@ -106,7 +106,7 @@ class World:
 
     @property
     def other_log(self) -> Path:
-        """What was said by all that faults have started."""
+        """The log of all processes that faults have started."""
         return self.root / "other.log"
 
     def others_said(self) -> str:
@@ -164,7 +164,7 @@ class World:
         return self.machine.launcher == "local"
 
     def ask(self, *command: str) -> tuple[int, str]:
-        """Run a command to its end: its exit code, and what it says."""
+        """Run a command to its end; returns its exit code and output."""
         done = subprocess.run(
             command, env=self.environment(), cwd=self.root, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_S,
@@ -185,7 +185,7 @@ class World:
         ]
 
     def environment(self, whose: str = "") -> dict[str, str]:
-        """Of a driver. Every process that comes of it carries the round's marker."""
+        """A driver's environment; all of its processes inherit the round's marker."""
         path = [str(ROOT)]
         if any(f.fault == "set_clock" for f in self.plan.faults):
             path.insert(0, str(self.clock_file.parent))
@@ -227,7 +227,7 @@ class World:
 
     @contextlib.contextmanager
     def _screen(self, log: IO[bytes]) -> Iterator[IO[bytes]]:
-        """What a driver writes to: the log, or ``head`` in front of it."""
+        """The driver's output: the log, or ``head`` in front of it."""
         if not self.head_lines:
             yield log
             return
@@ -278,7 +278,7 @@ class World:
 
     @property
     def lines(self) -> int:
-        """That were ever added to the journal."""
+        """Number of lines that were ever added to the journal."""
         return self._lines
 
     @property
@@ -287,7 +287,7 @@ class World:
         return self._lines > self._lines_before
 
     def excuse(self, name: str) -> None:
-        """A fault has hit this attempt's own processes: nobody can tell it from its own doing."""
+        """Excuse an attempt whose own processes a fault has hit: its end looks like its own."""
         parts = name.rsplit("-", 2)
         if len(parts) == 3 and parts[1].isdecimal():
             self.excused.add(int(parts[1]))

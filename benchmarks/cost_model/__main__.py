@@ -1,4 +1,4 @@
-"""How well the cost model predicts published measurements that it was not fitted to.
+"""Accuracy of the cost model on published measurements that it was not fitted to.
 
     python -m benchmarks.cost_model (--truth FOLDER | TABLE...) [--json FILE] [--details]
 
@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.read import missing_columns
+from analysis.sweeps.read import SWEEP
 from analysis.sweeps.record import Table, TableError, read_csv
+from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 from . import goals, report
 from .evaluate import (
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error)
         return 2
     known, said = predictors()
-    print(report.machine(said), "\n")
+    print(machine(said), "\n")
     if unknown:
         print(f"Not recognised, and left alone: {', '.join(unknown)}\n")
     if wrong:
@@ -105,7 +106,7 @@ def _read(
         elif stated:
             statements += stated
         else:
-            lacks = missing_columns(read_csv(path))
+            lacks = sorted(SWEEP - {*read_csv(path).columns})
             why = f" (no column {', '.join(lacks)})" if len(lacks) < FEW else ""
             unknown.append(f"{path.name}{why}")
     return tables, statements, unknown, wrong

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.record import Table, keys
+from benchmarks.cost_model.failures import not_memory
 
 from . import metrics
 from .folds import (
@@ -33,7 +34,7 @@ FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # a search's start, wi
 
 @dataclass(frozen=True)
 class Scores:
-    """What predictions of some rows are worth; shares of 1, nan where there is nothing to score.
+    """Scores of predictions of some rows; shares of 1, nan if there is nothing to score.
 
     Attributes:
         rows: predicted.
@@ -76,7 +77,7 @@ class Scores:
 
 
 def score(table: Table, predicted: Predicted) -> Scores:
-    """Of a table's rows and their predictions."""
+    """Score the predictions of a table's rows."""
     samples = table.jobs.global_batch  # a landscape may hold several batch sizes
     errors = metrics.relative_errors(predicted.step_time_s, table.step_time_s)
     ranked = metrics.rankings(
@@ -88,7 +89,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
     fitting = fitting_memory = None
     if table.failed.any() and np.isfinite(predicted.fits).any():
         fitting = metrics.fitting(predicted.fits, table.failed)
-        rows = ~table.not_memory
+        rows = ~not_memory(table)
         fitting_memory = metrics.fitting(predicted.fits[rows], table.failed[rows])
     return Scores(
         rows=len(table),

@@ -210,12 +210,12 @@ def imported(folder: Path) -> tuple[Any, Any]:
 
 
 def _system(folder: Path, cluster: Cluster) -> dict[str, Any]:
-    """What it is told of a machine: its own file where that machine is the one measured.
+    """The machine's description for SimuMax: its own file if it has measured that machine.
 
     Raises:
         InexpressibleError: if no operator of the GPU was measured, nor of a like one.
     """
-    peak = cluster.peak_tflops("bf16")
+    peak = cluster.peak_bf16_tflops
     if peak not in _FILES or cluster.gpus_per_node != PER_NODE:
         raise InexpressibleError("GPUs without measured operators")
     system = deepcopy(_file(folder, _FILES[peak]))

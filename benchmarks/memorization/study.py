@@ -32,7 +32,7 @@ GOLDFISH = {"k": 2, "h": 13}
 
 @dataclass(frozen=True)
 class Study:
-    """How much is trained on.
+    """Amount of training.
 
     Attributes:
         repetitions: of each bucket; the one of 0 is the control.
@@ -49,7 +49,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Recited:
-    """What a model wrote of a bucket.
+    """Recitation of a bucket by a model.
 
     Attributes:
         exact: share of passages whose last tokens are all right.
@@ -91,7 +91,7 @@ def passages(seed: int, count: int) -> tuple[Tensor, Iterator[Tensor]]:
 
 
 def recite(study: Study, goldfish: bool) -> dict[int, Recited]:
-    """Train a model from nothing, and let it go on from the beginning of each passage.
+    """Train a model from scratch, and let it continue the beginning of each passage.
 
     First on other text while the learning rate rises, then on the buckets, as often as each is
     repeated and shuffled, while it falls (Singh et al. 2024, section VIII-B).
@@ -141,13 +141,13 @@ def _trained(study: Study, rows: Tensor, goldfish: bool) -> Stage:
 
 
 def schedule(warm_up: int, steps: int) -> dict[str, float]:
-    """Of the learning rate: up to the peak while warming up, then evenly down."""
+    """The learning rate: a linear warm-up to the peak, then a linear decay."""
     least = LAST_RATE / PEAK_RATE
     return {"warmup_steps": warm_up, "total_steps": steps, "min_lr_factor": least}
 
 
 def recited(stage: Stage, bucket: Tensor) -> Recited:
-    """How much of the last tokens of passages a model writes, given all before them."""
+    """Recite the last tokens of passages, given all tokens before them."""
     found = greedy(stage, bucket[:, :-RECITED], RECITED)
     right = found == bucket[:, -RECITED:]
     return Recited(right.all(1).float().mean().item(), right.float().mean().item())

@@ -23,7 +23,7 @@ from analysis.sweeps.record import (
     keys,
     number_column,
 )
-from analysis.sweeps.vtrain import one_cluster_table
+from benchmarks.published.gpt import one_cluster_table
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.language.schema import ModelFile
@@ -127,7 +127,7 @@ def mixtures(path: Path, frame: pd.DataFrame) -> Table:
 
 
 def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
-    """What the published recipes of rows say beside their degrees; nothing of unknown ones."""
+    """Settings of the rows' published recipes besides their degrees; nothing for unknown ones."""
     key = ["container", "model", "gpu", "precision"]
     rows = frame.assign(gpu=frame["system"].str.extract(_GPU, expand=False))
     known = rows[key].merge(pd.read_csv(RECIPES, comment="#", dtype=str), "left", on=key)

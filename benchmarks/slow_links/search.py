@@ -1,4 +1,4 @@
-"""Does a search find the right placement by itself? The search of ``meshtune``, on slow links.
+"""Whether ``meshtune search`` finds the best placement on slow links by itself.
 
     python -m benchmarks.slow_links.search [--rate 100] [--trials 16] [--run-dir DIR]
 
@@ -31,7 +31,7 @@ from slurm.outcome.step_log import StopRule
 from slurm.python import module_arguments, module_argv
 from slurm.trial import Lease, TrialSpec
 from workflows.search.budget import Budget
-from workflows.search.session import run_session
+from workflows.search.session import Search, run_session
 
 SPACE = "placements_slow_links"
 _RANK_MODULE = "benchmarks.slow_links.rank"
@@ -104,7 +104,7 @@ def main() -> int:
             closing(SlowLinksLauncher(network)) as launcher,
         ):
             budget = Budget(arguments.trials)
-            code = run_session(space, folder, launcher, arguments.seed, budget)
+            code = run_session(Search(space, folder, launcher, arguments.seed, budget=budget))
         if code:
             return code
         best = best_of_each(list(read_run(folder.path).trials.values()))

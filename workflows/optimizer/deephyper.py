@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import TOLD, Array, Run, Scalarization, Trial, counted, merits, reached
+from analysis import Array, Run, Scalarization, Trial, merits, reached
+from foundation.quantities import counted
 from search_spaces import Parameter, SearchSpace
 
 KAPPA, KAPPA_FINAL, KAPPA_PERIOD = 1.96, 0.01, 10
@@ -73,7 +74,7 @@ class DeepHyperOptimizer:
 
     @staticmethod
     def _told(trial: Trial) -> bool:
-        return trial.kind in TOLD
+        return trial.completed
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
         """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from analysis import (
-    EXPLORATION,
     LIKELY,
     Array,
     MissingFactError,
     NotEnough,
     Outlook,
     Run,
+    Trial,
     remaining_deviation,
     trusted,
 )
@@ -85,7 +85,7 @@ class ExploringPolicy(Policy):
         config = problem.space.canonical(problem.candidates.configs(indices[[at]])[0])
         expected = posterior.interval(at, float(unknown[at])) | {"fits": float(runs[at])}
         why = f"the model is least sure of it (± {unknown[at]:.0%})"
-        return Proposal(config, EXPLORATION, why, expected)
+        return Proposal(config, Trial.EXPLORATION, why, expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
         """Farthest from all that was tried, every parameter's values from 0 to 1."""
@@ -103,4 +103,4 @@ class ExploringPolicy(Policy):
         for tried in places([space.raw(trial.config) for trial in run.trials.values()]):
             apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
-        return Proposal(config, EXPLORATION, "farthest from everything that was tried")
+        return Proposal(config, Trial.EXPLORATION, "farthest from everything that was tried")

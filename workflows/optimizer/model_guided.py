@@ -22,13 +22,13 @@ from analysis import (
     Pricing,
     Run,
     acquisition,
-    counted,
     drawn,
     expected_gain,
     positive,
     states_gain,
     trusted,
 )
+from foundation.quantities import counted
 from search_spaces import Candidates
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a running search: a live panel on a terminal, lines elsewhere."""
+"""Output of a running search: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,16 +20,11 @@ from analysis import (
     Run,
     Started,
     Trial,
-    attempt_text,
-    clock_text,
-    config_text,
-    counted,
-    early_stop_lines,
     front_lines,
-    objectives_text,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import clock_text, config_text, counted
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges
@@ -38,15 +33,15 @@ if TYPE_CHECKING:
     from workflows.search.driver import Driver
 
 REFRESHED_PER_S = 2
-SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
+SHOWN_MESSAGE = 100  # characters; the journal and the report have all
 
 
 def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tuple[str, str]]:
-    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share.
+    """The state of a run as (label, text) rows, for ``meshtune status``.
 
     Args:
-        run: as it is.
-        budget: of it.
+        run: as its journal has it.
+        budget: its limits.
         now: seconds since the epoch.
         alive: whether a driver is running it.
     """
@@ -68,7 +63,6 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("best", "no success yet"))
     rows += front_lines(run)
     rows += verdict_lines(run)
-    rows += early_stop_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
@@ -89,7 +83,7 @@ class Progress:
             else None
         )
         self._panel = Panel(console)
-        self._due_s = 0.0  # when the panel is next made anew: it looks through the whole run
+        self._due_s = 0.0  # time of the next drawing, which reads the whole run
         self._best: Trial | None = None
 
     def __enter__(self) -> Progress:
@@ -114,16 +108,16 @@ class Progress:
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
     def _draw(self, live: Live, driver: Driver) -> None:
-        """Draw the panel; where that fails, the search goes on with plain lines."""
+        """Draw the panel; if that fails, the search continues with plain lines."""
         try:
             live.update(self._panel.draw(driver))
         except Exception as error:  # of the cost model, say
             live.stop()
             self._live = None
-            self.say(f"the live view ends: {str(error) or type(error).__name__}")
+            self.say(f"the live view failed: {str(error) or type(error).__name__}")
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line above the panel. Trainers may print anything, so may what is told."""
+        """Print one line above the panel, made printable: trainers may print anything."""
         self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def _line(self, event: Started | Ended, run: Run) -> None:
@@ -138,20 +132,20 @@ class Progress:
             )
             return
         spent, style = clock_text(attempt.elapsed_s), colour(attempt.kind)
-        if words := attempt_text(run, trial, attempt):
+        if words := run.attempt_text(trial, attempt):
             new = "  <- best" if self._is_best(run, trial) else ""
             self.say(f"{what} {words}  {spent}{new}", style)
         elif attempt.kind == "ok":
             best = self._is_best(run, trial)
             new = "  <- best" if best else "  <- front" if trial in run.front() else ""
-            self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}", style)
+            self.say(f"{what} ok       {run.objectives_text(trial)}  {spent}{new}", style)
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")
             self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}", style)
 
     def _is_best(self, run: Run, trial: Trial) -> bool:
-        """Whether a trial that has just ended is the best; the run is looked through if it may."""
+        """Whether a trial that has just ended is the best; reads the run only if it may be."""
         known = self._best
         if (
             known is None

@@ -1,0 +1,76 @@
+"""Checks of values that a program hands to the Python API."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from foundation.messages import shown
+
+LARGEST = 2**53  # of whole numbers: JSON readers keep no more
+_LONGEST_PATH = 4096
+
+
+class ArgumentError(ValueError, TypeError):
+    """An unusable argument; the message has its name, its value and what is accepted."""
+
+
+def refused(name: str, value: Any, accepted: str) -> ArgumentError:
+    """The error for a value: one line, however large the value is."""
+    try:
+        words = " ".join(repr(value).split())
+    except Exception:  # a number of many digits, or whatever a class does
+        words = f"a {type(value).__name__}"
+    return ArgumentError(f"{name}={shown(words, 80)}: accepted {accepted}")
+
+
+def checked_whole(name: str, value: Any, least: int, most: int = LARGEST) -> int:
+    """A whole number from ``least`` to ``most``, also of numpy; true and false are refused."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        upper = "" if most == LARGEST else f" to {most:,}"
+        above = f"from {least}{upper}" if upper else f"of {least} or more"
+        raise refused(name, value, f"a whole number {above}")
+    return number
+
+
+def checked_seed(value: Any) -> int:
+    """A seed of random numbers: a whole number of 0 or more."""
+    return checked_whole("seed", value, 0)
+
+
+def checked_text(name: str, value: Any, accepted: str = "a text") -> str:
+    """A text, which may be empty."""
+    if not isinstance(value, str):
+        raise refused(name, value, accepted)
+    return value
+
+
+def checked_path(name: str, value: Any) -> Path:
+    """A path that a file system accepts; the file need not exist."""
+    usable = isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)
+    where = os.fspath(value) if usable else ""
+    if not where or "\0" in where or len(os.fsencode(where)) > _LONGEST_PATH:
+        raise refused(name, value, "a path")
+    return Path(where)
+
+
+def checked_columns(name: str, values: Any, known: Iterable[Any]) -> list[Any]:
+    """Columns of a table that has the columns ``known``."""
+    known = list(known)
+    wanted = [values] if isinstance(values, str) else values
+    try:
+        wanted = list(wanted)
+        missing = [column for column in wanted if column not in known]
+    except TypeError:
+        missing = [values]
+    if missing:
+        there = ", ".join(shown(str(column), 40) for column in known[:20])
+        raise refused(name, missing[0], f"columns of the table, which has {there or 'none'}")
+    return wanted

@@ -1,0 +1,40 @@
+"""Settings of the data that cannot be together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.plan.config import TrainConfig
+from trainer.plan.limits import ConfigError
+
+MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "seq_length": 8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"documents": {}, "cp": 2}, "documents with cp 2: ring attention sees whole samples; set"),
+        ({"documents": {}, "engine": "deepspeed"}, "it has no document boundaries here"),
+        ({"loss_mask": "x", "engine": "deepspeed"}, "loss_mask x: .*; remove loss_mask"),
+        ({"validation": {"data": "x"}, "engine": "deepspeed"}, "remove validation"),
+        ({"async_save": True}, "async_save needs a folder: set save"),
+        ({"last_save_in_hf": True}, "last_save_in_hf needs a folder: set save"),
+        (
+            {"last_save_in_hf": True, "save": "x", "model": {**MODEL, "activation": "swiglu"}},
+            "activation swiglu, .* Hugging Face weights are those of Llama",
+        ),
+        ({"initial_load_path": "x", "engine": "deepspeed"}, "here; remove initial_load_path"),
+        ({"time_communication": True, "engine": "deepspeed"}, "set time_communication: false"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        TrainConfig.parse({"model": MODEL, "data": "x", **settings})
+
+
+def test_masking_the_ends_of_documents_alone_works_with_split_sequences() -> None:
+    masked = {"reset_attention_mask": False, "reset_position_ids": False}
+    config = TrainConfig.parse({"model": MODEL, "data": "x", "cp": 2, "documents": masked})
+    assert config.masks_loss and not config.splits_samples
