@@ -170,4 +170,4 @@ def test_a_search_ends_when_three_proposals_in_a_row_promise_little(
         run.trials[number] = trial
     reason = Budget(expected_gain=0.01).not_worth_it(told[-1], run)
     assert (reason is not None) == ends
-    assert reason is None or ("0.5 %" in reason and "1 % is left" in reason)
+    assert reason is None or ("0.5 %" in reason and "all untried configurations, 1 %" in reason)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import Array, Trial, non_dominated
+from analysis.cost.jobs import Array
+from analysis.pareto import non_dominated
+from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace
 
 AUGMENTED = 0.05  # share of the plain sum, so that of equally bad worsts the better rest wins
