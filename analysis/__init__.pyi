@@ -57,7 +57,7 @@ from .run.lines import RunError
 from .run.lock import RunBusyError
 from .run.repair import repair_run
 from .run.results import ResultsFile
-from .run.trial import Attempt, Trial
+from .run.trial import Trial
 from .sweeps.read import read_tables
 from .sweeps.record import Table, TableError, number_column
 from .units import unit
@@ -73,7 +73,6 @@ __all__ = [
     "PRIOR_TRIALS",
     "RECOMPUTE",
     "Array",
-    "Attempt",
     "Best",
     "Closed",
     "Constants",

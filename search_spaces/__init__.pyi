@@ -23,7 +23,7 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts
 from .shipped import shipped_records
 from .space import Objective, SearchSpace
-from .stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
+from .stages import COUNTED, StageLayers, StageSettings
 from .trainers.config_files import wrong_file_name
 from .trainers.stated import StatedOptions
 from .trainers.trainer import Trainer, TrialFacts
@@ -31,8 +31,6 @@ from .trainers.trainer import Trainer, TrialFacts
 __all__ = [
     "COUNTED",
     "FRAMEWORKS",
-    "GIVEN",
-    "LAYOUT",
     "MAX_CONFIGS",
     "NO_LAYOUT",
     "AdapterFile",

@@ -261,7 +261,7 @@ class Builder:
                 f"{nearest(name, names)}",
             )
         builtin = self.file.trainer.builtin
-        if builtin is not None and getattr(builtin, name, None) is not None:
+        if builtin is not None and name in builtin.model_fields_set:
             raise self.document.error(path, "found here and under trainer.builtin, accepted once")
         spec = self.file.parameters[name]
         if spec is True and name not in self.written and not parameter_values.is_flag(name):

@@ -4,37 +4,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from foundation.documents import Document, as_written
 from foundation.records import wrong_value
 from foundation.values import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
 from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed_layout
-from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of
+from search_spaces.parameters import Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
-from search_spaces.stages import COUNTED, GIVEN, LAYOUT
+from search_spaces.stages import LAYOUT
+from trainer.plan.annotations import Open, of_field
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.rules.expression import MAX_NUMBER
 
 MAX_VALUES = 10_000
 
-_TYPES: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(annotation) for name, annotation in ANNOTATIONS.items()
-}
-_DEGREE = TypeAdapter[Any](Count)
-# Of a user's own trainer: layers of a stage, and whether something counts as a layer.
-_STAGE_SETTINGS: dict[str, TypeAdapter[Any]] = {
-    **dict.fromkeys(GIVEN, TypeAdapter(Annotated[int, Field(ge=0)])),
-    **dict.fromkeys(COUNTED, TypeAdapter(bool)),
-    LAYOUT: TypeAdapter(str),
-}
-# A user's own trainer may mean something else by these; no built-in rule reads them.
-_FREE = {
-    *("recompute", "precision", "placement", "engine", "refresh_secondary", "reduce_precision"),
-}
+_DEGREE = TypeAdapter[Any](Annotated[int, Field(ge=1)])
+
+
+def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    annotation: Any = Annotated[(field.annotation, None, *field.metadata)]
+    return TypeAdapter(annotation)
+
+
+def _adapters(*records: type[BaseModel], own_trainer: bool) -> dict[str, TypeAdapter[Any]]:
+    """Checks of values, by parameter; none where a user's own trainer may have any."""
+    return {"num_nodes": _DEGREE} | {
+        name: _adapter(field)
+        for record in records
+        for name, field in record.model_fields.items()
+        if not (own_trainer and of_field(field, Open))
+    }
+
+
+_BUILTIN = _adapters(Choices, own_trainer=False)
+_OTHERS = _adapters(Choices, OtherChoices, own_trainer=True)
 
 
 def build(
@@ -56,34 +66,30 @@ def build(
         is_axis: it is a parallel axis that only that trainer knows: a degree.
         points: of the grid of a continuous parameter.
     """
-    path: tuple[str | int, ...] = ("parameters", name)
-    span = _span(spec, path, document, points) if isinstance(spec, (Float, Int)) else None
+    place = _Place(document, ("parameters", name))
+    span = place.span(spec, points) if isinstance(spec, (Float, Int)) else None
     ordered = isinstance(spec, Ordered) if isinstance(spec, (Ordered, Categories)) else None
-    listed = path
+    steps: tuple[str, ...] = ()
     if span is not None:
         values: Sequence[Scalar] = span.grid
     elif isinstance(spec, Range):
-        values = _range(spec, path, document)
+        values = place.numbers(spec)
     elif isinstance(spec, Log2):
-        values = _log2(spec, path, document)
+        values = place.powers(spec)
     elif isinstance(spec, Ordered):
-        values, listed = spec.ordered, (*path, "ordered")
+        values, steps = spec.ordered, ("ordered",)
     elif isinstance(spec, Categories):
-        values, listed = spec.categories, (*path, "categories")
+        values, steps = spec.categories, ("categories",)
     else:
         values = spec if isinstance(spec, list) else [spec]
     if len(values) > MAX_VALUES:
-        raise document.error(
-            path, f"found {len(values):,} values, accepted at most {MAX_VALUES:,}", at_value=True
-        )
-    adapter = None if own_trainer and name in _FREE else _TYPES.get(name)
-    adapter = _STAGE_SETTINGS.get(name, adapter) if own_trainer else adapter
-    adapter = _DEGREE if is_axis else adapter
+        raise place.error(f"found {len(values):,} values, accepted at most {MAX_VALUES:,}")
+    adapter = _DEGREE if is_axis else (_OTHERS if own_trainer else _BUILTIN).get(name)
     each = isinstance(spec, (list, Ordered, Categories))
     for index, value in enumerate(values):
-        where = (*listed, index) if each else path
-        _check(value, adapter, where, document)
-    _check_together(values, listed, document)
+        where: tuple[str | int, ...] = (*steps, index) if each else ()
+        place.check(value, adapter, *where)
+    place.check_together(values, *steps)
     if any(isinstance(value, float) for value in values):
         values = [float(value) for value in values]
     return Parameter(name, tuple(values), span, ordered)
@@ -91,123 +97,98 @@ def build(
 
 def is_flag(name: str) -> bool:
     """Whether a parameter of a user's own trainer may be true."""
-    adapter = _STAGE_SETTINGS.get(name, None if name in _FREE else _TYPES.get(name))
+    adapter = _OTHERS.get(name)
     try:
         return adapter is None or adapter.validate_python(True, strict=True) is True
     except ValidationError:
         return False
 
 
-def _span(spec: Float | Int, path: tuple[str | int, ...], document: Document, points: int) -> Span:
-    low, high = spec.ends
-    whole = isinstance(spec, Int)
-    key = "int" if whole else "float"
-    for index, end in enumerate(spec.ends):
-        _check(end, None, (*path, key, index), document)
-    if low >= high:
-        raise document.error(
-            (*path, key),
-            f"found [{low}, {high}], accepted the lower end first"
-            + ("" if low == high else f": [{high}, {low}]"),
-            at_value=True,
-        )
-    if spec.log and low <= 0:
-        raise document.error(
-            (*path, key, 0), f"found {low}, accepted numbers above zero with log", at_value=True
-        )
-    if not whole:
-        low, high = float(low), float(high)
-    return Span(low, high, spec.log, whole, points)
+@dataclass(frozen=True)
+class _Place:
+    """A parameter in a file; its methods check values, and raise SpaceError at the wrong one."""
 
+    document: Document
+    path: tuple[str, ...]
 
-def _check(
-    value: Scalar,
-    adapter: TypeAdapter[Any] | None,
-    where: tuple[str | int, ...],
-    document: Document,
-) -> None:
-    if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # NaN compares false
-        raise document.error(
-            where, f"found {as_written(value)}, accepted numbers up to 2^53", at_value=True
-        )
-    if adapter is None:
-        return
-    try:
-        typed = adapter.validate_python(value, strict=True)
+    def error(self, what: str, *steps: str | int) -> Exception:
+        return self.document.error((*self.path, *steps), what, at_value=True)
+
+    def check(self, value: Scalar, adapter: TypeAdapter[Any] | None, *steps: str | int) -> None:
+        found = f"found {as_written(value)}"
+        if isinstance(value, (int, float)) and not abs(value) <= MAX_NUMBER:  # NaN compares false
+            raise self.error(f"{found}, accepted numbers up to 2^53", *steps)
+        if adapter is None:
+            return
+        try:
+            typed = adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise self.error(wrong_value(error.errors()[0]), *steps) from None
         if type(typed) is not type(value):  # a literal 1 takes 1.0 and true for equal
-            raise document.error(
-                where, f"found {as_written(value)}, accepted a whole number", at_value=True
-            )
-    except ValidationError as error:
-        raise document.error(where, wrong_value(error.errors()[0]), at_value=True) from None
+            raise self.error(f"{found}, accepted a whole number", *steps)
 
+    def check_together(self, values: Sequence[Scalar], *steps: str) -> None:
+        """Values are of one type, and none stands twice."""
+        seen: set[Scalar] = set()
+        for index, value in enumerate(values):
+            found = f"found {as_written(value)}"
+            if value_type_of(value) != value_type_of(values[0]):
+                raise self.error(
+                    f"{found} among values such as {as_written(values[0])}, accepted values of one "
+                    "type",
+                    *steps,
+                    index,
+                )
+            if value in seen:
+                raise self.error(f"{found} twice, accepted once", *steps, index)
+            seen.add(value)
 
-def _check_together(
-    values: Sequence[Scalar], path: tuple[str | int, ...], document: Document
-) -> None:
-    first = value_type_of(values[0])
-    seen: set[Scalar] = set()
-    for index, value in enumerate(values):
-        if value_type_of(value) != first:
-            raise document.error(
-                (*path, index),
-                f"found {as_written(value)} among values such as {as_written(values[0])}, "
-                "accepted values of one type",
-                at_value=True,
-            )
-        if value in seen:
-            raise document.error(
-                (*path, index), f"found {as_written(value)} twice, accepted once", at_value=True
-            )
-        seen.add(value)
+    def check_ends(self, ends: Sequence[Number], key: str, *, equal: bool) -> None:
+        """The lower end is first; the ends may be ``equal``."""
+        low, high = ends
+        if low > high or (low == high and not equal):
+            turned = "" if low == high else f": [{high}, {low}]"
+            raise self.error(f"found [{low}, {high}], accepted the lower end first{turned}", key)
 
+    def span(self, spec: Float | Int, points: int) -> Span:
+        low, high = spec.ends
+        whole = isinstance(spec, Int)
+        key = "int" if whole else "float"
+        for index, end in enumerate(spec.ends):
+            self.check(end, None, key, index)
+        self.check_ends(spec.ends, key, equal=False)
+        if spec.log and low <= 0:
+            raise self.error(f"found {low}, accepted numbers above zero with log", key, 0)
+        if not whole:
+            low, high = float(low), float(high)
+        return Span(low, high, spec.log, whole, points)
 
-def _range(spec: Range, path: tuple[str | int, ...], document: Document) -> list[Number]:
-    low, high = spec.range
-    whole = isinstance(low, int) and isinstance(high, int)
-    if spec.step is None and not whole:
-        raise document.error(path, "a range of fractions needs 'step'", at_value=True)
-    step: Number = 1 if spec.step is None else spec.step
-    if step <= 0:
-        raise document.error(
-            (*path, "step"), f"found {step}, accepted a step above zero", at_value=True
-        )
-    if low > high:
-        raise document.error(
-            (*path, "range"),
-            f"found [{low}, {high}], accepted the lower end first: [{high}, {low}]",
-            at_value=True,
-        )
-    for index, end in enumerate(spec.range):
-        _check(end, None, (*path, "range", index), document)
-    # The tolerance lets [0.1, 0.3] with step 0.1 reach 0.3.
-    steps = (high - low) / step + 1e-9
-    if steps >= MAX_VALUES:
-        raise document.error(
-            path, f"found {steps:.3g} steps, accepted at most {MAX_VALUES:,} values", at_value=True
-        )
-    count = math.floor(steps) + 1
-    if whole and isinstance(step, int):
-        return [low + i * step for i in range(count)]
-    return [round(low + i * step, 12) for i in range(count)]
+    def numbers(self, spec: Range) -> list[Number]:
+        low, high = spec.range
+        whole = isinstance(low, int) and isinstance(high, int)
+        if spec.step is None and not whole:
+            raise self.error("a range of fractions needs 'step'")
+        step: Number = 1 if spec.step is None else spec.step
+        if step <= 0:
+            raise self.error(f"found {step}, accepted a step above zero", "step")
+        self.check_ends(spec.range, "range", equal=True)
+        for index, end in enumerate(spec.range):
+            self.check(end, None, "range", index)
+        # The tolerance lets [0.1, 0.3] with step 0.1 reach 0.3.
+        steps = (high - low) / step + 1e-9
+        if steps >= MAX_VALUES:
+            raise self.error(f"found {steps:.3g} steps, accepted at most {MAX_VALUES:,} values")
+        numbers = [low + i * step for i in range(math.floor(steps) + 1)]
+        return numbers if whole and isinstance(step, int) else [round(n, 12) for n in numbers]
 
-
-def _log2(spec: Log2, path: tuple[str | int, ...], document: Document) -> list[int]:
-    low, high = spec.log2
-    for index, end in enumerate(spec.log2):
-        if end < 1 or end & (end - 1):
-            raise document.error(
-                (*path, "log2", index),
-                f"found {end}, accepted powers of two: 1, 2, 4, 8, ...",
-                at_value=True,
-            )
-    if low > high:
-        raise document.error(
-            (*path, "log2"),
-            f"found [{low}, {high}], accepted the lower end first: [{high}, {low}]",
-            at_value=True,
-        )
-    return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
+    def powers(self, spec: Log2) -> list[int]:
+        low, high = spec.log2
+        for index, end in enumerate(spec.log2):
+            if end < 1 or end & (end - 1):
+                what = f"found {end}, accepted powers of two: 1, 2, 4, 8, ..."
+                raise self.error(what, "log2", index)
+        self.check_ends(spec.log2, "log2", equal=True)
+        return [1 << i for i in range(low.bit_length() - 1, high.bit_length())]
 
 
 def check_layouts(

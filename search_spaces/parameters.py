@@ -4,72 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from itertools import product
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from foundation.documents import as_written
 from foundation.values import Scalar
 from search_spaces.spans import Span
+from trainer.plan.annotations import OtherNames, grouped
 from trainer.plan.axes import FURTHER_AXES
-from trainer.plan.config import TrainConfig
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.rules.expression import ValueType
 
 MAX_CONFIGS = 2**62  # raw configurations: they are numbered with 64 bits
 
-# What a trial's settings say, not what is searched.
-_FIXED = {
-    *("model", "data", "seed", "optimizer", "lr_scheduler", "goldfish", "validation", "metrics"),
-    *("device", "device_memory_bytes", "collective_timeout_s", "time_communication"),
-    *("warmup_steps", "measured_steps", "save", "save_interval", "async_save", "load"),
-    *("initial_load_path", "last_save_in_hf", "documents", "loss_mask", "ddp_bucket_size"),
-    *("ranks_per_node", "ranks_per_pair"),  # facts of the cluster
-}
-SEARCHABLE = tuple(name for name in TrainConfig.model_fields if name not in _FIXED)
-
-Count = Annotated[int, Field(ge=1)]
-ANNOTATIONS: dict[str, Any] = {
-    "num_nodes": Count,
-    **{
-        name: Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
-        for name, field in TrainConfig.model_fields.items()
-        if name in SEARCHABLE
-    },
-}
-"""What a value of each parameter has to be."""
-BUILTIN_NAMES = tuple(ANNOTATIONS)
+SEARCHABLE = tuple(Choices.model_fields)
+BUILTIN_NAMES = ("num_nodes", *SEARCHABLE)
 AXES = tuple(FURTHER_AXES)
 """Parameters that split the world whether or not a space names them as axes."""
-# What frameworks call them, without what such names end with.
+_ENDINGS = ("", "_size", "_degree", "_world_size")
 _USUAL = {
-    "tp": ("tensor_parallel", "tensor_model_parallel"),
-    "pp": ("pipeline_parallel", "pipeline_model_parallel"),
-    "cp": ("context_parallel",),
-    "ep": ("expert_parallel", "expert_model_parallel"),
-    "mbs": ("micro_batch", "microbatch", "train_micro_batch_size_per_gpu"),
-    "gas": ("gradient_accumulation", "gradient_accumulation_steps", "grad_acc", "grad_acc_steps"),
-    "first_stage_layers": (
-        "decoder_first_pipeline_num_layers",
-        "num_layers_in_first_pipeline_stage",
-    ),
-    "last_stage_layers": (
-        "decoder_last_pipeline_num_layers",
-        "num_layers_in_last_pipeline_stage",
-    ),
-    "account_for_embedding": ("account_for_embedding_in_pipeline_split",),
-    "account_for_loss": ("account_for_loss_in_pipeline_split",),
-    "pipeline_layout": ("pipeline_model_parallel_layout",),
+    stem + ending: name
+    for record in (Choices, OtherChoices)
+    for other, names in grouped(record, OtherNames).items()
+    for name, stem, ending in product(names, other.names.split(), _ENDINGS)
 }
-_ENDINGS = ("_size", "_degree", "_world_size")
 
 
 def usual_name(name: str) -> str:
-    """What spaces call a parameter that a framework calls so; a name of one's own as it is."""
-    for usual, stems in _USUAL.items():
-        if any(name == stem + ending for stem in stems for ending in ("", *_ENDINGS)):
-            return usual
-    return name
+    """The name in spaces of a parameter that a framework calls so; an unknown one stays."""
+    return _USUAL.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -138,27 +103,27 @@ class Parameter:
 
     @cached_property
     def shares(self) -> np.ndarray | None:
-        """How often each value is to be drawn, relative to the others; None: all alike."""
+        """Weights with which values are drawn; None: all alike."""
         shares = None if self.span is None else self.span.shares
         return None if shares is None or np.all(shares == 1) else shares
 
     def drawn(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Values at random, each as often as its share."""
+        """Random values, weighted by ``shares``."""
         shares = None if self.shares is None else self.shares / self.shares.sum()
         return np.array(self.values)[rng.choice(len(self.values), count, p=shares)]
 
     def place(self, value: Scalar) -> int:
-        """Which of the values it is; of a continuous parameter the nearest."""
+        """Index of a value; of the nearest one if the parameter is continuous."""
         if self.span is None:
             return self.values.index(value)
         return self.span.place(float(value)) if self.varies else 0
 
     def nearest(self, value: Scalar) -> Scalar:
-        """The value at that place."""
+        """The value that stands for it among ``values``."""
         return self.values[self.place(value)]
 
     def unit(self, value: Scalar) -> float:
-        """Where a value lies from the first (0) to the last (1), by its scale or else its place."""
+        """Position of a value from the first (0) to the last (1), by its scale or its index."""
         if self.span is not None:
             return self.span.unit(float(value))
         return self.place(value) / max(1, len(self.values) - 1)
@@ -168,7 +133,7 @@ class Parameter:
         return replace(self, values=self.values[:1])
 
     def as_file(self) -> Any:
-        """What a space file says of it, in the shortest way."""
+        """The shortest way to write it in a space file."""
         if self.span is not None:
             return self.span.as_file()
         values = list(self.values)

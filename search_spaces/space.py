@@ -52,14 +52,6 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Violations:
-    """Outcome of the rules for N configurations: boolean arrays of length N."""
-
-    valid: np.ndarray
-    removed: dict[str, np.ndarray]  # by rule name; a configuration can break several
-
-
-@dataclass(frozen=True)
 class SearchSpace:
     """Parameters and their rules, how a trial runs, and the objectives.
 
@@ -147,22 +139,13 @@ class SearchSpace:
             raw,
         )
 
-    def violations(self, columns: Mapping[str, Any]) -> Violations:
-        """Apply every rule to N raw configurations, given as one column per parameter."""
-        facts = self.columns(columns)
-        n = len(np.asarray(columns[next(iter(self.parameters))]))
-        removed = {
-            rule.name: np.broadcast_to(np.logical_not(rule.holds(facts)), (n,))
-            for rule in self.rules
-        }
-        valid = np.ones(n, dtype=bool)
-        for broken in removed.values():
-            valid &= ~broken
-        return Violations(valid, removed)
-
     def valid(self, columns: Mapping[str, Any]) -> np.ndarray:
         """Mask of the N raw configurations that satisfy every rule; shape (N,)."""
-        return self.violations(columns).valid
+        facts = self.columns(columns)
+        kept = np.ones(len(np.asarray(columns[next(iter(self.parameters))])), dtype=bool)
+        for rule in self.rules:
+            kept &= rule.holds(facts)
+        return kept
 
     def first_violation(self, config: Mapping[str, Any]) -> str | None:
         """Why a configuration (raw or canonical) is not in the space; None if it is."""
@@ -243,9 +226,6 @@ class SearchSpace:
             ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
         nodes = {count // self.ranks_per_node for count in ranks}
         return tuple(sorted(nodes - {0})) or (1,)
-
-    def world_size(self, config: Mapping[str, Any]) -> int:
-        return int(self.facts(config)["world_size"])
 
     @cached_property
     def program(self) -> Trainer:

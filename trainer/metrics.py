@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.plan.limits import ConfigError
-from trainer.plan.output import Metrics
+from trainer.plan.sections import Metrics
 
 METRICS_NAME = "metrics.jsonl"
 Figures = Mapping[str, float | int | None]

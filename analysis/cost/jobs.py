@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces import NO_LAYOUT
+from trainer.plan.annotations import codes_of
 from trainer.plan.axes import FURTHER_AXES, Axes, beside_dp, ordered, ranks_of_replica
+from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
 from trainer.plan.states import BUCKET_ELEMENTS
@@ -24,20 +26,15 @@ Mask = NDArray[np.bool_]
 
 PRICED_AXES = ("gy", "gz", *FURTHER_AXES)
 """Axes that the cost model knows besides those that every job has; the grid's gx counts as tp."""
-NONE, SELECTIVE, FULL = 0, 1, 2
-RECOMPUTE = {"none": NONE, "selective": SELECTIVE, "full": FULL}
-ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = range(5)
-SCHEDULES = {
-    "1F1B": ONE_F_ONE_B,
-    "LoopedBFS": BREADTH_FIRST,
-    "InterleavedZeroBubble": ZERO_BUBBLE,
-    "ZBVZeroBubble": ZERO_BUBBLE_V,
-    "DualPipeV": DUAL_PIPE_V,
-}
-BY_HABIT, ALL_TO_ALL, FLEX = -1, 0, 1
-DISPATCHERS = {"alltoall": ALL_TO_ALL, "flex": FLEX}
-NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = 0, 1, 2
-GRAPHS = {"none": NO_GRAPHS, "layers": LAYER_GRAPHS, "step": STEP_GRAPHS}
+RECOMPUTE = codes_of(Choices, "recompute")
+NONE, SELECTIVE, FULL = RECOMPUTE.values()
+SCHEDULES = codes_of(Choices, "pipeline_schedule")
+ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES.values()
+DISPATCHERS = codes_of(OtherChoices, "moe_token_dispatcher")
+ALL_TO_ALL, FLEX = DISPATCHERS.values()
+BY_HABIT = -1
+GRAPHS = codes_of(OtherChoices, "cuda_graphs")
+NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
 
 
 @dataclass(frozen=True)

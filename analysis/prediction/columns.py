@@ -1,50 +1,22 @@
-"""Which parameters of a space the cost model reads, and the jobs that their values make."""
+"""Parameters of a space that the cost model reads, and the jobs that their values make."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import (
-    BY_HABIT,
-    DISPATCHERS,
-    GRAPHS,
-    NO_GRAPHS,
-    PRICED_AXES,
-    RECOMPUTE,
-    SCHEDULES,
-    Array,
-    Jobs,
-    jobs,
-)
-from search_spaces import COUNTED, GIVEN, LAYOUT, NO_LAYOUT, Facts, SearchSpace, framework_named
-from trainer.plan.axes import GRID, RANK_ORDERS, beside_dp, is_pp_inside
-from trainer.plan.formats import Format
+from analysis.cost.jobs import PRICED_AXES, Jobs, jobs
+from search_spaces import Facts, SearchSpace, StageSettings, framework_named
+from trainer.plan.annotations import Column, columns, value_types, values_of
+from trainer.plan.axes import GRID, beside_dp
+from trainer.plan.fields import FP8, Choices, OtherChoices
 from trainer.plan.model import ModelConfig
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
-EXPERTS = ("ep", "etp", "moe_token_dispatcher", "moe_comm_overlap")  # that only mixtures have
-FP8 = ("fp8", "mxfp8")
-"""Words for the precision of a user's own trainer whose products are in 8 bits, priced alike."""
-# Parameters of others' trainers, whose values may be words of their own.
-_WORDS: dict[str, tuple[str | bool, ...]] = {
-    "moe_token_dispatcher": (*DISPATCHERS,),
-    "moe_comm_overlap": (False, True),
-    "cuda_graphs": (*GRAPHS,),
-    "rank_order": RANK_ORDERS,
-}
-# Every name that a job's columns are made of.
-_READ = (
-    *NEEDED,
-    *("gx", *PRICED_AXES),
-    *("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard", "zero_stage"),
-    *EXPERTS,
-    *("placement", "engine", "sequence_parallel", "recompute", "precision"),
-    *("quantize_weights", "quantize_gradients", "quantize_secondary", "reduce_gradients"),
-    *("pipeline_schedule", "rank_order", "cuda_graphs"),
-)
+_COLUMNS = {**columns(Choices), **columns(OtherChoices)}
+_OTHERS = value_types(OtherChoices)
 
 
 def jobs_from(
@@ -59,50 +31,21 @@ def jobs_from(
         facts: of the configurations, as columns.
         count: configurations.
     """
-    known = facts.columns
-    columns: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
-    for name in ("weight_shard", "gradient_shard", "optimizer_shard", "secondary_shard"):
-        if name in known:
-            columns[name] = known[name]
-    columns["zero_stage"] = known.get("zero_stage", 0)
-    if shape.mixture is not None and "ep" not in space.program.axes:
-        columns["ep"] = known.get("ep", 1)
-        columns["etp"] = known.get("etp", known["tp"])
-    precision = known.get("precision", "bf16")
-    columns["fp8"] = np.isin(precision, FP8)
-    builtin = space.trainer.builtin
-    if builtin is not None and builtin.ddp_bucket_size is not None:
-        columns["bucket_elements"] = builtin.ddp_bucket_size
-    documents = builtin and builtin.documents
-    columns["masks_documents"] = bool(documents and documents.reset_attention_mask)
-    axes = space.program.axes
-    columns |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
+    known, axes = facts.columns, space.program.axes
+    found: dict[str, Any] = {name: known[name] for name in NEEDED if name != "num_layers"}
+    found |= {name: known[name] if name in axes else 1 for name in PRICED_AXES}
     if "gx" in axes:
-        columns["tp"] = known["tp"] * known["gx"]
+        found["tp"] = known["tp"] * known["gx"]
+    mixed = shape.mixture is not None and "ep" not in axes
+    for key, (name, column) in _COLUMNS.items():
+        if name in known and _understood(space, name, column) and (mixed or not column.mixtures):
+            found[key] = facts.said(name, column.other, column.codes)
+    if space.trainer.builtin is not None:
+        found |= values_of(space.trainer.builtin)
     if len(engines) > 1:
-        numbered = enumerate(engines)
-        columns["engine"] = sum(np.where(known["engine"] == w, n, 0) for n, w in numbered)
-    columns["sequence_parallel"] = known.get("sequence_parallel", False)
-    columns |= {name: facts.numbers(name, 0.0) for name in GIVEN}
-    columns |= {name: facts.numbers(name, -1.0) for name in COUNTED}
-    columns[LAYOUT] = facts.words(LAYOUT, NO_LAYOUT)
-    columns["recompute"] = _coded(known.get("recompute"), RECOMPUTE)
-    columns["reduces_once"] = known.get("reduce_gradients", "micro_batch") == "step"
-    columns["schedule"] = _coded(known.get("pipeline_schedule"), SCHEDULES)
-    columns["pp_inside"] = is_pp_inside(known.get("rank_order", ""))
-    said = {name: known.get(name) for name in _WORDS if _understood(space, name)}
-    columns["dispatcher"] = _coded(said.get("moe_token_dispatcher"), DISPATCHERS, BY_HABIT)
-    columns["overlaps_dispatch"] = said.get("moe_comm_overlap", False)
-    columns["graphs"] = _coded(said.get("cuda_graphs"), GRAPHS, NO_GRAPHS)
-    columns["element_bytes"] = np.where(precision == "fp32", 4.0, 2.0)
-    for name, key, narrow in (
-        ("gather_bits", "quantize_weights", Format.INT8),
-        ("reduce_bits", "quantize_gradients", Format.INT4),
-        ("secondary_bits", "quantize_secondary", Format.INT8),
-    ):
-        columns[name] = np.where(known.get(key, False), narrow.bits_with_scales, 0.0)
-    columns = {name: np.broadcast_to(column, (count,)) for name, column in columns.items()}
-    return jobs(columns, shape)
+        found["engine"] = facts.said("engine", 0, {word: n for n, word in enumerate(engines)})
+    found = {key: np.broadcast_to(column, (count,)) for key, column in found.items()}
+    return jobs(found, shape)
 
 
 def in_8_bits(space: SearchSpace) -> bool:
@@ -111,20 +54,12 @@ def in_8_bits(space: SearchSpace) -> bool:
     return searched is not None and not {*FP8}.isdisjoint(searched.values)
 
 
-def _understood(space: SearchSpace, name: str) -> bool:
-    """Whether a space has the parameter, and all of its values have a price."""
-    found = space.parameters.get(name)
-    return found is not None and all(
-        type(value) is type(_WORDS[name][0]) and value in _WORDS[name] for value in found.values
-    )
-
-
-def _coded(words: Any, codes: Mapping[str, float], otherwise: float = 0) -> Array:
-    """The numbers that words stand for; ``otherwise`` where there is none."""
-    words = np.asarray("" if words is None else words)
-    return np.asarray(
-        sum((np.where(words == w, n - otherwise, 0) for w, n in codes.items()), otherwise)
-    )
+def _understood(space: SearchSpace, name: str, column: Column) -> bool:
+    """Whether all values of a parameter have a price; another trainer may mean something else."""
+    if name not in _OTHERS or name not in space.parameters:
+        return True
+    own = space.parameters[name]
+    return own.value_type == _OTHERS[name] and {*own.values} <= {*(column.codes or own.values)}
 
 
 def unpriced_axes(space: SearchSpace) -> list[str]:
@@ -139,8 +74,13 @@ def unpriced_parameters(space: SearchSpace) -> list[str]:
     Those of a condition or an axis count as seen, and so do all that a rule reads only.
     """
     mixed = space.model is not None and space.model.mixture is not None
-    read = [name for name in _READ if mixed or name not in EXPERTS]
-    read = [name for name in read if name not in _WORDS or _understood(space, name)]
-    read += framework_named(space.program.framework).stage_settings
+    settings = framework_named(space.program.framework).stage_settings
+    read = [*NEEDED, "gx", *PRICED_AXES, "placement", "engine", *settings]
+    read += [
+        name
+        for name, column in _COLUMNS.values()
+        if name not in StageSettings.__dataclass_fields__ and (mixed or not column.mixtures)
+        if _understood(space, name, column)
+    ]
     seen = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
     return [n for n, p in space.parameters.items() if len(p.values) > 1 and n not in seen]

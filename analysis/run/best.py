@@ -17,11 +17,7 @@ from foundation.quantities import counted
 from foundation.records import Record, validate
 from foundation.values import Scalar, VariableName
 from foundation.writing import write_atomically
-from search_spaces import (
-    ResultPatterns,
-    log_format,
-    wrong_file_name,
-)
+from search_spaces import ResultPatterns, log_format, wrong_file_name
 from slurm import LogFormat, module_argv
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES, ConfigError

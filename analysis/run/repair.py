@@ -32,7 +32,7 @@ from analysis.run.lines import (
     unsealed,
 )
 from analysis.run.lock import lock
-from analysis.run.lost import LostEvents
+from analysis.run.missing import MissingEvents
 from analysis.run.results import ResultsFile
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
@@ -80,7 +80,7 @@ def repair_run(directory: Path | str) -> Repair:
             raise RunError(str(error)) from None
         lines, notes = in_order(found, {number for number, _ in repair.notes})
         repair.notes += notes
-        records = list(_fitting(lines, LostEvents(folder, lines), repair))
+        records = list(_fitting(lines, MissingEvents(folder, lines), repair))
         repair.notes.sort(key=lambda note: note[0])
         repair.lines = len(records)
         if repair.notes:
@@ -122,15 +122,17 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
             yield Line(number, record, checksum)
 
 
-def _fitting(lines: Iterable[Line], lost: LostEvents, repair: Repair) -> Iterator[dict[str, Any]]:
+def _fitting(
+    lines: Iterable[Line], missing: MissingEvents, repair: Repair
+) -> Iterator[dict[str, Any]]:
     """Yield the records that fit what precedes them, after reconstructed missing ones."""
     for line in lines:
         try:
             t, event = time_of(line.record), from_record(line.record)
             if event:
-                for missing_t, missing, what in lost.before(repair.run, t, event):
-                    apply(repair.run, missing_t, missing)
-                    yield to_record(missing, missing_t)
+                for began_t, before, what in missing.before(repair.run, t, event):
+                    apply(repair.run, began_t, before)
+                    yield to_record(before, began_t)
                     repair.notes.append((line.number, f"reconstructed before it: {what}"))
             apply(repair.run, t, event)
         except ValueError as error:

@@ -12,12 +12,12 @@ from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.layouts import NO_LAYOUT
-from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of
+from search_spaces.parameters import Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
 from search_spaces.stages import LAYOUT
 from trainer.plan.axes import beside_dp, ordered, ranks_of_replica
-from trainer.plan.config import TrainConfig
+from trainer.plan.fields import Choices
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression, ValueType, constant
 
@@ -32,7 +32,7 @@ def derived_nodes(parameters: Collection[str]) -> bool:
 def static_facts(
     model: ModelConfig | None, cluster: Cluster | None, ranks_per_node: int = 1
 ) -> dict[str, Scalar]:
-    """What the model and the cluster say, under the names of their records.
+    """Facts of the model and the cluster, under the names of their records.
 
     ``num_kv_heads`` and ``ffn_hidden_size`` are resolved; the cluster's own number of nodes is
     ``cluster_nodes``, since ``num_nodes`` is a trial's. Without a cluster there is nothing but
@@ -64,13 +64,8 @@ def defaults(spec: TrainerSpec) -> dict[str, Scalar]:
     if trainer is None:
         known[LAYOUT] = NO_LAYOUT
     else:
-        fields = TrainConfig.model_fields
-        known |= {name: fields[name].get_default() for name in SEARCHABLE}
-        known |= {
-            name: value
-            for name, value in trainer.model_dump(exclude_none=True).items()
-            if name in SEARCHABLE
-        }
+        known |= {name: field.default for name, field in Choices.model_fields.items()}
+        known |= {n: v for n, v in trainer.model_dump().items() if n in Choices.model_fields}
     return {name: value for name, value in known.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""What makes a configuration valid: the trainer's requirements, and the space's own constraints.
+"""Rules of valid configurations: the trainer's requirements, and the space's own constraints.
 
 A rule that needs a fact which the space does not have (no model, no such parameter) is left out.
 Where a parameter is inactive and the trainer has no default for it, rules that name it hold.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +25,19 @@ class Facts:
     active: Mapping[str, Array]  # of parameters with a condition
     missing: Mapping[str, Array] = field(default_factory=dict)  # inactive and without default
 
-    def numbers(self, name: str, otherwise: float) -> Array:
-        """What configurations say under a name; ``otherwise`` where they say nothing."""
+    def said(self, name: str, otherwise: Any, codes: Mapping[Any, float] | None = None) -> Array:
+        """The values of configurations under a name, or the numbers that stand for them.
+
+        ``otherwise`` where they say nothing, or a value without a number.
+        """
         if name not in self.columns:
             return np.asarray(otherwise)
-        said = np.asarray(self.columns[name]).astype(np.float64)
-        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
-
-    def words(self, name: str, otherwise: str) -> Array:
-        """The same of a text."""
-        said = np.asarray(self.columns.get(name, otherwise))
-        return np.where(self.missing[name], otherwise, said) if name in self.missing else said
+        said = np.asarray(self.columns[name])
+        if codes is not None:
+            parts = (np.where(said == value, n - otherwise, 0.0) for value, n in codes.items())
+            said = np.asarray(sum(parts, otherwise))
+        missing = None if otherwise is None else self.missing.get(name)
+        return said if missing is None else np.where(missing, otherwise, said)
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class Rule:
     names: frozenset[str]
     _test: Callable[[Facts], Array]
     required: bool = False
-    """By trainers, and not by this space alone."""
+    """Trainers require it, not this space alone."""
     remedy: str = ""
-    """What a space can say so that such configurations are valid, if anything."""
+    """How a space can make such configurations valid, if it can."""
 
     def holds(self, facts: Facts) -> np.ndarray:
-        """Where the rule is kept; the shape is that of the columns it reads."""
+        """Truth by row; the shape is that of the columns that the rule reads."""
         return np.asarray(self._test(facts))
 
 

@@ -33,9 +33,9 @@ def rules(
 
     def stages(facts: Facts) -> StageLayers:
         habit = {name: float(framework.counts_ends) for name in COUNTED}
-        said = {name: facts.numbers(name, habit.get(name, 0.0)) for name in counts}
+        said = {name: facts.said(name, habit.get(name, 0.0)) for name in counts}
         if LAYOUT in settings:
-            said[LAYOUT] = facts.words(LAYOUT, NO_LAYOUT)
+            said[LAYOUT] = facts.said(LAYOUT, NO_LAYOUT)
         layers, pp, vpp = (facts.columns[name] for name in ("num_layers", "pp", "vpp"))
         return StageLayers(layers, pp, vpp, StageSettings(**{**habit, **said}), framework.split)
 
@@ -108,8 +108,8 @@ def _one_kind(settings: list[str]) -> list[Rule]:
 
     def said(facts: Facts, name: str) -> Array:
         if name == LAYOUT:
-            return facts.words(name, NO_LAYOUT) != NO_LAYOUT
-        return facts.numbers(name, 0.0) > 0
+            return facts.said(name, NO_LAYOUT) != NO_LAYOUT
+        return facts.said(name, 0.0) > 0
 
     def test(facts: Facts) -> Array:
         some = [np.logical_or.reduce([said(facts, name) for name in kind]) for kind in kinds]

@@ -15,5 +15,5 @@ from search_spaces import check, load_space
 def test_a_run_of_the_table_has_its_space(model: str, system: str, gpus: int, valid: int) -> None:
     space = load_space(space_of(model, system, gpus))
     config = {name: parameter.values[0] for name, parameter in space.parameters.items()}
-    assert space.world_size(config) == gpus
+    assert space.facts(config)["world_size"] == gpus
     assert check(space).valid == valid

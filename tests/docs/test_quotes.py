@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -29,3 +30,15 @@ def test_a_command_prints_what_the_guide_quotes(
 def test_the_guide_quotes_the_first_steps() -> None:
     assert {quote[0].split()[0] for quote in QUOTES} == {"check", "predict"}
     assert len(QUOTES) >= 4
+
+
+IMPORT = re.compile(r"^from ((?:analysis|meshtune|search_spaces|slurm)[\w.]*) import (.*)$", re.M)
+IMPORTS = [
+    found for page in sorted(GUIDE.glob("*.md")) for found in IMPORT.findall(page.read_text())
+]
+
+
+@pytest.mark.parametrize(("module", "names"), IMPORTS, ids=[module for module, _ in IMPORTS])
+def test_what_the_guide_imports_is_there(module: str, names: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names.split(", ") if not hasattr(found, name)] == []

@@ -23,7 +23,7 @@ def message(path: Path | str) -> str:
 EDITS = [
     ("unknown_key", "cluster: dgx", "clutser: dgx", "3:1", ["'clutser'", "did you mean 'cluster'"]),
     ("unknown_key_below", "    precision:", "    precison:", "7:5",
-     ["trainer.builtin.precison", "data, precision", "did you mean 'precision'"]),
+     ["trainer.builtin.precison", "data, optimizer", "did you mean 'precision'"]),
     ("searched_key_under_builtin", "    precision: fp32", "    tp: 2", "7:5",
      ["trainer.builtin.tp", "unknown key"]),
     ("duplicate_key", "cluster: dgx_h100", "version: 1", "3:1", ["'version'", "twice", "line 1"]),

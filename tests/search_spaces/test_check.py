@@ -12,6 +12,7 @@ import pytest
 
 from search_spaces import SearchSpace, SpaceError, check, load_space, shipped_records
 from search_spaces.points.enumeration import MAX_WORK, ValidConfigs
+from support.broken_rules import broken_rules
 
 Load = Callable[[str], SearchSpace]
 
@@ -21,14 +22,14 @@ def brute_force(space: SearchSpace) -> tuple[int, dict[str, int], dict[str, int]
     names = list(space.parameters)
     rows = list(itertools.product(*(space.parameters[n].values for n in names)))
     columns = {n: np.array([r[i] for r in rows]) for i, n in enumerate(names)}
-    found = space.violations(columns)
+    broken = broken_rules(space, columns)
     left = np.ones(len(rows), dtype=bool)
     in_order = {}
     for rule in space.rules:
-        in_order[rule.name] = int(np.count_nonzero(left & found.removed[rule.name]))
-        left &= ~found.removed[rule.name]
-    alone = {name: int(np.count_nonzero(removed)) for name, removed in found.removed.items()}
-    return int(np.count_nonzero(found.valid)), alone, in_order
+        in_order[rule.name] = int(np.count_nonzero(left & broken[rule.name]))
+        left &= ~broken[rule.name]
+    alone = {name: int(np.count_nonzero(removed)) for name, removed in broken.items()}
+    return int(np.count_nonzero(left)), alone, in_order
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 19])

@@ -209,7 +209,7 @@ def test_the_built_in_trainer_has_a_first_and_a_last_stage_of_their_own(
     assert held == [7, 9, 9, 9] == [counted.first, counted.second, counted.second, counted.last]
     with pytest.raises(ConfigError, match="no equal share for each other stage of pp 4"):
         TrainConfig.parse({**config, "first_stage_layers": 8}).check(4)
-    with pytest.raises(ConfigError, match="need a pipeline: pp is 1; set both to 0"):
+    with pytest.raises(ConfigError, match="without a pipeline: pp is 1; set both to 0"):
         TrainConfig.parse({**config, **told, "pp": 1}).check(4)
     with pytest.raises(ConfigError, match="give first_stage_layers or last_stage_layers"):
         TrainConfig.parse(config).check(4)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer.metrics import MetricsWriter
-from trainer.plan.output import Metrics
+from trainer.plan.sections import Metrics
 
 
 def steps(folder: Path) -> list[int]:

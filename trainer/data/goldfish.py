@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.plan.loss_tokens import Goldfish
+from trainer.plan.sections import Goldfish
 
 IGNORED = -1
 """A target that is not in the loss."""

@@ -1,67 +1,24 @@
-"""What DeepSpeed 0.19.8 cannot train, each with its reason and a remedy. Torch-free.
+"""Limits of DeepSpeed 0.19.8, each with its reason and a remedy. Torch-free.
 
-Some of it DeepSpeed refuses, some of it would run as something else without a word: a second
-opinion must not be of another question.
+DeepSpeed refuses some of it and silently runs the rest as something else; a second opinion must
+answer the same question. Single fields declare what it refuses (``trainer.plan.fields``); here are
+the conditions that read several.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from trainer.plan.axes import GRID
 from trainer.plan.config import TrainConfig
-from trainer.plan.formats import Format
 from trainer.plan.placement import Placement
-from trainer.plan.rules.requirement import DEGREES, Requirement, refusal
+from trainer.plan.rules.declared import refused, refused_settings
+from trainer.plan.rules.requirement import Requirement, refusal
 
 DeviceType = Literal["cpu", "cuda"]
 
 ANY_DEVICE = (
-    Requirement(
-        "deepspeed_tp",
-        "tp == 1",
-        "tp {tp}: its AutoTP splits Hugging Face models only; set tp: 1",
-    ),
-    Requirement(
-        "deepspeed_tp",
-        "gx * gy * gz == 1",
-        "gx {gx}, gy {gy}, gz {gz}: the grid is meshtune's own; set all of them to 1",
-    ),
-    Requirement(
-        "deepspeed_tp",
-        "not sequence_parallel",
-        "sequence_parallel: it has no tensor parallelism here; set sequence_parallel: false",
-    ),
-    Requirement(
-        "deepspeed_cp",
-        "cp == 1",
-        "cp {cp}: it has no context parallelism here; set cp: 1",
-        axes=("cp",),
-    ),
-    Requirement(
-        "deepspeed_vpp",
-        "vpp == 1",
-        "vpp {vpp}: its pipeline does not interleave; set vpp: 1",
-    ),
-    Requirement(
-        "deepspeed_stages",
-        "pipeline_schedule == '1F1B'",
-        "pipeline_schedule {pipeline_schedule}: its pipeline runs 1F1B; set pipeline_schedule: "
-        "1F1B",
-    ),
-    Requirement(
-        "deepspeed_stages",
-        "first_stage_layers + last_stage_layers == 0",
-        "first_stage_layers {first_stage_layers}, last_stage_layers {last_stage_layers}: its "
-        "pipeline shares layers out equally here; set both to 0",
-    ),
-    Requirement(
-        "deepspeed_stages",
-        "rank_order == 'tp-cp-dp-pp'",
-        "rank_order {rank_order}: its pipeline's stages stand outside its replicas; set "
-        "rank_order: tp-cp-dp-pp",
-    ),
-    # All replicas or one, for each: ZeRO's stages.
+    *refused("deepspeed"),
+    # ZeRO's stages split each state over all replicas or over none.
     Requirement(
         "deepspeed_degrees",
         "(weight_shard == 1 or weight_shard == dp)"
@@ -95,42 +52,6 @@ ANY_DEVICE = (
         "not quantize_secondary",
         "quantize_secondary: it keeps the secondary copy of trained weights in their own format; "
         "set quantize_secondary: false",
-    ),
-    Requirement(
-        "deepspeed_recompute",
-        "recompute != 'selective'",
-        "recompute selective: it recomputes whole layers; set recompute: full, or none",
-    ),
-    Requirement(
-        "deepspeed_recompute_every",
-        "recompute_every == 1",
-        "recompute_every {recompute_every}: it recomputes every layer; set recompute_every: 1",
-    ),
-    Requirement(
-        "deepspeed_reduce",
-        "reduce_gradients == 'micro_batch'",
-        "reduce_gradients step: it reduces split gradients behind each micro-batch; set "
-        "reduce_gradients: micro_batch",
-    ),
-    Requirement(
-        "deepspeed_compile",
-        "not compile",
-        "compile: its layers run as they are; set compile: false",
-    ),
-    Requirement(
-        "deepspeed_tune",
-        "not tune_kernels",
-        "tune_kernels: its layers' products are torch's own; set tune_kernels: false",
-    ),
-    Requirement(
-        "deepspeed_precision",
-        "precision != 'fp8'",
-        "precision fp8: its layers' products are torch's own; set precision: bf16",
-    ),
-    Requirement(
-        "deepspeed_time_communication",
-        "not time_communication",
-        "time_communication: its collectives are its own; set time_communication: false",
     ),
 )
 CPU = (
@@ -174,7 +95,7 @@ CUDA = (
 
 
 def deepspeed_requirements(device_type: DeviceType) -> tuple[Requirement, ...]:
-    """Conditions that DeepSpeed adds; those of one name are one rule of a space."""
+    """Conditions that DeepSpeed adds; conditions of the same name are one rule of a space."""
     return (*ANY_DEVICE, *(CPU if device_type == "cpu" else CUDA))
 
 
@@ -184,7 +105,7 @@ def unsupported(
     device_type: DeviceType,
     local_world_size: int | None = None,
 ) -> str | None:
-    """Why DeepSpeed cannot train a configuration, and what to set instead; None if it can.
+    """The reason why DeepSpeed cannot train a configuration, with a remedy; None if it can.
 
     Args:
         config: valid by itself, see ``TrainConfig.check``; its ``engine`` is not looked at.
@@ -195,20 +116,9 @@ def unsupported(
     Raises:
         ConfigError: if the degrees do not fit the ranks, whatever the engine.
     """
-    placement = config.place(world_size, local_world_size)
-    copy = placement.secondary
-    own = {"tp", *GRID, "cp", "pp", "vpp", "sequence_parallel", "recompute", "recompute_every"}
-    own |= {"compile", "tune_kernels", "precision", "time_communication", "reduce_gradients"}
-    own |= {"pipeline_schedule", "first_stage_layers", "last_stage_layers", "rank_order"}
-    values = {
-        **config.model_dump(include=own),
-        **{name: getattr(placement, name) for name in ("dp", *DEGREES)},
-        "quantize_weights": placement.gather_format == Format.INT8,
-        "quantize_gradients": placement.reduce_format == Format.INT4,
-        "quantize_secondary": copy is not None and copy.format == Format.INT8,
-        "num_nodes": world_size // config.topology(world_size, local_world_size).ranks_per_node,
-    }
-    reason = refusal(deepspeed_requirements(device_type), values)
+    facts = config.facts(world_size, local_world_size)
+    settings = [*refused_settings(config, "deepspeed").values()]
+    reason = settings[0] if settings else refusal(deepspeed_requirements(device_type), facts)
     return reason and f"engine deepspeed: {reason}"
 
 

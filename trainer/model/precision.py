@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.plan.config import Precision
+from trainer.plan.fields import Precision
 from trainer.plan.formats import Format
 
 COMPUTE_DTYPE: dict[Precision, torch.dtype] = {

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from trainer.plan.config import Recompute
+from trainer.plan.fields import Recompute
 
 _aten = torch.ops.aten
 _PRODUCTS = {  # and where their weight is

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.model.recompute import recomputed
-from trainer.plan.config import Recompute
+from trainer.plan.fields import Recompute
 from trainer.plan.model import ModelConfig
 from trainer.plan.shapes import equal_share
 

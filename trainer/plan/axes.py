@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
+
+from trainer.plan.fields import RankOrder
 
 Size = Any  # int, or a numpy column
 
@@ -23,7 +25,6 @@ SPLITS = {
 Tensor-parallel ranks are neighbours, so that they share a node; pipeline stages are farthest apart,
 since they talk least (Narayanan et al. 2021, section 3), unless ``RankOrder`` says otherwise.
 """
-RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
 RANK_ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 """Orders of the axes on ranks, innermost first.
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from foundation.records import Record
+from foundation.records import Described
 from trainer.plan.limits import Steps
 
 
-class OptimizerConfig(Record):
+class OptimizerConfig(Described):
     """AdamW with global gradient-norm clipping."""
 
     lr: float = Field(default=3e-4, gt=0)
@@ -19,36 +19,28 @@ class OptimizerConfig(Record):
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
-    grad_clip: float = Field(default=1.0, ge=0, description="0: no clipping")
+    grad_clip: float = Field(default=1.0, ge=0)
+    """0: no clipping"""
 
 
-class LRScheduler(Record):
+class LRScheduler(Described):
     """The learning rate over the steps: it rises, stays, and falls; named as torchtitan's.
 
     A step's rate depends on its number alone, so that a run that goes on from a checkpoint has the
     rates of one that was never stopped.
     """
 
-    warmup_steps: int = Field(
-        default=0, ge=0, le=1_000_000_000, description="steps in which the rate rises from 0 to lr"
-    )
-    total_steps: Steps | None = Field(
-        default=None,
-        description="steps of the whole training, at whose end the decay ends; default no decay",
-    )
-    decay_type: Literal["linear", "sqrt", "cosine"] = Field(
-        default="linear", description="how the rate falls; sqrt: as 1 - sqrt(share of the decay)"
-    )
-    decay_ratio: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="share of total_steps in which the rate falls, the last ones: warm-up, stable, "
-        "decay (WSD); default all steps after the warm-up",
-    )
-    min_lr_factor: float = Field(
-        default=0.0, ge=0, le=1, description="of lr, where the decay ends; it stays there"
-    )
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000_000)
+    """steps in which the rate rises from 0 to lr"""
+    total_steps: Steps | None = None
+    """steps of the whole training, at whose end the decay ends; default no decay"""
+    decay_type: Literal["linear", "sqrt", "cosine"] = "linear"
+    """how the rate falls; sqrt: as 1 - sqrt(share of the decay)"""
+    decay_ratio: float | None = Field(default=None, gt=0, le=1)
+    """share of total_steps in which the rate falls, the last ones: warm-up, stable, decay (WSD);
+    default all steps after the warm-up"""
+    min_lr_factor: float = Field(default=0.0, ge=0, le=1)
+    """of lr, where the decay ends; it stays there"""
 
     @model_validator(mode="after")
     def _fits(self) -> LRScheduler:
@@ -72,7 +64,7 @@ class LRScheduler(Record):
         return round(total_steps * self.decay_ratio)
 
     def factor(self, step: int) -> float:
-        """Of the learning rate in a step, counted from 0.
+        """Factor on the learning rate in a step, counted from 0.
 
         The decay ends one step after the last, whose rate is therefore not yet the least
         (torchtitan, ``components/lr_scheduler.py``).

@@ -12,13 +12,13 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from trainer.plan.fields import Preset
 from trainer.plan.formats import Format
 from trainer.plan.placement import Placement, PlacementError, Share, Topology, shared_within
 from trainer.plan.rules.requirement import DEGREES, QUANTIZED, refusal
 from trainer.plan.rules.requirements import requirements
 from trainer.plan.states import masters_are_weights
 
-Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
 PRESETS: tuple[Preset, ...] = get_args(Preset)
 STAGES = PRESETS[:4]  # by the number of ZeRO's stage
 Column = Any  # a value, or a numpy column of them

@@ -14,7 +14,7 @@ import numpy as np
 from analysis import Constants, MissingMetricError
 from search_spaces import SearchSpace, ValidConfigs
 from slurm import EPOCH, Price, SimulatedLauncher
-from trainer.plan.config import Recompute
+from trainer.plan.fields import Recompute
 from trainer.plan.flops import hardware_flops, model_flops
 from workflows.search.objectives import objective_values
 from workflows.simulation.options import SimulationError, parse_options

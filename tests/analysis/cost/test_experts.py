@@ -201,7 +201,7 @@ def space(tmp_path: Any, **changes: Any) -> SearchSpace:
 
 
 def valid(made: SearchSpace, config: dict[str, Any]) -> bool:
-    return bool(made.violations({name: [value] for name, value in config.items()}).valid[0])
+    return made.first_violation(config) is None
 
 
 def test_a_space_deals_experts_out_only_as_they_divide(tmp_path: Any) -> None:

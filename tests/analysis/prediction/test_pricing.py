@@ -32,7 +32,7 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
     prediction = pricing.predict(configs)
     for row, config in enumerate(configs):
         train = TrainConfig.parse(space.train_config(config, "none"))
-        placement = train.place(space.world_size(config), space.cluster.gpus_per_node)
+        placement = train.place(space.facts(config)["world_size"], space.cluster.gpus_per_node)
         job = prediction.jobs[row : row + 1]
         own = rank_state_bytes(np.array([1e6]), job, MESHTUNE)
         expected = placement.bytes_per_rank(1_000_000)

@@ -280,5 +280,5 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name_and_values(
 def test_settings_of_checkpoints_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="save_interval 2 needs a folder: set save"):
         TrainConfig.parse(config(1, save_interval=2))
-    with pytest.raises(ConfigError, match="engine deepspeed has no checkpoints"):
+    with pytest.raises(ConfigError, match="engine deepspeed: load x: it has no checkpoints"):
         TrainConfig.parse(config(1, load="x", engine="deepspeed"))

@@ -15,7 +15,7 @@ from trainer.data.dataset import TokenDataset, shuffled
 from trainer.data.goldfish import IGNORED
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.loss_tokens import Documents
+from trainer.plan.sections import Documents
 
 
 @pytest.fixture

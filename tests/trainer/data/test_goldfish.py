@@ -9,7 +9,7 @@ import torch
 from trainer.data.goldfish import IGNORED, left_out, without
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.loss_tokens import Goldfish
+from trainer.plan.sections import Goldfish
 
 VOCABULARY = 50
 
@@ -79,5 +79,5 @@ def test_what_is_no_mask_or_no_loss_of_deepspeed_is_refused() -> None:
     whole = {"model": model, "data": "unused"}
     with pytest.raises(ConfigError, match=r"goldfish\.k"):
         TrainConfig.parse({**whole, "goldfish": {"k": 1}})
-    with pytest.raises(ConfigError, match="engine deepspeed has no goldfish loss"):
+    with pytest.raises(ConfigError, match="engine deepspeed: goldfish: it has no goldfish loss"):
         TrainConfig.parse({**whole, "goldfish": {}, "engine": "deepspeed"})

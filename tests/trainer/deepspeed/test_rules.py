@@ -47,7 +47,6 @@ def ask(ranks: int = 8, device: Any = "cpu", node: int | None = None, **values: 
         ({"compile": True}, "compile: .*set compile: false"),
         ({"tune_kernels": True}, "tune_kernels: .*set tune_kernels: false"),
         ({"precision": "fp16", "zero_stage": 1}, "fp16 on CPU: .*set precision: bf16"),
-        ({"time_communication": True}, "set time_communication: false"),
     ],
 )
 def test_what_deepspeed_cannot_do_has_a_reason_and_a_remedy(

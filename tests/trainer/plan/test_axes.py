@@ -71,7 +71,7 @@ def test_an_axis_of_ones_own_lies_between_tp_and_dp_and_counts_in_a_replica() ->
 
 ROWS = {
     "trainer/plan/axes.py": ('    "dp": "the batch', '    "ep": "the sequence",\n'),
-    "trainer/plan/config.py": ("    pp: Ranks", "    ep: Ranks = 1\n"),
+    "trainer/plan/fields.py": ("    pp: Annotated", "    ep: Ranks = 1\n"),
     "analysis/cost/jobs.py": ("    pp: Array\n", "    ep: Array\n"),
 }
 """By file: the line before which an axis of the built-in trainer has its row."""

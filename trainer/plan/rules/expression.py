@@ -48,6 +48,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Array, Array], Array]] = {
     ast.Gt: np.greater,
     ast.GtE: np.greater_equal,
 }
+_SIGNS: dict[type[ast.unaryop], tuple[ValueType, Callable[[Array], Array]]] = {
+    ast.Not: ("boolean", np.logical_not),
+    ast.USub: ("number", operator.neg),
+    ast.UAdd: ("number", operator.pos),
+}
 _ARTICLE = {"number": "a number", "boolean": "true or false", "text": "text"}
 _GRAMMAR = (
     "+ - * / // %, comparisons, and, or, not, in [..], .. if .. else .., parentheses, numbers, "
@@ -56,7 +61,7 @@ _GRAMMAR = (
 
 
 class ExpressionError(ValueError):
-    """What is wrong with an expression, and from which column (0-based) on."""
+    """A mistake in an expression, and the column (0-based) where it begins."""
 
     def __init__(self, text: str, column: int, what: str) -> None:
         super().__init__(what)
@@ -88,16 +93,36 @@ class Value:
 _Evaluate = Callable[[Mapping[str, Array]], Value]
 
 
+def _any(*bad: Array) -> Array:
+    """Rows where one is bad; most expressions divide by nothing, and no column is computed."""
+    found = [rows for rows in bad if rows is not False]
+    return reduce(np.logical_or, found) if found else False
+
+
 def _both(left: Value, right: Value) -> Value:
     """``and``: as in Python, the right side counts only where the left one does not decide."""
-    bad = np.logical_or(left.bad, np.logical_and(left.value, right.bad))
-    return Value(np.logical_and(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(left.value, right.bad)
+    return Value(np.logical_and(left.value, right.value), _any(left.bad, bad))
 
 
 def _either(left: Value, right: Value) -> Value:
     """``or``, likewise."""
-    bad = np.logical_or(left.bad, np.logical_and(np.logical_not(left.value), right.bad))
-    return Value(np.logical_or(left.value, right.value), bad)
+    bad = right.bad is not False and np.logical_and(np.logical_not(left.value), right.bad)
+    return Value(np.logical_or(left.value, right.value), _any(left.bad, bad))
+
+
+def _of(compute: Callable[..., Array], *parts: _Evaluate) -> _Evaluate:
+    """A function of all its parts, bad where one of them is."""
+
+    def evaluate(columns: Mapping[str, Array]) -> Value:
+        values = [part(columns) for part in parts]
+        return Value(compute(*[value.value for value in values]), _any(*[v.bad for v in values]))
+
+    return evaluate
+
+
+def _is_among(value: Array, *members: Array) -> Array:
+    return reduce(np.logical_or, (np.equal(value, member) for member in members))
 
 
 @dataclass(frozen=True)
@@ -109,13 +134,13 @@ class Expression:
     _evaluate: _Evaluate
 
     def holds(self, columns: Mapping[str, Array]) -> np.ndarray:
-        """Where it is true; false where it divides by zero. The shape is the columns' broadcast."""
+        """Truth by row; false where it divides by zero. The shape is the columns' broadcast."""
         with np.errstate(all="ignore"):
             result = self._evaluate(columns)
             return np.asarray(np.logical_and(result.value, np.logical_not(result.bad)))
 
     def value(self, row: Mapping[str, Scalar]) -> Scalar:
-        """Of one row; a whole number is an int.
+        """The value for one row; a whole number is an int.
 
         Raises:
             ZeroDivisionError: if it divides by zero.
@@ -229,7 +254,7 @@ class _Compiler:
         return "boolean", lambda columns: reduce(join, (part(columns) for part in parts))
 
     def _choice(self, node: ast.IfExp, depth: int) -> tuple[ValueType, _Evaluate]:
-        """As in Python, what is not chosen does not count."""
+        """``if`` and ``else``: as in Python, the branch that is not chosen does not count."""
         condition = self._typed(node.test, "boolean", depth)
         found, first = self.compile(node.body, depth + 1)
         second = self._typed(node.orelse, found, depth)
@@ -242,24 +267,10 @@ class _Compiler:
         return found, evaluate
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> tuple[ValueType, _Evaluate]:
-        if isinstance(node.op, ast.Not):
-            part = self._typed(node.operand, "boolean", depth)
-
-            def inverted(columns: Mapping[str, Array]) -> Value:
-                operand = part(columns)
-                return Value(np.logical_not(operand.value), operand.bad)
-
-            return "boolean", inverted
-        if isinstance(node.op, (ast.USub, ast.UAdd)):
-            part = self._typed(node.operand, "number", depth)
-            sign = -1.0 if isinstance(node.op, ast.USub) else 1.0
-
-            def signed(columns: Mapping[str, Array]) -> Value:
-                operand = part(columns)
-                return Value(sign * operand.value, operand.bad)
-
-            return "number", signed
-        raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
+        if type(node.op) not in _SIGNS:
+            raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
+        found, compute = _SIGNS[type(node.op)]
+        return found, _of(compute, self._typed(node.operand, found, depth))
 
     def _arithmetic(self, node: ast.BinOp, depth: int) -> tuple[ValueType, _Evaluate]:
         compute = _ARITHMETIC.get(type(node.op))
@@ -267,16 +278,14 @@ class _Compiler:
             raise self._error(node, f"found {_called(node.op)}, accepted {_GRAMMAR}")
         left = self._typed(node.left, "number", depth)
         right = self._typed(node.right, "number", depth)
-        divides = isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod))
+        if not isinstance(node.op, (ast.Div, ast.FloorDiv, ast.Mod)):
+            return "number", _of(compute, left, right)
 
-        def evaluate(columns: Mapping[str, Array]) -> Value:
-            a, b = left(columns), right(columns)
-            bad = np.logical_or(a.bad, b.bad)
-            if divides:
-                bad = np.logical_or(bad, np.equal(b.value, 0))
-            return Value(compute(a.value, b.value), bad)
+        def divisor(columns: Mapping[str, Array]) -> Value:
+            value = right(columns)
+            return Value(value.value, np.logical_or(value.bad, np.equal(value.value, 0)))
 
-        return "number", evaluate
+        return "number", _of(compute, left, divisor)
 
     def _comparison(self, node: ast.Compare, depth: int) -> tuple[ValueType, _Evaluate]:
         sides = [node.left, *node.comparators]
@@ -284,43 +293,22 @@ class _Compiler:
             self._pair(sign, left, right, depth)
             for sign, left, right in zip(node.ops, sides, sides[1:], strict=False)
         ]
-
         return "boolean", lambda columns: reduce(_both, (pair(columns) for pair in pairs))
 
     def _pair(self, sign: ast.cmpop, left: ast.expr, right: ast.expr, depth: int) -> _Evaluate:
         found, first = self.compile(left, depth + 1)
         if isinstance(sign, (ast.In, ast.NotIn)):
-            return self._membership(isinstance(sign, ast.In), found, first, right, depth)
+            if not isinstance(right, (ast.List, ast.Tuple)) or not right.elts:
+                raise self._error(right, "accepted after 'in': a list such as [1, 2, 4]")
+            members = [self._typed(item, found, depth) for item in right.elts]
+            inside = _of(_is_among, first, *members)
+            return inside if isinstance(sign, ast.In) else _of(np.logical_not, inside)
         compare = _COMPARISONS.get(type(sign))
         if compare is None:
             raise self._error(left, f"found {_called(sign)}, accepted {_GRAMMAR}")
         if found != "number" and not isinstance(sign, (ast.Eq, ast.NotEq)):
             raise self._error(left, f"found {_ARTICLE[found]}, accepted numbers around < and >")
-        second = self._typed(right, found, depth)
-
-        def evaluate(columns: Mapping[str, Array]) -> Value:
-            a, b = first(columns), second(columns)
-            return Value(compare(a.value, b.value), np.logical_or(a.bad, b.bad))
-
-        return evaluate
-
-    def _membership(
-        self, inside: bool, value_type: ValueType, first: _Evaluate, right: ast.expr, depth: int
-    ) -> _Evaluate:
-        if not isinstance(right, (ast.List, ast.Tuple)) or not right.elts:
-            raise self._error(right, "accepted after 'in': a list such as [1, 2, 4]")
-        members = [self._typed(item, value_type, depth) for item in right.elts]
-
-        def evaluate(columns: Mapping[str, Array]) -> Value:
-            value = first(columns)
-            found, bad = np.asarray(False), value.bad
-            for member in members:
-                other = member(columns)
-                found = np.logical_or(found, np.equal(value.value, other.value))
-                bad = np.logical_or(bad, other.bad)
-            return Value(found if inside else np.logical_not(found), bad)
-
-        return evaluate
+        return _of(compare, first, self._typed(right, found, depth))
 
     def _typed(self, node: ast.expr, expected: ValueType, depth: int) -> _Evaluate:
         found, evaluate = self.compile(node, depth + 1)
@@ -334,18 +322,20 @@ class _Compiler:
         return ExpressionError(self.text, column, what)
 
 
+_CALLED = {
+    ast.Call: "a function call",
+    ast.Attribute: "an attribute ('.')",
+    ast.Subscript: "a subscript ('[..]')",
+    ast.Pow: "a power ('**')",
+    ast.Lambda: "a lambda",
+    ast.Is: "'is'",
+    ast.IsNot: "'is not'",
+    ast.BitAnd: "'&'",
+    ast.BitOr: "'|'",
+    ast.Invert: "'~'",
+}
+
+
 def _called(node: ast.AST) -> str:
-    """What a reader calls a piece of syntax that the grammar does not have."""
-    names = {
-        ast.Call: "a function call",
-        ast.Attribute: "an attribute ('.')",
-        ast.Subscript: "a subscript ('[..]')",
-        ast.Pow: "a power ('**')",
-        ast.Lambda: "a lambda",
-        ast.Is: "'is'",
-        ast.IsNot: "'is not'",
-        ast.BitAnd: "'&'",
-        ast.BitOr: "'|'",
-        ast.Invert: "'~'",
-    }
-    return names.get(type(node), type(node).__name__)
+    """A reader's name for a piece of syntax that the grammar does not have."""
+    return _CALLED.get(type(node), type(node).__name__)

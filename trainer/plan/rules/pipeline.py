@@ -58,13 +58,6 @@ PIPELINE = (
         "last_stage_layers what leaves the other stages equal shares",
     ),
     Requirement(
-        "stage_layers_need_pp",
-        "pp > 1 or first_stage_layers + last_stage_layers == 0",
-        "first_stage_layers {first_stage_layers}, last_stage_layers {last_stage_layers} need a "
-        "pipeline: pp is {pp}; set both to 0",
-        builtin_only=True,
-    ),
-    Requirement(
         "stage_layers_by_vpp",
         "first_stage_layers % vpp == 0 and last_stage_layers % vpp == 0",
         "not divisible: first_stage_layers {first_stage_layers} or last_stage_layers "
@@ -80,9 +73,6 @@ PIPELINE = (
         "{pp} * vpp {vpp}; change one of them",
         builtin_only=True,
     ),
-    Requirement(
-        "vpp_needs_pp", "vpp == 1 or pp > 1", "vpp {vpp} needs a pipeline: pp is {pp}; set vpp: 1"
-    ),
     # Interleaved 1F1B hands micro-batches out in rounds of pp; breadth-first knows no rounds.
     Requirement("interleaved_gas", "vpp == 1 or gas % pp == 0", others_only=True),
     Requirement(
@@ -91,13 +81,6 @@ PIPELINE = (
         "'DualPipeV']",
         "not divisible: gas {gas} by pp {pp} (interleaved schedule, vpp {vpp}); change gas, or set "
         "pipeline_schedule: LoopedBFS",
-        builtin_only=True,
-    ),
-    Requirement("schedule_needs_pp", "pipeline_schedule == '1F1B' or pp > 1", builtin_only=True),
-    # Elsewhere both orders are the same.
-    Requirement(
-        "rank_order_needs_pp_and_dp",
-        "rank_order == 'tp-cp-dp-pp' or (pp > 1 and world_size > tp * gx * gy * gz * pp)",
         builtin_only=True,
     ),
     *_ZERO_BUBBLE,

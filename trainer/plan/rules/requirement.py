@@ -11,31 +11,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from trainer.plan.axes import GRID
+from trainer.plan.annotations import value_types
+from trainer.plan.fields import Choices
+from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Expression, ValueType, constant, parse
 
 DEGREES = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
 QUANTIZED = ("quantize_weights", "quantize_gradients", "quantize_secondary")
 TYPES: dict[str, ValueType] = {
-    **dict.fromkeys(
-        (
-            *("world_size", "dp", "tp", "pp", "vpp", "gas", "num_nodes", "cluster_nodes"),
-            *("gpus_per_node", "num_heads", "num_kv_heads", "num_layers", "ffn_hidden_size"),
-            *("vocab_size", "seq_length", "hidden_size", "mbs", "recompute_every"),
-            *("first_stage_layers", "last_stage_layers"),
-            *(*GRID, *DEGREES),
-        ),
-        "number",
-    ),
-    **dict.fromkeys(
-        ("sequence_parallel", "time_communication", "compile", "tune_kernels", *QUANTIZED),
-        "boolean",
-    ),
-    **dict.fromkeys(
-        ("recompute", "precision", "reduce_gradients", "pipeline_schedule", "rank_order"), "text"
-    ),
+    **value_types(ModelConfig),
+    **value_types(Choices),
+    **dict.fromkeys(("world_size", "dp", "num_nodes", "gpus_per_node", "cluster_nodes"), "number"),
 }
-"""Every name that requirements read."""
+"""Every name that requirements can read."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +37,7 @@ class Requirement:
             only a search leaves out, although a trainer could run it.
         builtin_only: of the built-in trainer; others may pad, say.
         others_only: of others than the built-in trainer.
-        axes: parallel axes that the condition reads.
+        axes: a user's own parallel axes that the condition reads.
     """
 
     name: str
@@ -68,7 +56,7 @@ def refusal(requirements: Iterable[Requirement], values: Mapping[str, Any]) -> s
     """Why a trainer refuses a configuration; None if it meets all that it has the values for.
 
     Args:
-        requirements: in the order in which they are asked; those without words are not.
+        requirements: in the order in which they are checked; those without words are skipped.
         values: of one configuration.
     """
     columns = {name: constant(value) for name, value in values.items()}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from trainer.plan.axes import GRID, beside_dp
+from trainer.plan.rules.declared import counting
 from trainer.plan.rules.grid import OF_GRID
 from trainer.plan.rules.pipeline import PIPELINE
 from trainer.plan.rules.requirement import Requirement
@@ -100,10 +101,9 @@ _OTHERS = (
     Requirement(
         "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"
     ),
+    *counting(),
     *PIPELINE,
     *_FP8,
-    # With tp 1 it changes nothing: the same configuration would be tried twice.
-    Requirement("sequence_parallel_needs_tp", "not sequence_parallel or tp > 1"),
     Requirement(
         "sequence_by_tp",
         "not sequence_parallel or seq_length % tp == 0",
@@ -166,15 +166,9 @@ def _placed(context: bool) -> tuple[Requirement, ...]:
         # The grid gathers weights along gz, whatever the placement.
         for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
     ]
-    return (*split, *_NESTED, *quantized, _REDUCED_ONCE)
+    return (*split, *_NESTED, *quantized)
 
 
-# Elsewhere it changes nothing, as sequence parallelism with tp 1.
-_REDUCED_ONCE = Requirement(
-    "reduce_gradients_needs_split",
-    "reduce_gradients == 'micro_batch' or (gradient_shard > 1 and gas > 1)",
-    builtin_only=True,
-)
 _NESTED = (
     # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
     # else a rank would hold states of parameters that it has no part in.

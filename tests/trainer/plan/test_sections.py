@@ -16,8 +16,8 @@ MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "se
     ("settings", "says"),
     [
         ({"documents": {}, "cp": 2}, "documents with cp 2: ring attention sees whole samples; set"),
-        ({"documents": {}, "engine": "deepspeed"}, "has no documents here: remove documents"),
-        ({"loss_mask": "x", "engine": "deepspeed"}, "has no loss_mask here: remove loss_mask"),
+        ({"documents": {}, "engine": "deepspeed"}, "it has no document boundaries here"),
+        ({"loss_mask": "x", "engine": "deepspeed"}, "loss_mask x: .*; remove loss_mask"),
         ({"validation": {"data": "x"}, "engine": "deepspeed"}, "remove validation"),
         ({"async_save": True}, "async_save needs a folder: set save"),
         ({"last_save_in_hf": True}, "last_save_in_hf needs a folder: set save"),
@@ -25,7 +25,8 @@ MODEL = {"num_layers": 1, "hidden_size": 8, "num_heads": 1, "vocab_size": 8, "se
             {"last_save_in_hf": True, "save": "x", "model": {**MODEL, "activation": "swiglu"}},
             "activation swiglu, .* Hugging Face weights are those of Llama",
         ),
-        ({"initial_load_path": "x", "engine": "deepspeed"}, "remove save, load and initial_load"),
+        ({"initial_load_path": "x", "engine": "deepspeed"}, "here; remove initial_load_path"),
+        ({"time_communication": True, "engine": "deepspeed"}, "set time_communication: false"),
     ],
 )
 def test_what_cannot_be_together_is_refused(settings: dict[str, Any], says: str) -> None:

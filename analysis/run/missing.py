@@ -23,7 +23,7 @@ from search_spaces import load_space
 MAX_SPEC_BYTES = 16 << 20
 
 
-class LostEvents:
+class MissingEvents:
     """Reconstructs events whose lines are missing.
 
     Args:

@@ -1,0 +1,294 @@
+"""The fields of a training job, each declared once.
+
+A search chooses the fields of :class:`Choices`; its trials share those of :class:`Settings`.
+Annotations say the rest (``trainer.plan.annotations``). The space language, the requirements and
+the cost model's columns are derived from them. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from foundation.records import Described
+from trainer.plan.annotations import (
+    Column,
+    Counts,
+    Open,
+    OtherNames,
+    Refused,
+    columns,
+    value_types,
+)
+from trainer.plan.formats import Format
+from trainer.plan.limits import Layers, Ranks, Sequences, Steps
+from trainer.plan.optimizer import LRScheduler, OptimizerConfig
+from trainer.plan.rules.expression import Scalar
+from trainer.plan.sections import Documents, Goldfish, Metrics, Validation
+from trainer.plan.states import BUCKET_ELEMENTS
+
+Recompute = Literal["none", "selective", "full"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+"""What layers compute in; fp8: their matrix products, all else in bf16."""
+PipelineSchedule = Literal[
+    "1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
+RankOrder = Literal["tp-cp-dp-pp", "tp-pp-cp-dp"]
+Preset = Literal["zero0", "zero1", "zero2", "zero3", "hpz", "mics", "zero++", "zero_topo"]
+FP8 = ("fp8", "mxfp8")
+"""Words for 8-bit products; the second is another trainer's, and priced as the first."""
+
+_STAGES = Counts("pp > 1", "stage_layers_need_pp", "without a pipeline: pp is {pp}")
+_EQUAL_STAGES = Refused("its pipeline shares layers out equally here", "stages")
+_GRID = Refused("the grid is meshtune's own", "tp")
+_CHECKPOINTS = Refused("it has no checkpoints here")
+
+
+class Choices(Described):
+    """Choices of a search, trial by trial; ``dp`` is what the other degrees leave."""
+
+    tp: Annotated[
+        Ranks,
+        OtherNames("tensor_parallel tensor_model_parallel"),
+        Refused("its AutoTP splits Hugging Face models only"),
+    ] = 1
+    cp: Annotated[
+        Ranks, OtherNames("context_parallel"), Refused("it has no context parallelism here")
+    ] = 1
+    """ranks of context parallelism, on one sequence"""
+    gx: Annotated[Ranks, _GRID] = 1
+    """grid of tensor-parallel ranks: over each layer's outputs"""
+    gy: Annotated[Ranks, _GRID] = 1
+    """grid of tensor-parallel ranks: over each layer's inputs"""
+    gz: Annotated[Ranks, _GRID] = 1
+    """grid of ranks over a replica's sequences, with weights split further"""
+    pp: Annotated[Ranks, OtherNames("pipeline_parallel pipeline_model_parallel")] = 1
+    vpp: Annotated[
+        Layers,
+        Counts("pp > 1", "vpp_needs_pp", "without a pipeline: pp is {pp}", builtin_only=False),
+        Refused("its pipeline does not interleave"),
+    ] = 1
+    """model chunks per pipeline rank"""
+    pipeline_schedule: Annotated[
+        PipelineSchedule,
+        Counts("pp > 1", "schedule_needs_pp"),
+        Refused("its pipeline runs 1F1B", "stages"),
+        Column("schedule"),
+    ] = "1F1B"
+    """order of passes, as torch calls it; 1F1B with vpp > 1 is interleaved"""
+    first_stage_layers: Annotated[
+        int,
+        OtherNames("decoder_first_pipeline_num_layers num_layers_in_first_pipeline_stage"),
+        _STAGES,
+        _EQUAL_STAGES,
+        Column(),
+    ] = Field(default=0, ge=0, le=100_000)
+    """layers of the first pipeline rank, which has the embedding; the others share the rest
+    equally. 0: its share"""
+    last_stage_layers: Annotated[
+        int,
+        OtherNames("decoder_last_pipeline_num_layers num_layers_in_last_pipeline_stage"),
+        _STAGES,
+        _EQUAL_STAGES,
+        Column(),
+    ] = Field(default=0, ge=0, le=100_000)
+    """layers of the last pipeline rank, which has the logits. 0: its share"""
+    rank_order: Annotated[
+        RankOrder,
+        # Elsewhere both orders are the same.
+        Counts("pp > 1 and world_size > tp * gx * gy * gz * pp", "rank_order_needs_pp_and_dp"),
+        Refused("its pipeline's stages stand outside its replicas", "stages"),
+        Column("pp_inside"),
+    ] = "tp-cp-dp-pp"
+    """axes on ranks, innermost first; tp-pp-cp-dp keeps stages within a node and spreads replicas
+    over nodes"""
+    mbs: Annotated[
+        Sequences, OtherNames("micro_batch microbatch train_micro_batch_size_per_gpu")
+    ] = 1
+    """sequences per micro-batch and replica"""
+    gas: Annotated[
+        Sequences,
+        OtherNames("gradient_accumulation gradient_accumulation_steps grad_acc grad_acc_steps"),
+    ] = 1
+    """micro-batches per step and replica"""
+    zero_stage: Annotated[Literal[0, 1, 2, 3], Column()] = 0
+    placement: Annotated[Preset | None, Open()] = None
+    """a named placement, in place of zero_stage"""
+    weight_shard: Annotated[Ranks | None, Column(other=None)] = None
+    """data-parallel ranks that weights are split over"""
+    secondary_shard: Annotated[int | None, Column()] = Field(default=None, ge=0, le=2**30)
+    """ranks that a nearer copy of the weights is split over (hpZ); 0: no copy"""
+    gradient_shard: Annotated[Ranks | None, Column(other=None)] = None
+    """data-parallel ranks that gradients are split over"""
+    optimizer_shard: Annotated[Ranks | None, Column(other=None)] = None
+    """data-parallel ranks that optimizer states are split over"""
+    quantize_weights: Annotated[
+        bool | None, Column("gather_bits", {True: Format.INT8.bits_with_scales})
+    ] = None
+    """gather weights as INT8 (qwZ); default as the placement says"""
+    quantize_gradients: Annotated[
+        bool | None, Column("reduce_bits", {True: Format.INT4.bits_with_scales})
+    ] = None
+    """reduce gradients as INT4 (qgZ)"""
+    quantize_secondary: Annotated[
+        bool | None, Column("secondary_bits", {True: Format.INT8.bits_with_scales})
+    ] = None
+    """keep the secondary copy as INT8"""
+    refresh_secondary: Annotated[Literal["step", "micro_batch"], Open()] = "step"
+    """when the secondary copy is renewed: once the weights changed, or in every forward pass, as
+    ZeRO++ was published"""
+    reduce_precision: Annotated[Literal["fp32", "bf16"], Open()] = "fp32"
+    """format of gradients on their way, where they are not quantized"""
+    reduce_gradients: Annotated[
+        Literal["micro_batch", "step"],
+        Counts("gradient_shard > 1 and gas > 1", "reduce_gradients_needs_split"),
+        Refused("it reduces split gradients behind each micro-batch", "reduce"),
+        Column("reduces_once"),
+    ] = "micro_batch"
+    """when split gradients (ZeRO 2 and 3) are reduced: behind each micro-batch, or once, from a
+    whole sum in memory"""
+    sequence_parallel: Annotated[
+        bool,
+        Counts("tp > 1", "sequence_parallel_needs_tp", builtin_only=False),
+        Refused("it has no tensor parallelism here", "tp"),
+        Column(),
+    ] = False
+    overlap_all_reduce: bool = True
+    """grid: sum an input's gradient behind the weight's product"""
+    overlap_reduce_scatter: bool = True
+    """grid: scatter weights' gradients behind what follows"""
+    overlap_all_gather: bool = True
+    """grid: gather the next layer's weights ahead"""
+    tune_kernels: Annotated[bool, Refused("its layers' products are torch's own", "tune")] = False
+    """time each matrix product with its operands stored by rows and by columns, after the first
+    step, and continue with the fastest"""
+    recompute: Annotated[
+        Recompute,
+        Open(),
+        Refused("it recomputes whole layers", "", ("selective",), "set recompute: full, or none"),
+        Column(),
+    ] = "none"
+    """what the backward pass recomputes: selective, all but matrix products and attention; full,
+    each layer from its input"""
+    recompute_every: Annotated[Layers, Refused("it recomputes every layer")] = 1
+    """one layer in so many recomputes; the others keep everything"""
+    compile: Annotated[bool, Refused("its layers run as they are")] = False
+    """compile each layer by torch's compiler; takes minutes once"""
+    precision: Annotated[
+        Precision,
+        Open(),
+        Refused("its layers' products are torch's own", "", ("fp8",), "set precision: bf16"),
+        Column("fp8", dict.fromkeys(FP8, 1.0)),
+        Column("element_bytes", {"fp32": 4.0}, other=2.0),
+    ] = "bf16"
+    engine: Annotated[Literal["meshtune", "deepspeed"], Open()] = "meshtune"
+
+
+class OtherChoices(Described):
+    """Choices that only other trainers have, in the words that the cost model can price."""
+
+    ep: Annotated[
+        Ranks, Open(), OtherNames("expert_parallel expert_model_parallel"), Column(mixtures=True)
+    ] = 1
+    """ranks over which a layer's experts are dealt out"""
+    etp: Annotated[Ranks | None, Open(), Column(other=None, mixtures=True)] = None
+    """ranks that split each expert's matrices; default tp"""
+    moe_token_dispatcher: Annotated[
+        Literal["alltoall", "flex"] | None, Open(), Column("dispatcher", other=-1, mixtures=True)
+    ] = None
+    """how tokens are sent to experts: alltoall, once to each; flex, once to each node, and from
+    there once to each rank; default the framework's habit"""
+    moe_comm_overlap: Annotated[bool, Open(), Column("overlaps_dispatch", mixtures=True)] = False
+    """tokens are sent to experts behind the layers of another micro-batch"""
+    cuda_graphs: Annotated[Literal["none", "layers", "step"], Open(), Column("graphs")] = "none"
+    """kernels that the host launches at once: those of a layer without its experts, or of the whole
+    step"""
+    account_for_embedding: Annotated[
+        bool | None, OtherNames("account_for_embedding_in_pipeline_split"), Column(other=-1)
+    ] = None
+    """the embedding counts as a layer where a pipeline's layers are shared out; default the
+    framework's habit"""
+    account_for_loss: Annotated[
+        bool | None, OtherNames("account_for_loss_in_pipeline_split"), Column(other=-1)
+    ] = None
+    """the output layer with the loss counts as a layer there; default the framework's habit"""
+    pipeline_layout: Annotated[
+        str, OtherNames("pipeline_model_parallel_layout"), Column(other="none")
+    ] = "none"
+    """layers of all stages, as a text; none: no layout"""
+
+
+class Settings(Described):
+    """Settings that all trials of a search share: the ``builtin`` trainer's section of a space."""
+
+    data: str
+    """prefix of an indexed token file: PREFIX.bin and PREFIX.idx"""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    lr_scheduler: LRScheduler = LRScheduler()
+    """the learning rate over the steps; default constant"""
+    documents: Annotated[Documents | None, Refused("it has no document boundaries here")] = None
+    """heed the boundaries of documents within samples; default one stream"""
+    loss_mask: Annotated[str | None, Refused("it has no masked loss here")] = Field(
+        default=None, min_length=1
+    )
+    """prefix of an indexed file as long as data: 0 for tokens that are not in the loss"""
+    goldfish: Annotated[Goldfish | None, Refused("it has no goldfish loss here")] = None
+    """leave tokens out of the loss, against memorizing them; default none"""
+    validation: Annotated[Validation | None, Refused("it has no validation here")] = None
+    """loss on held-out data, between steps; default none"""
+    metrics: Metrics | None = None
+    """metrics of single steps in a file of the trial's folder; default none"""
+    seed: int = Field(default=1234, ge=0, lt=2**63)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device_memory_bytes: int | None = Field(default=None, ge=1, le=2**60)
+    """limit per rank on what torch's allocator reserves of the device, on a CPU on private memory;
+    default the device's own"""
+    ddp_bucket_size: Annotated[int, Column("bucket_elements")] = Field(
+        default=BUCKET_ELEMENTS, ge=1, le=2**40
+    )
+    """parameters whose gradients are reduced at once, with ZeRO 0 to 2; a larger one is a bucket of
+    its own"""
+    collective_timeout_s: float = Field(default=600.0, gt=0, le=366 * 86400.0)
+    time_communication: Annotated[bool, Refused("its collectives are its own")] = False
+    """wait for every collective and report its time, which slows training; on CPU gathering and
+    reducing run side by side, and their times overlap"""
+    save: Annotated[str | None, _CHECKPOINTS] = None
+    """folder for checkpoints; the last 2 are kept"""
+    save_interval: Steps | None = None
+    """steps between checkpoints; default only at the end"""
+    async_save: bool = False
+    """write checkpoints from a copy on the host while training goes on"""
+    load: Annotated[str | None, _CHECKPOINTS] = None
+    """folder with checkpoints: go on from the latest complete one, in any layout, for warmup_steps
+    + measured_steps more"""
+    initial_load_path: Annotated[str | None, _CHECKPOINTS] = None
+    """folder of Hugging Face weights (Llama, GPT-2; safetensors) to begin from, where load has no
+    checkpoint yet"""
+    last_save_in_hf: bool = False
+    """at the end also write the weights so, as hf in the folder save"""
+
+    @property
+    def splits_samples(self) -> bool:
+        """Whether a token's place in its document matters, not only that in its sample."""
+        return self.documents is not None and self.documents.splits_samples
+
+    @property
+    def masks_loss(self) -> bool:
+        """Whether some tokens may not be in the loss."""
+        at_ends = self.documents is not None and self.documents.eod_mask_loss
+        return self.goldfish is not None or self.loss_mask is not None or at_ends
+
+
+def further_columns(known: Collection[str]) -> dict[str, tuple[Scalar | None, type]]:
+    """Value where nothing is said, and type, of the declared columns that are not ``known``."""
+    types = {"boolean": bool, "text": str, "number": float}
+    found = {}
+    for record in (Choices, OtherChoices):
+        kinds = value_types(record)
+        for key, (name, column) in columns(record).items():
+            if key not in known:
+                coded = column.codes is not None
+                found[key] = (column.other, float if coded else types[kinds[name]])
+    return found

@@ -1,0 +1,87 @@
+"""Requirements that fields declare: where they count, and which engine refuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foundation.messages import shown
+from trainer.plan.annotations import Counts, Refused, grouped
+from trainer.plan.fields import Choices, Settings
+from trainer.plan.rules.expression import Scalar
+from trainer.plan.rules.requirement import TYPES, Requirement
+
+
+def counting() -> tuple[Requirement, ...]:
+    """A field has its default where it does not count."""
+    return tuple(
+        Requirement(
+            counts.rule,
+            f"{_all(_are_default(names))} or {_all([counts.where])}",
+            counts.why and f"{_values(names)} {counts.why}; {_remedy(names)}",
+            builtin_only=counts.builtin_only,
+        )
+        for counts, names in grouped(Choices, Counts).items()
+    )
+
+
+def refused(engine: str) -> tuple[Requirement, ...]:
+    """No value that an engine refuses."""
+    return tuple(
+        Requirement(
+            f"{engine}_{refused.rule or names[0]}",
+            " and ".join(
+                [f"{names[0]} != {_written(value)}" for value in refused.values]
+                or _are_default(names)
+            ),
+            f"{_values(names)}: {refused.why}; {refused.remedy or _remedy(names)}",
+        )
+        for refused, names in grouped(Choices, Refused).items()
+        if refused.engine == engine
+    )
+
+
+def refused_settings(settings: Settings, engine: str) -> dict[str, str]:
+    """Reason and remedy for each setting that an engine has no use for, by its name."""
+    found = {}
+    for refused, names in grouped(Settings, Refused).items():
+        for name in names:
+            value = getattr(settings, name)
+            if refused.engine == engine and value != Settings.model_fields[name].default:
+                said = f"{name} {shown(value)}" if isinstance(value, str) else name
+                remedy = f"set {name}: false" if value is True else f"remove {name}"
+                found[name] = f"{said}: {refused.why}; {remedy}"
+    return found
+
+
+def _are_default(names: Sequence[str]) -> list[str]:
+    return [
+        f"not {name}" if TYPES[name] == "boolean" else f"{name} == {_written(_default(name))}"
+        for name in names
+    ]
+
+
+def _default(name: str) -> Scalar:
+    value: Scalar = Choices.model_fields[name].default
+    return value
+
+
+def _values(names: Sequence[str]) -> str:
+    """Names with places for their values; one that is true says enough by its name."""
+    return ", ".join(name if TYPES[name] == "boolean" else f"{name} {{{name}}}" for name in names)
+
+
+def _remedy(names: Sequence[str]) -> str:
+    default = "false" if TYPES[names[0]] == "boolean" else _default(names[0])
+    if len(names) == 1:
+        return f"set {names[0]}: {default}"
+    return f"set {'both' if len(names) == 2 else 'all of them'} to {default}"
+
+
+def _written(value: Scalar) -> str:
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def _all(parts: Sequence[str]) -> str:
+    """Parts of an ``or``, of which ``and`` binds closer; parentheses are for the reader."""
+    text = " and ".join(parts)
+    return f"({text})" if " and " in text else text
