@@ -203,7 +203,7 @@ def _syntax(error: yaml.YAMLError, text: str, name: str) -> str:
 
 
 def document_of(value: Any, name: str, mistake: type[Exception] = FileError) -> Document:
-    """What a program has in place of a file; all of it stands at the beginning.
+    """A program's value in place of a file; all of it stands at the beginning.
 
     Args:
         value: numbers, text, booleans and None, in mappings and lists.

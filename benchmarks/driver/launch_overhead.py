@@ -1,6 +1,6 @@
 """Time to start and end a trial: local launcher, srun on a minicluster, bare processes.
 
-    python benchmarks/driver/launch_overhead.py [--repeats 10] [--ranks 4]
+    python -m benchmarks.driver.launch_overhead [--repeats 10] [--ranks 4]
 
 The trial does nothing but the least that every trainer does: import torch, make the process group
 (gloo), one all-reduce, end. Next to it a trial of `true`, which shows what the launcher alone
