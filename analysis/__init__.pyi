@@ -1,10 +1,10 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
+
 from .comparison import comparison_text
-from .cost.activations import refused
 from .cost.constants import Array, Constants
 from .cost.groups import MissingFactError
-from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import LIKELY, CostModel, Prediction, of_engines
+from .cost.stages import refused
 from .cost.time_constants import TimeConstants
 from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
@@ -61,7 +61,6 @@ from .verdict import front_lines, verdict_lines
 
 __all__ = [
     "LIKELY",
-    "RECOMPUTE",
     "Array",
     "Best",
     "CandidateSet",
@@ -72,9 +71,7 @@ __all__ = [
     "Event",
     "Goal",
     "Identity",
-    "Jobs",
     "Journal",
-    "Mask",
     "Metrics",
     "MissingFactError",
     "MissingMetricError",

@@ -33,7 +33,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import yaml
 
-from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel
 from benchmarks.trainer.engine import RandomTokens
 from search_spaces.cluster import Cluster
@@ -42,6 +41,7 @@ from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
 from trainer.plan.flops import model_flops
+from trainer.plan.jobs import RECOMPUTE, jobs
 from trainer.runtime.device import Device, attention_backends
 from trainer.train import Trainer
 

@@ -2,12 +2,13 @@
 
 They are docs/guide/training.md and docs/how-it-works/placements.md.
 
-Nothing is run: the placement record and ``trainer.plan.traffic`` say beforehand what a rank
-holds and what it sends.
+Nothing is run: the placement record and the plan's exchanges say beforehand what a rank holds and
+what it sends.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from trainer.plan.axes import Axes
+from trainer.plan.axes.dp import Holders
+from trainer.plan.axes.mesh import Axes
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Topology
 from trainer.plan.presets import PRESETS, Preset, Wishes, place
-from trainer.plan.shards import UnitLayout, secondary_wire, sum_format, unit_traffic
-from trainer.plan.traffic import expected_traffic
+from trainer.plan.shards import UnitLayout, secondary_wire, sum_format, unit_exchanges
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.expected_traffic import expected_traffic  # tests are on no other path
 
 MODELS = Path(__file__).parents[1] / "search_spaces" / "models"
 RANKS = 8
@@ -73,11 +77,13 @@ def layer_collectives(placement: Placement) -> dict[Collective, str]:
         far = 1 if placement.secondary else gathers
         unit = UnitLayout(placement, ((1024, 1024),), SMALL.replicas_per_node(RANKS, 1))
 
-        def group(size: int, stride: int) -> Any:  # asked for a level, keeps what decides it
-            return size, stride
-
-        sent = unit_traffic(unit, far, gathers - far, gas, group)
-        return Counter(Collective(one.purpose, *one.level) for one in sent)  # type: ignore[misc]
+        holders = Holders(RANKS, 1, 1, placement)
+        found: Counter[Collective] = Counter()
+        for one in unit_exchanges(unit, holders, (far, gathers - far), gas):
+            if one.group.size > 1 and one.times:
+                collective = Collective(one.purpose, int(one.group.size), int(one.group.stride))
+                found[collective] += int(one.times)
+        return found
 
     once, twice = count(1), count(2)
     spelled = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from placements import RANKS, SMALL, layer_collectives, small
 
-from trainer.plan.axes import Axes
+from trainer.plan.axes.mesh import Axes
 from trainer.plan.placement import Level, Placement
 from trainer.plan.presets import Preset
 

@@ -14,7 +14,7 @@ from typing import Any
 from search_spaces import json_schema
 from search_spaces.parameters import SEARCHABLE
 from trainer.deepspeed.rules import deepspeed_requirements
-from trainer.plan.axes import GRID
+from trainer.plan.axes.mesh import GRID
 from trainer.plan.config import TrainConfig
 from trainer.plan.rules.requirement import Requirement
 from trainer.plan.rules.requirements import requirements

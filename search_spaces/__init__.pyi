@@ -14,7 +14,6 @@ from .known import FRAMEWORKS, framework_named, log_format
 from .language.adapter_schema import AdapterFile
 from .language.log_schema import ResultPatterns
 from .language.schema import json_schema
-from .layouts import NO_LAYOUT, parsed_layout
 from .load import load_space
 from .parameters import MAX_CONFIGS, Parameter
 from .points.candidates import Candidates
@@ -23,16 +22,13 @@ from .points.enumeration import Indices, ValidConfigs
 from .rules.rule import Facts
 from .shipped import shipped_records
 from .space import Objective, SearchSpace
-from .stages import COUNTED, StageLayers, StageSettings
 from .trainers.config_files import wrong_file_name
 from .trainers.stated import StatedOptions
 from .trainers.trainer import Trainer, TrialFacts
 
 __all__ = [
-    "COUNTED",
     "FRAMEWORKS",
     "MAX_CONFIGS",
-    "NO_LAYOUT",
     "AdapterFile",
     "Candidates",
     "CheckReport",
@@ -50,8 +46,6 @@ __all__ = [
     "SearchSpace",
     "SpaceArgumentError",
     "SpaceError",
-    "StageLayers",
-    "StageSettings",
     "StatedOptions",
     "Trainer",
     "TrialFacts",
@@ -63,7 +57,6 @@ __all__ = [
     "load_space",
     "log_format",
     "notes",
-    "parsed_layout",
     "shipped_records",
     "wrong_file_name",
 ]

@@ -22,7 +22,6 @@ from search_spaces.parameters import MAX_CONFIGS, Parameter
 from search_spaces.rules import deepspeed, experts, facts, placements, rule as rules, stages
 from search_spaces.space import SearchSpace
 from search_spaces.spans import COARSEST, FINEST
-from search_spaces.stages import LAYOUT
 from search_spaces.trainers.adapters import adapted
 from search_spaces.trainers.checks import (
     check_trainer,
@@ -33,8 +32,9 @@ from search_spaces.trainers.checks import (
 from search_spaces.trainers.command import TRIAL_PLACEHOLDERS
 from search_spaces.trainers.registry import make_trainer
 from search_spaces.trainers.trainer import Trainer
-from trainer.plan.axes import ordered
+from trainer.plan.axes.mesh import ordered
 from trainer.plan.rules.expression import MAX_NUMBER, Expression, ExpressionError, ValueType, parse
+from trainer.plan.stages import LAYOUT
 
 
 class Builder:

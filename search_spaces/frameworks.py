@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from foundation.records import Record
-from search_spaces.stages import Split
+from trainer.plan.stages import Split
 
 
 def _listed(value: Any) -> Any:

@@ -15,13 +15,13 @@ from foundation.documents import Document, as_written
 from foundation.records import wrong_value
 from foundation.values import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
-from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from search_spaces.parameters import Parameter, value_type_of
 from search_spaces.spans import FINEST, Span
-from search_spaces.stages import LAYOUT
 from trainer.plan.annotations import Open, of_field
 from trainer.plan.fields import Choices, OtherChoices
+from trainer.plan.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from trainer.plan.rules.expression import MAX_NUMBER
+from trainer.plan.stages import LAYOUT
 
 MAX_VALUES = 10_000
 

@@ -13,7 +13,7 @@ from foundation.documents import as_written
 from foundation.values import Scalar
 from search_spaces.spans import Span
 from trainer.plan.annotations import OtherNames, grouped
-from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.axes.mesh import FURTHER_AXES
 from trainer.plan.fields import Choices, OtherChoices
 from trainer.plan.rules.expression import ValueType
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
 from search_spaces.known import FRAMEWORKS
+from trainer.plan.jobs import jobs
 
 # A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

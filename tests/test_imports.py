@@ -178,7 +178,7 @@ def test_modules_that_call_themselves_torch_free_load_no_torch() -> None:
         for name, file in modules().items()
         if "orch-free" in (ast.get_docstring(ast.parse(file.read_text())) or "")
     ]
-    assert {"trainer.plan.config", "trainer.plan.placement", "trainer.plan.traffic"} <= set(free)
+    assert {"trainer.plan.config", "trainer.plan.placement", "trainer.plan.exchange"} <= set(free)
     code = f"import sys, {', '.join(free)}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -22,7 +22,6 @@ from analysis.cost.groups import (
     GB,
     LinkConstants,
     Path,
-    RankGroup,
     group_of,
     inside_node,
     inter_node_hop_s,
@@ -35,7 +34,8 @@ from analysis.cost.groups import (
     path_of,
 )
 from search_spaces import Cluster, Collective
-from trainer.plan.ring import share_sent
+from trainer.plan.axes.mesh import RankGroup
+from trainer.plan.exchange import share_sent
 
 __all__ = [
     "LinkConstants",

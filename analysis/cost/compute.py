@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.constants import Constants, constant
-from analysis.cost.experts import assigned_tokens, local_experts, mixed_share
-from analysis.cost.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
 from search_spaces import Cluster, Framework
+from trainer.plan.axes.ep import assigned_tokens, local_experts, mixed_share
+from trainer.plan.jobs import NO_GRAPHS, STEP_GRAPHS, Array, Jobs
 from trainer.plan.sizes import Latent, Mixture, latent_matrices
 
 GEMM_SHARE_OF_PEAK = 0.8  # where nobody measured: the median of the shipped clusters
@@ -102,14 +102,16 @@ class Compute:
 
     def rate(self, jobs: Jobs) -> Array:
         """Flops per second of a large product."""
-        return np.where(jobs.element_bytes > 2, self._rate[4.0], self._rate[2.0])
+        return np.where(jobs.options.element_bytes > 2, self._rate[4.0], self._rate[2.0])
 
     def layer_rate(self, jobs: Jobs) -> Array:
         """The same of a layer's own matrices, which FP8 computes in 8 bits."""
-        if not jobs.fp8.any():
+        if not jobs.options.fp8.any():
             return self.rate(jobs)
         c = self.constants
-        return np.where(jobs.fp8, self._fp8 * 1e12 * c.gemm_share * c.fp8_share, self.rate(jobs))
+        return np.where(
+            jobs.options.fp8, self._fp8 * 1e12 * c.gemm_share * c.fp8_share, self.rate(jobs)
+        )
 
     def gemm_s(
         self, rows: Array, columns: Array, inner: Array, rate: Array, groups: Array | float = 1.0
@@ -132,21 +134,21 @@ class Compute:
         """One layer's forward pass."""
         rate = self.layer_rate(jobs)
         # Of the grid's layers the hidden size is split as well.
-        tokens, h, tp = jobs.tokens, jobs.hidden_size / jobs.gy, jobs.tp
-        head, queries = jobs.head_dim, jobs.attention_size
-        qkv = queries + 2 * jobs.kv_heads * head
-        up = np.where(jobs.gated, 2.0, 1.0) * jobs.ffn_size
+        tokens, h, tp = jobs.tokens, jobs.model.hidden_size / jobs.layout.gy, jobs.layout.tp
+        head, queries = jobs.model.head_dim, jobs.model.attention_size
+        qkv = queries + 2 * jobs.model.kv_heads * head
+        up = np.where(jobs.model.gated, 2.0, 1.0) * jobs.model.ffn_size
         attention = self.gemm_s(tokens, qkv / tp, h, rate)
         attention = attention + self.gemm_s(tokens, h, queries / tp, rate)
-        if jobs.latent is not None:
-            attention = self._latent(jobs, jobs.latent, rate, attention)
+        if jobs.model.latent is not None:
+            attention = self._latent(jobs, jobs.model.latent, rate, attention)
         ffn = self.gemm_s(tokens, up / tp, h, rate)
-        ffn = ffn + self.gemm_s(tokens, h, jobs.ffn_size / tp, rate)
-        split = np.where(jobs.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
+        ffn = ffn + self.gemm_s(tokens, h, jobs.model.ffn_size / tp, rate)
+        split = np.where(jobs.options.sequence_parallel | self.framework.sequence_parallel, tp, 1.0)
         # Read and written: two norms, two residuals, the products' inputs and outputs.
-        moved = jobs.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
-        if jobs.mixture is not None:
-            ffn, more = self._experts(jobs, jobs.mixture, rate, ffn, 2 * up / tp)
+        moved = jobs.options.element_bytes * tokens * (12 * h / split + (3 * qkv + 2 * up) / tp)
+        if jobs.model.mixture is not None:
+            ffn, more = self._experts(jobs, jobs.model.mixture, rate, ffn, 2 * up / tp)
             moved = moved + more
         return PassTimes(
             gemm=attention + ffn,
@@ -162,11 +164,13 @@ class Compute:
         kernels for each of a rank's experts, whose numbers of rows are not known ahead.
         """
         c = self.constants
-        left = np.where(jobs.graphs == NO_GRAPHS, c.launch_s, 0.0)
-        if jobs.mixture is not None:
-            experts = local_experts(jobs, jobs.mixture)
-            more = mixed_share(jobs, jobs.mixture) * (c.launch_s + c.expert_launch_s * experts)
-            left = left + np.where(jobs.graphs == STEP_GRAPHS, 0.0, more)
+        left = np.where(jobs.options.graphs == NO_GRAPHS, c.launch_s, 0.0)
+        if jobs.model.mixture is not None:
+            experts = local_experts(jobs, jobs.model.mixture)
+            more = mixed_share(jobs, jobs.model.mixture) * (
+                c.launch_s + c.expert_launch_s * experts
+            )
+            left = left + np.where(jobs.options.graphs == STEP_GRAPHS, 0.0, more)
         return left
 
     def _latent(self, jobs: Jobs, latent: Latent, rate: Array, plain: Array) -> Array:
@@ -174,8 +178,8 @@ class Compute:
 
         The products down to the ranks are whole on every tensor-parallel rank.
         """
-        down_q, up_q, down_kv, up_kv, out = latent_matrices(jobs, latent)
-        tokens, tp = jobs.tokens, jobs.tp
+        down_q, up_q, down_kv, up_kv, out = latent_matrices(jobs.model, latent)
+        tokens, tp = jobs.tokens, jobs.layout.tp
         whole = self.gemm_s(tokens, np.maximum(down_kv.outputs, 1), down_kv.inputs, rate)
         # Rows without latent attention, or without a rank of the queries, have empty matrices.
         queries = self.gemm_s(tokens, np.maximum(down_q.outputs, 1), down_q.inputs, rate)
@@ -202,39 +206,39 @@ class Compute:
         Returns:
             Seconds of products, and bytes that memory moves beyond those of the dense one.
         """
-        c, h, e = self.constants, jobs.hidden_size, jobs.element_bytes
+        c, h, e = self.constants, jobs.model.hidden_size, jobs.options.element_bytes
         share = mixed_share(jobs, mixture)
-        wide = np.where(jobs.gated, 2.0, 1.0)
+        wide = np.where(jobs.model.gated, 2.0, 1.0)
         rows = assigned_tokens(jobs, mixture)
         local = local_experts(jobs, mixture)
-        inner = np.maximum(mixture.expert_ffn_size / jobs.etp, 1)
+        inner = np.maximum(mixture.expert_ffn_size / jobs.layout.etp, 1)
         each = np.maximum(rows / local, 1)
         grouped = self.gemm_s(each, wide * inner, h, rate, local)
         grouped = grouped + self.gemm_s(each, h, inner, rate, local)
-        shared_size = np.maximum(mixture.shared_ffn_size / jobs.tp, 1)
+        shared_size = np.maximum(mixture.shared_ffn_size / jobs.layout.tp, 1)
         shared = self.gemm_s(jobs.tokens, wide * shared_size, h, rate)
         shared = shared + self.gemm_s(jobs.tokens, h, shared_size, rate)
         # Routers compute in 16 bits or more whatever the layers do.
         outputs = np.maximum(mixture.num_experts, 1)
-        router = self.gemm_s(jobs.tokens / jobs.tp, outputs, h, self.rate(jobs))
+        router = self.gemm_s(jobs.tokens / jobs.layout.tp, outputs, h, self.rate(jobs))
         mixed = grouped / c.expert_share + router
         mixed = mixed + np.where(mixture.shared_ffn_size > 0, shared, 0.0)
         moved = rows * (c.permuted_copies * h + 2 * wide * inner)
-        moved = moved + jobs.tokens * 2 * wide * mixture.shared_ffn_size / jobs.tp
+        moved = moved + jobs.tokens * 2 * wide * mixture.shared_ffn_size / jobs.layout.tp
         moved = moved - jobs.tokens * dense_moved
         return dense + share * (mixed - dense), e * share * moved
 
     def _attention(self, jobs: Jobs, rate: Array, head: Array) -> Array:
         """Scores, softmax and values: 4 b s^2 h flops over the heads and tokens of this rank."""
-        scores = jobs.tokens * jobs.attended * jobs.num_heads / jobs.tp
+        scores = jobs.tokens * jobs.model.attended * jobs.model.num_heads / jobs.layout.tp
         c = self.constants
         if self.framework.flash_attention:
             # Causal: half of the blocks are skipped. Heads are padded to 64.
             padded = np.ceil(head / 64) * 64
             causal_s = 2 * scores * padded / (rate * c.attention_share / c.gemm_share)
             # With a mask no block is skipped, and each head reads it.
-            masked_s = 2 * causal_s + scores * jobs.element_bytes / self.memory_bytes_per_s
-            return np.asarray(np.where(jobs.masks_documents, masked_s, causal_s))
+            masked_s = 2 * causal_s + scores * jobs.options.element_bytes / self.memory_bytes_per_s
+            return np.asarray(np.where(jobs.options.masks_documents, masked_s, causal_s))
         products = 4 * scores * head / rate * (1 + c.inner_size / head)
         products = products * np.where(head % ALIGNMENT != 0, UNALIGNED_HEADS, 1.0)
         return np.asarray(products + scores * c.score_bytes / self.memory_bytes_per_s)
@@ -251,8 +255,8 @@ class Compute:
     def head(self, jobs: Jobs) -> tuple[Array, Array]:
         """Forward and backward pass of the output layer and the loss; seconds."""
         tokens, rate = jobs.tokens, self.rate(jobs)
-        width = jobs.vocab_size / jobs.tp
-        product = self.gemm_s(tokens, width, jobs.hidden_size / jobs.gy, rate)
+        width = jobs.model.vocab_size / jobs.layout.tp
+        product = self.gemm_s(tokens, width, jobs.model.hidden_size / jobs.layout.gy, rate)
         # The logits in float32 are read and written a few times by softmax and loss.
         loss = tokens * width * 16 / self.memory_bytes_per_s
         return product + loss, 2 * product + loss

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from search_spaces import Cluster, Collective, Nic
-from trainer.plan.axes import Axes
+from trainer.plan.axes.mesh import RankGroup
 
 from .constants import Array, Constants, constant
 
@@ -40,42 +40,11 @@ class LinkConstants(Constants):
     inter_node_hop_s: float = constant(20e-6, 0.8, "one step of a ring between nodes; s")
 
 
-@dataclass(frozen=True)
-class RankGroup:
-    """Columns: the ranks of one collective.
-
-    Attributes:
-        size: ranks.
-        stride: from one member's global rank to the next one's: 1 for tp, tp for dp, tp * dp
-            for pp, where that is outermost.
-        world: ranks of the job, or None. A block of size * stride ranks that does not divide a
-            node straddles two of them somewhere, unless the job is in one node.
-    """
-
-    size: Array
-    stride: Array
-    world: Array | None = None
-
-
 def group_of(size: ArrayLike, stride: ArrayLike = 1, world: ArrayLike | None = None) -> RankGroup:
     """A group from numbers or columns that broadcast against each other."""
     columns = [size, stride] if world is None else [size, stride, world]
     whole = np.broadcast_arrays(*[np.atleast_1d(np.asarray(c, np.float64)) for c in columns])
     return RankGroup(*whole)
-
-
-def along(axes: Axes, name: str, size: Array | None = None, apart: ArrayLike = 1) -> RankGroup:
-    """The groups of so many ranks of a parallel axis; see ``Axes.groups``.
-
-    Args:
-        axes: of the jobs; columns.
-        name: of the axis.
-        size: ranks of a group; default all of the axis.
-        apart: of its members, along the axis.
-    """
-    size = axes.sizes[name] if size is None else size
-    stride = np.broadcast_to(np.asarray(apart * axes.stride(name), np.float64), size.shape)
-    return RankGroup(size, stride, axes.world_size)
 
 
 def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
@@ -87,7 +56,7 @@ def members_per_node(cluster: Cluster, group: RankGroup) -> Array:
     inside = np.maximum(1.0, np.floor(cluster.domain_gpus / group.stride))
     members = np.minimum(group.size, inside)
     straddles = (members > 1) & (members == group.size) & ~_holds(cluster.domain_gpus, group)
-    return np.where(straddles, np.ceil(group.size / 2), members)
+    return np.asarray(np.where(straddles, np.ceil(group.size / 2), members))
 
 
 def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
@@ -133,7 +102,8 @@ class Path:
     def ring_latency_s(self) -> Array:
         """Once around: size - 1 hops, of which nodes - 1 are between nodes."""
         outside = self.nodes - 1
-        return (self.group.size - 1 - outside) * self.hop_s + outside * self.inter_node_hop_s
+        inside = np.asarray(self.group.size - 1 - outside)
+        return inside * self.hop_s + outside * self.inter_node_hop_s
 
 
 def path_of(cluster: Cluster, constants: LinkConstants, group: RankGroup) -> Path:

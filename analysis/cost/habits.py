@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from search_spaces import FRAMEWORKS, Framework
+from trainer.plan.jobs import Array, Mask
 
 WRITES_SCORES = 0.3  # share of a record of before fused attention that is as the record says
 NAMED = 0.95  # share of the record of a framework that has one; all others have the rest together

@@ -5,27 +5,25 @@ The derivation of every term is in docs/how-it-works/memory.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, Self
 
 import numpy as np
 
-from analysis.cost import grid
 from analysis.cost.activations import (
-    StageLoad,
-    fullest_stages,
     layer_bytes,
     logits_bytes,
     sequence_split,
     stage_bytes,
-    tokens,
     waiting_logits_bytes,
 )
 from analysis.cost.constants import Constants, constant
-from analysis.cost.experts import as_experts_are_held, on_stage
-from analysis.cost.jobs import NONE, Array, Jobs, Mask
-from analysis.cost.traffic import in_buckets, key_value_bytes
+from analysis.cost.stages import StageLoad, fullest_stages
 from search_spaces import Framework
+from trainer.plan.axes import cp, ep, grid
+from trainer.plan.axes.dp import Holders, dense_holders, in_buckets
+from trainer.plan.jobs import NONE, Array, Jobs, Mask
 from trainer.plan.sizes import (
     Mixture,
     expert_weights,
@@ -120,21 +118,30 @@ class MemoryParts:
         return type(self)(**{name: np.where(mask, mine[name], others[name]) for name in mine})
 
 
-def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dict[str, Array]:
+def rank_state_bytes(
+    parameters: Array, jobs: Jobs, framework: Framework, holders: Holders | None = None
+) -> dict[str, Array]:
     """Weights, secondary copy, gradients and optimizer states of a rank's parameters.
 
     ``trainer.plan.states`` with the framework's habits.
+
+    Args:
+        parameters: on the rank.
+        jobs: whose.
+        framework: its habits.
+        holders: ranks with the same parameters; default those of dense ones.
     """
-    e = jobs.element_bytes
+    holders = holders or dense_holders(jobs)
+    e, bits = jobs.options.element_bytes, jobs.placement.secondary_bits
+    one_copy = np.asarray(e == 4)
     if framework.sharded_masters:
-        one_copy = masters_are_weights(jobs, e == 4, in_buckets(jobs, framework))
-    else:
-        one_copy = np.asarray(e == 4)
+        flat = in_buckets(jobs, framework, holders)
+        one_copy = masters_are_weights(holders.placement, one_copy, flat)
     return state_bytes(
         parameters,
-        jobs,
+        holders.placement,
         weight_bytes=e,
-        secondary_bytes=np.where(jobs.secondary_bits > 0, jobs.secondary_bits / 8, e),
+        secondary_bytes=np.where(bits > 0, bits / 8, e),
         gradient_bytes=framework.gradient_bytes,
         one_copy=one_copy,
         regathers=framework.sharded_masters,
@@ -145,90 +152,97 @@ def rank_state_bytes(parameters: Array, jobs: Jobs, framework: Framework) -> dic
 
 def memory(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> MemoryParts:
     """Parts of what the fullest rank needs when memory is short; bytes."""
-    jobs = _as_held(jobs, framework)
-    first, *others = fullest_stages(jobs, framework)
-    layer = layer_bytes(jobs, framework, jobs.recompute)
-    made = _stage_memory(first, layer, jobs, framework, constants, "short")
-    for stage in others:
-        other = _stage_memory(stage, layer, jobs, framework, constants, "short")
+    first, *others = _stages(jobs, framework, constants, "short")
+    made = first
+    for other in others:
         made = made.where(made.total >= other.total, other)
     return made
 
 
 def reported(jobs: Jobs, framework: Framework, constants: MemoryConstants) -> tuple[Array, Array]:
-    """What the framework prints as its peak, of its rank and by its counter, and its tensors' part.
+    """The peak that the framework prints, of its rank and by its counter, and its tensors' part.
 
-    The second is what no such figure can be below; bytes.
+    No such peak can be below the second; bytes.
     """
-    jobs = _as_held(jobs, framework)
     state: Allocator = "tensors" if framework.reports == "allocated" else "roomy"
-    stages = fullest_stages(jobs, framework)
-    layer = layer_bytes(jobs, framework, jobs.recompute)
     peaks, held = [], []
-    for stage in stages[:1] if framework.reports_first_stage else stages:
-        parts = _stage_memory(stage, layer, jobs, framework, constants, state)
+    for parts in _stages(jobs, framework, constants, state, framework.reports_first_stage):
         outside = 0.0 if framework.reports == "device" else parts.framework
         peaks.append(parts.total - outside)
         held.append(parts.total - parts.framework - parts.buffers)
     return np.max(peaks, axis=0), np.max(held, axis=0)
 
 
+def _stages(
+    jobs: Jobs,
+    framework: Framework,
+    constants: MemoryConstants,
+    state: Allocator,
+    first_only: bool = False,
+) -> Iterator[MemoryParts]:
+    """Parts of a rank of each stage that may be the fullest."""
+    jobs = _as_held(jobs, framework)
+    holders = [dense_holders(jobs)]
+    if jobs.model.mixture is not None:
+        holders.append(ep.expert_holders(jobs))
+    layer = layer_bytes(jobs, framework, jobs.options.recompute)
+    stages = fullest_stages(jobs, framework)
+    for stage in stages[:1] if first_only else stages:
+        yield _stage_memory(stage, layer, jobs, holders, framework, constants, state)
+
+
 def _as_held(jobs: Jobs, framework: Framework) -> Jobs:
     """Jobs with the degrees by which a pipeline really holds weights and gradients."""
     if not framework.whole_in_pipelines:
         return jobs
-    whole = jobs.pp > 1
-    return replace(
-        jobs,
-        weight_shard=np.where(whole, 1.0, jobs.weight_shard),
-        gradient_shard=np.where(whole, 1.0, jobs.gradient_shard),
-    )
+    whole, said = jobs.layout.pp > 1, jobs.placement
+    weights = np.where(whole, 1.0, said.weight_shard)
+    gradients = np.where(whole, 1.0, said.gradient_shard)
+    return replace(jobs, placement=replace(said, weight_shard=weights, gradient_shard=gradients))
 
 
 def _stage_memory(
     stage: StageLoad,
     layer: Array,
     jobs: Jobs,
+    holders: Sequence[Holders],
     framework: Framework,
     constants: MemoryConstants,
     state: Allocator,
 ) -> MemoryParts:
-    """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
+    """Parts of one stage's rank.
+
+    Args:
+        stage: which one.
+        layer: what a layer keeps of a micro-batch.
+        jobs: whose.
+        holders: of dense parameters, and of experts where there are any.
+        framework: its habits.
+        constants: what the formulas leave open.
+        state: of the allocator.
+    """
     parameters = stage_parameters(stage, jobs)
-    states = rank_state_bytes(parameters, jobs, framework)
-    held, experts = jobs, expert_parameters(stage, jobs)
-    if jobs.mixture is not None:
-        held = as_experts_are_held(jobs)
-        theirs = rank_state_bytes(experts, held, framework)
-        states = {name: states[name] + theirs[name] for name in states}
-    if jobs.reduces_once.any():
-        sums = jobs.reduces_once & (jobs.gradient_shard > 1) & (jobs.gas > 1)
-        whole = framework.gradient_bytes * parameters
-        # In flat buckets what is reduced stays in its place.
-        whole = whole * np.where(in_buckets(jobs, framework), 1 - 1 / jobs.gradient_shard, 1.0)
-        states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
-    if jobs.fp8.any():
-        copies = framework.fp8_copy_bytes * (parameters + experts)
-        states["weights"] = states["weights"] + np.where(jobs.fp8, copies, 0.0)
+    held = [*zip((parameters, expert_parameters(stage, jobs)), holders, strict=False)]
+    every = np.asarray(sum(weights for weights, _ in held))
+    states = _state_bytes(held, jobs, framework)
     one = constants.activation_scale * stage_bytes(stage, layer, jobs, framework)
     logits = np.where(stage.head, constants.logit_scale * logits_bytes(jobs, framework), 0.0)
-    working = _working_bytes(stage, layer, one, logits, jobs, framework)
+    working = _working_bytes(stage, layer, one, logits, jobs, framework, holders[0])
     activations = stage.in_flight * (one + grid.kept_weight_bytes(jobs, stage.layers))
     activations += np.where(stage.head, waiting_logits_bytes(jobs, stage.in_flight), 0.0)
     buffers = constants.workspace_bytes + framework.fixed_buffer_bytes + np.zeros(len(jobs))
-    unsharded = (jobs.replicas > 1) & (jobs.optimizer_shard == 1)
-    buffers += np.where(unsharded, framework.bucket_bytes * (parameters + experts), 0.0)
+    unsharded = (jobs.layout.replicas > 1) & (jobs.placement.optimizer_shard == 1)
+    buffers += np.where(unsharded, framework.bucket_bytes * every, 0.0)
     if framework.placeholder_gradients:
         buffers += _placeholder_bytes(stage, jobs)
     # Gradients are reduced and applied when activations are gone: copies of them need memory of
     # their own only where they are larger, or where the blocks that are left free do not fit.
-    flat, applied = _copied_gradients(parameters, jobs, framework)
-    if jobs.mixture is not None:
-        more = _copied_gradients(experts, held, framework)
-        flat, applied = flat + more[0], applied + more[1]
+    copies = [_copied_gradients(weights, holders, framework) for weights, holders in held]
+    flat, applied = (np.asarray(sum(each)) for each in zip(*copies, strict=True))
     passing = 1 - 1 / sequence_split(jobs, framework)  # of what comes and goes between what stays
     if state == "roomy":
-        buffers += constants.cached_share * one * np.where(jobs.recompute == NONE, passing, 1.0)
+        whole = jobs.options.recompute == NONE
+        buffers += constants.cached_share * one * np.where(whole, passing, 1.0)
         fresh = np.maximum(constants.unserved_share * flat, applied)
         buffers += np.maximum(fresh - logits, 0.0) + framework.freed_weight_bytes * parameters
     else:
@@ -236,7 +250,7 @@ def _stage_memory(
         buffers += np.maximum(np.maximum(flat, applied) - free, 0.0)
     if state == "short":
         buffers += constants.hole_share * activations * passing
-    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in jobs.axes.sizes.values())
+    groups = sum(np.where(degree > 1, 1.0, 0.0) for degree in jobs.layout.axes.sizes.values())
     return MemoryParts(
         **states,
         activations=activations,
@@ -247,16 +261,38 @@ def _stage_memory(
     )
 
 
-def _copied_gradients(parameters: Array, jobs: Jobs, framework: Framework) -> tuple[Array, Array]:
+def _state_bytes(
+    held: list[tuple[Array, Holders]], jobs: Jobs, framework: Framework
+) -> dict[str, Array]:
+    """States of all classes of parameters, dense ones first, with what jobs keep beside them."""
+    each = [rank_state_bytes(weights, jobs, framework, holders) for weights, holders in held]
+    states = {name: np.asarray(sum(one[name] for one in each)) for name in each[0]}
+    parameters, dense = held[0]
+    if jobs.placement.reduces_once.any():
+        shards = dense.placement.gradient_shard
+        sums = jobs.placement.reduces_once & (shards > 1) & (jobs.layout.gas > 1)
+        # In flat buckets what is reduced stays in its place.
+        kept = np.where(in_buckets(jobs, framework, dense), 1 - 1 / shards, 1.0)
+        whole = framework.gradient_bytes * parameters * kept
+        states["gradients"] = states["gradients"] + np.where(sums, whole, 0.0)
+    if jobs.options.fp8.any():
+        copies = framework.fp8_copy_bytes * sum(weights for weights, _ in held)
+        states["weights"] = states["weights"] + np.where(jobs.options.fp8, copies, 0.0)
+    return states
+
+
+def _copied_gradients(
+    parameters: Array, holders: Holders, framework: Framework
+) -> tuple[Array, Array]:
     """Copies of a rank's gradients after the last backward pass: one to be reduced, which is gone
     when the others are made, to be applied.
     """
-    one = jobs.optimizer_shard == 1
+    shards = holders.placement.optimizer_shard
     flat = np.where(
-        framework.flat_reduction & (jobs.replicas > 1) & ~one, framework.gradient_bytes, 0.0
+        framework.flat_reduction & (holders.size > 1) & (shards > 1), framework.gradient_bytes, 0.0
     )
     whole, split = framework.step_gradient_bytes
-    applied = np.where(one, whole, split) / jobs.optimizer_shard
+    applied = np.where(shards == 1, whole, split) / shards
     return flat * parameters, applied * parameters
 
 
@@ -265,31 +301,39 @@ def stage_parameters(stage: StageLoad, jobs: Jobs) -> Array:
 
     Tied tables are one where a stage has both ends, and a copy on each end elsewhere.
     """
-    plain = stage_weights(jobs, stage.layers, _tables(stage, jobs), jobs.layer_ranks)
-    if jobs.mixture is not None:
-        plain = plain + _beside(stage, jobs, jobs.mixture)[0] / jobs.tp
+    plain = stage_weights(jobs.model, stage.layers, _tables(stage, jobs), jobs.layout.layer_ranks)
+    if jobs.model.mixture is not None:
+        plain = plain + _beside(stage, jobs, jobs.model.mixture)[0] / jobs.layout.tp
     return np.asarray(plain)
 
 
 def expert_parameters(stage: StageLoad, jobs: Jobs) -> Array:
     """Weights of a stage's experts on one rank."""
-    if jobs.mixture is None:
+    if jobs.model.mixture is None:
         return np.zeros(len(jobs))
-    return np.asarray(_beside(stage, jobs, jobs.mixture)[1] / (jobs.ep * jobs.etp))
+    return np.asarray(
+        _beside(stage, jobs, jobs.model.mixture)[1] / (jobs.layout.ep * jobs.layout.etp)
+    )
 
 
 def _beside(stage: StageLoad, jobs: Jobs, mixture: Mixture) -> tuple[Array, Array]:
-    return on_stage(jobs, mixture, stage.layers, np.where(stage.embedding, 1.0, 0.0))
+    return ep.on_stage(jobs, mixture, stage.layers, np.where(stage.embedding, 1.0, 0.0))
 
 
 def _tables(stage: StageLoad, jobs: Jobs) -> Array:
     # Ends of a pipeline on one rank have a copy each.
-    both = stage.embedding & stage.head & jobs.tied_embeddings & ~jobs.folded
+    both = stage.embedding & stage.head & jobs.model.tied_embeddings & ~jobs.folded
     return np.where(both, 1.0, stage.embedding * 1.0 + stage.head * 1.0)
 
 
 def _working_bytes(
-    stage: StageLoad, layer: Array, kept: Array, logits: Array, jobs: Jobs, framework: Framework
+    stage: StageLoad,
+    layer: Array,
+    kept: Array,
+    logits: Array,
+    jobs: Jobs,
+    framework: Framework,
+    dense: Holders,
 ) -> Array:
     """Of the layer that is being computed: its recomputed activations and what was gathered.
 
@@ -299,35 +343,38 @@ def _working_bytes(
     al. 2023, on FSDP, section 3.3). When the first layer is computed backwards the logits are gone.
     """
     some = np.where(stage.layers > 0, 1.0, 0.0)
-    one = some * layer_weights(jobs) / jobs.tp
-    if jobs.mixture is not None:
-        one = one + some * expert_weights(jobs, jobs.mixture) / (jobs.ep * jobs.etp)
-    tables = _tables(stage, jobs) * table_weights(jobs) / jobs.tp
-    table = np.minimum(tables, table_weights(jobs) / jobs.tp)
-    matrix = np.maximum(some * jobs.hidden_size * jobs.ffn_size / jobs.tp, table)
+    one = some * layer_weights(jobs.model) / jobs.layout.tp
+    if jobs.model.mixture is not None:
+        one = one + some * expert_weights(jobs.model, jobs.model.mixture) / (
+            jobs.layout.ep * jobs.layout.etp
+        )
+    tables = _tables(stage, jobs) * table_weights(jobs.model) / jobs.layout.tp
+    table = np.minimum(tables, table_weights(jobs.model) / jobs.layout.tp)
+    matrix = np.maximum(some * jobs.model.hidden_size * jobs.model.ffn_size / jobs.layout.tp, table)
     most = np.maximum(framework.live_parameters, matrix)
-    unit = np.where(jobs.pp == 1, 2 * one + tables, one + np.maximum(one, table))
-    weights = np.where(jobs.weight_shard > 1, np.minimum(unit, most) * jobs.element_bytes, 0.0)
+    unit = np.where(jobs.layout.pp == 1, 2 * one + tables, one + np.maximum(one, table))
+    weights = np.where(
+        jobs.placement.weight_shard > 1, np.minimum(unit, most) * jobs.options.element_bytes, 0.0
+    )
     later: Array = np.zeros(len(jobs))
-    if (jobs.recompute != NONE).any():
+    if (jobs.options.recompute != NONE).any():
         later = some * (layer_bytes(jobs, framework, np.full(len(jobs), NONE)) - layer)
-    leaving = np.minimum(one, most) * (jobs.element_bytes + framework.reduce_bytes)
+    leaving = np.minimum(one, most) * (jobs.options.element_bytes + framework.reduce_bytes)
     if framework.flat_buckets:
-        flat = in_buckets(jobs, framework)
+        flat = in_buckets(jobs, framework, dense)
         leaving = np.where(flat, _leaving_buckets(stage, matrix, jobs, framework), leaving)
-    later = later + np.where(jobs.gradient_shard > 1, leaving, 0.0)
-    whole = tokens(jobs) * jobs.hidden_size * jobs.element_bytes
+    later = later + np.where(jobs.placement.gradient_shard > 1, leaving, 0.0)
+    whole = jobs.tokens * jobs.model.hidden_size * jobs.options.element_bytes
     later = later + GATHERED_TENSORS * whole * (1 - 1 / sequence_split(jobs, framework))
-    # Of context parallelism the neighbours' keys and values: those in use and those on their way.
-    later = later + np.where(jobs.cp > 1, 2 * key_value_bytes(jobs) / jobs.cp, 0.0)
+    later = later + cp.working_bytes(jobs)
     if framework.fused_layers:
         # Gradients of what the gate begins with, beside the layer's own.
-        gate = np.where(jobs.gated, 2, 1) * jobs.ffn_size / jobs.tp
-        own = jobs.hidden_size / sequence_split(jobs, framework)
-        later = later + some * tokens(jobs) * jobs.element_bytes * (gate + own)
+        gate = np.where(jobs.model.gated, 2, 1) * jobs.model.ffn_size / jobs.layout.tp
+        own = jobs.model.hidden_size / sequence_split(jobs, framework)
+        later = later + some * jobs.tokens * jobs.options.element_bytes * (gate + own)
     if framework.loose_gradients:
         # They grow as the micro-batch's activations go.
-        later = np.maximum(later, jobs.element_bytes * stage_parameters(stage, jobs) - kept)
+        later = np.maximum(later, jobs.options.element_bytes * stage_parameters(stage, jobs) - kept)
     return np.asarray(weights + np.maximum(later - logits, 0.0))
 
 
@@ -336,22 +383,24 @@ def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
 
     A mixture's dense layers come first, so that the other stages have none of theirs.
     """
-    elements = layer_weights(jobs) / jobs.tp
-    if jobs.mixture is not None:
-        mixture = jobs.mixture
+    elements = layer_weights(jobs.model) / jobs.layout.tp
+    if jobs.model.mixture is not None:
+        mixture = jobs.model.mixture
         dense = stage.embedding & (np.asarray(mixture.dense_layers) > 0)
-        elements = elements + np.where(dense, ffn_weights(jobs, jobs.ffn_size) / jobs.tp, 0.0)
+        elements = elements + np.where(
+            dense, ffn_weights(jobs.model, jobs.model.ffn_size) / jobs.layout.tp, 0.0
+        )
         some = np.asarray(mixture.num_experts) > 0
-        one = ffn_weights(jobs, mixture.expert_ffn_size) / jobs.etp
+        one = ffn_weights(jobs.model, mixture.expert_ffn_size) / jobs.layout.etp
         elements = elements + np.where(some, one, 0.0)
-    return np.asarray(np.where(stage.layers > 0, jobs.element_bytes * elements, 0.0))
+    return np.asarray(np.where(stage.layers > 0, jobs.options.element_bytes * elements, 0.0))
 
 
 def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
     """Of split gradients in flat buckets: the largest, the bucket it is copied to, those on their
     way; nothing where they are summed whole.
     """
-    buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.bucket_elements, matrix)
+    buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.options.bucket_elements, matrix)
     held = np.minimum(buckets, stage_parameters(stage, jobs))
-    found = held * framework.reduce_bytes + matrix * jobs.element_bytes
-    return np.asarray(np.where(jobs.reduces_once & (jobs.gas > 1), 0.0, found))
+    found = held * framework.reduce_bytes + matrix * jobs.options.element_bytes
+    return np.asarray(np.where(jobs.placement.reduces_once & (jobs.layout.gas > 1), 0.0, found))

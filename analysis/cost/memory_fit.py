@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from analysis.cost.activations import refused
 from analysis.cost.constants import TRANSFER, fit, log_sd
 from analysis.cost.habits import Hypotheses, log_probability, reweighed
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory import MemoryConstants, MemoryParts, memory, rank_state_bytes, reported
+from analysis.cost.stages import refused
 from search_spaces import Framework
+from trainer.plan.jobs import Array, Jobs, Mask
 
 __all__ = [
     "MemoryConstants",

@@ -8,16 +8,16 @@ from functools import cached_property
 
 import numpy as np
 
-from analysis.cost.activations import refused
 from analysis.cost.collectives import LinkConstants
 from analysis.cost.constants import EDGE, TRANSFER, fit, log_odds, log_sd
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.cost.memory_fit import MemoryModel, MemoryParts
 from analysis.cost.network import RARE, UNKNOWN, Network, expected_state, likelier
+from analysis.cost.stages import refused
 from analysis.cost.step import StepParts, crowded_s, step
 from analysis.cost.time_constants import TimeConstants, without_effect
 from search_spaces import Cluster, Framework
 from trainer.plan.flops import model_flops
+from trainer.plan.jobs import Array, Jobs, Mask
 
 Columns = dict[str, Array]
 
@@ -47,7 +47,7 @@ class Measurements:
 
     def of_engine(self, number: int) -> Measurements:
         """Those of the jobs of one engine."""
-        rows = self.jobs.engine == number
+        rows = self.jobs.options.engine == number
         return Measurements(
             self.jobs[rows], self.step_time_s[rows], self.peak_bytes[rows], self.out_of_memory[rows]
         )
@@ -118,17 +118,17 @@ class Prediction:
     @property
     def tokens_per_second(self) -> Array:
         """Of the whole job."""
-        return self.jobs.global_batch * self.jobs.seq_length / self.step_time_s
+        return self.jobs.global_batch * self.jobs.model.seq_length / self.step_time_s
 
     @property
     def tflops_per_gpu(self) -> Array:
         """Model TFLOP/s: repeated operations do not count (see ``trainer.plan.flops``)."""
-        needed = model_flops(self.jobs, self.jobs.global_batch)
-        return np.asarray(needed / self.step_time_s / self.jobs.world_size / 1e12)
+        needed = model_flops(self.jobs.model, self.jobs.global_batch)
+        return np.asarray(needed / self.step_time_s / self.jobs.layout.world_size / 1e12)
 
     @property
     def num_nodes(self) -> Array:
-        return np.ceil(self.jobs.world_size / self.model.cluster.gpus_per_node)
+        return np.ceil(self.jobs.layout.world_size / self.model.cluster.gpus_per_node)
 
     @property
     def tokens_per_node_hour(self) -> Array:
@@ -138,7 +138,7 @@ class Prediction:
     def joules_per_token(self) -> Array:
         """At the GPUs' stated power; nan where the cluster states none."""
         watts = self.model.cluster.power_watts or np.nan
-        return self.jobs.world_size * watts / self.tokens_per_second
+        return self.jobs.layout.world_size * watts / self.tokens_per_second
 
     def days_to_train(self, tokens: float) -> Array:
         """Days until so many tokens are trained on."""
@@ -205,7 +205,7 @@ class CostModel:
             return of(self, jobs)
         whole: Columns = {}
         for number, model in enumerate(self.engines):
-            rows = jobs.engine == number
+            rows = jobs.options.engine == number
             if rows.any():
                 for name, column in of(model, jobs[rows]).items():
                     whole.setdefault(name, np.empty(len(jobs), column.dtype))[rows] = column

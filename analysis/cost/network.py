@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.cost.constants import Array, log_odds
-from analysis.cost.jobs import Jobs
 from search_spaces import Cluster
+from trainer.plan.jobs import Jobs
 
 NEVER = 0.96  # share of networks without such a state, of a framework that was not seen to meet it
 NODES = 30.0  # at which 63 % of the runs are crowded, where there is such a state
@@ -59,7 +59,9 @@ class Network:
     def crowded(self, jobs: Jobs, cluster: Cluster) -> Array:
         """Probability that a run of each job is crowded; shape (n,)."""
         # Few numbers of nodes in many jobs: each is asked once.
-        nodes, where = np.unique(jobs.world_size / cluster.gpus_per_node, return_inverse=True)
+        nodes, where = np.unique(
+            jobs.layout.world_size / cluster.gpus_per_node, return_inverse=True
+        )
         chance = self._chance(nodes)
         piped = (self.weights @ chance)[where]
         whole = (self.weights @ chance**3)[where]
@@ -82,7 +84,7 @@ class Network:
 
     def _each(self, jobs: Jobs, cluster: Cluster) -> Array:
         """By hypothesis; shape (h, n)."""
-        chance = self._chance(jobs.world_size / cluster.gpus_per_node)
+        chance = self._chance(jobs.layout.world_size / cluster.gpus_per_node)
         sure = np.where(np.isinf(self.nodes)[:, None], 0.0, _ALWAYS)
         return _by_form(jobs, cluster, chance, chance**3, sure)
 
@@ -96,8 +98,8 @@ def _by_form(
 ) -> Array:
     """The chance of a pipeline; of one as wide as ``_WIDE``; or of a job without one, which waits
     hardly ever, but in networks that are crowded all over."""
-    wide = jobs.tp > _WIDE * cluster.gpus_per_node
-    return np.where(jobs.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
+    wide = jobs.layout.tp > _WIDE * cluster.gpus_per_node
+    return np.where(jobs.layout.pp > 1, np.where(wide, sure, piped), np.where(wide, 0.0, whole))
 
 
 UNKNOWN = Network.known(NEVER)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Jobs
-from search_spaces import COUNTED, Framework, StageLayers, StageSettings
+from search_spaces import Framework
+from trainer.plan.axes.pp import in_flight
+from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.sizes import layer_weights, table_weights
+from trainer.plan.stages import COUNTED, StageLayers, StageSettings
 
 _TINY = 1e-9  # shares are fractions: what is a whole number must not fall below it
 
@@ -35,11 +37,17 @@ class BusyStages:
 
 def by_layers(jobs: Jobs, framework: Framework) -> StageLayers:
     """Stages of a framework that counts layers, as the jobs tell it to."""
-    said = {name: getattr(jobs, name) for name in framework.stage_settings}
+    said = {name: getattr(jobs.stages, name) for name in framework.stage_settings}
     for name in COUNTED:
         habit = float(framework.counts_ends)
         said[name] = np.where(said[name] < 0, habit, said[name]) if name in said else habit
-    return StageLayers(jobs.num_layers, jobs.pp, jobs.vpp, StageSettings(**said), framework.split)
+    return StageLayers(
+        jobs.model.num_layers,
+        jobs.layout.pp,
+        jobs.layout.vpp,
+        StageSettings(**said),
+        framework.split,
+    )
 
 
 def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
@@ -50,7 +58,7 @@ def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
     :func:`weighed`: with 16 and 32 stages the one with the output layer is measured to be faster
     than that says.
     """
-    layers, pp = jobs.num_layers, jobs.pp
+    layers, pp = jobs.model.num_layers, jobs.layout.pp
     if framework.split != "by_weight":
         split = by_layers(jobs, framework)
         # Where the first rank has the output layer, the last one is as those between.
@@ -58,7 +66,7 @@ def stage_layers(jobs: Jobs, framework: Framework) -> BusyStages:
         between = np.maximum(fullest, np.where(jobs.folded, split.last, 0.0))
         last = np.where(jobs.folded, split.first, 1.0 * split.last)
         return BusyStages(split.first, between, last)
-    head = table_weights(jobs) / layer_weights(jobs)  # in layers
+    head = table_weights(jobs.model) / layer_weights(jobs.model)  # in layers
     share = (layers + head) / pp
     whole = np.floor(share + _TINY)
     before = np.minimum(np.floor((pp - 1) * share + _TINY), layers)  # the last stage
@@ -73,12 +81,75 @@ def weighed(jobs: Jobs) -> tuple[Array, Array]:
     A walk over the blocks begins the next stage once the blocks so far hold a stage's share
     (nanotron, ``build_model``); a share below one layer still gives each stage a layer.
     """
-    head = table_weights(jobs) / layer_weights(jobs)
-    share = np.round((jobs.num_layers + head) / jobs.pp, 9)
-    at = np.where(share >= 1, np.ceil(jobs.num_layers / share) - 1, jobs.num_layers)
-    return np.maximum(share, 1.0), np.clip(at, 0, jobs.pp - 1)
+    head = table_weights(jobs.model) / layer_weights(jobs.model)
+    share = np.round((jobs.model.num_layers + head) / jobs.layout.pp, 9)
+    at = np.where(share >= 1, np.ceil(jobs.model.num_layers / share) - 1, jobs.model.num_layers)
+    return np.maximum(share, 1.0), np.clip(at, 0, jobs.layout.pp - 1)
 
 
 def layers_before(jobs: Jobs, share: Array, stage: Array) -> Array:
     """Layers of a pipeline's stages before a given one, dealt out by weight."""
-    return np.where(stage > 0, np.minimum(np.ceil(stage * share), jobs.num_layers), 0)
+    return np.where(stage > 0, np.minimum(np.ceil(stage * share), jobs.model.num_layers), 0)
+
+
+@dataclass(frozen=True)
+class StageLoad:
+    """One stage of each job's pipeline; columns of shape (n,).
+
+    Attributes:
+        layers: transformer layers on it.
+        in_flight: micro-batches whose activations it keeps at once; a fraction where stages are
+            interleaved, in which a chunk counts as its share of the stage.
+        embedding: it looks tokens up.
+        head: it computes logits and the loss.
+    """
+
+    layers: Array
+    in_flight: Array
+    embedding: Mask
+    head: Mask
+
+
+def fullest_stages(jobs: Jobs, framework: Framework) -> list[StageLoad]:
+    """The first stage, the one after it, the one with the output layer, and where there are layouts
+    each between them that has more layers, or other chunks, than those before it.
+
+    Micro-batches in flight fall from stage to stage, so that no other stage needs more.
+    """
+    layers, pp = jobs.model.num_layers, jobs.layout.pp
+    one = pp == 1
+    if framework.split == "by_weight":
+        share, head_at = weighed(jobs)
+        one_stage = np.ones(len(jobs))
+        first = layers_before(jobs, share, one_stage)
+        second = layers_before(jobs, share, 2 * one_stage) - first
+        last = layers - layers_before(jobs, share, head_at)
+        between = [(one_stage, second)]
+    else:
+        head_at = pp - 1
+        split = by_layers(jobs, framework)
+        first, between, last = split.first, split.between, split.last
+    embedding = np.ones(len(jobs), dtype=bool)
+    inner = [
+        StageLoad(np.where(one, 0, number), in_flight(jobs, at), ~embedding, ~embedding)
+        for at, number in between
+    ]
+    return [
+        StageLoad(np.where(one, layers, first), in_flight(jobs, 0), embedding, one | jobs.folded),
+        inner[0],
+        StageLoad(np.where(one, layers, last), in_flight(jobs, head_at), one, ~jobs.folded),
+        *inner[1:],
+    ]
+
+
+def refused(jobs: Jobs, framework: Framework) -> Mask:
+    """Jobs that a framework ends at start-up whatever their memory is.
+
+    Some need pp - 1 micro-batches to fill a pipeline, and a block (embedding, layer, output layer,
+    loss) on every stage; behind the output layer come two more blocks.
+    """
+    if not framework.fills_pipeline:
+        return np.zeros(len(jobs), dtype=bool)
+    _, head_at = weighed(jobs)
+    empty = (jobs.layout.pp > 1) & (head_at + 2 < jobs.layout.pp - 1)
+    return np.asarray((jobs.layout.gas < jobs.layout.pp - 1) | empty)

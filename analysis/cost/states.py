@@ -1,31 +1,73 @@
-"""Time of what happens to the states in a step: data parallelism's collectives, the optimizer."""
+"""Training states in a step: parameters on a rank, data parallelism's collectives, the update.
+
+The collectives are those of ``trainer.plan.axes.dp``, for each class of parameters that has holders
+of its own: dense ones, and experts.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import numpy as np
 
-from analysis.cost import collectives as links
 from analysis.cost.collectives import one_adapter
 from analysis.cost.compute import Compute
-from analysis.cost.experts import as_experts_are_held
-from analysis.cost.jobs import Array, Jobs
+from analysis.cost.layer import LEAST_SHOWN, left_over, price
 from analysis.cost.stages import stage_layers
 from analysis.cost.time_constants import TimeConstants
-from analysis.cost.traffic import (
-    expert_parameters,
-    in_buckets,
-    reduces_every_time,
-    stage_parameters,
-    state_exchanges,
-)
 from search_spaces import Cluster, Framework
+from trainer.plan.axes import dp, ep
+from trainer.plan.jobs import Array, Jobs
+from trainer.plan.sizes import Mixture, stage_weights
 
-_TIMED = {
-    "all_gather": links.all_gather_s,
-    "reduce_scatter": links.reduce_scatter_s,
-    "all_reduce": links.all_reduce_s,
-}
 _BACKWARD = 2 / 3  # of both passes' time
+
+
+class Held(NamedTuple):
+    """A class of parameters of the fullest stage, on one rank."""
+
+    weights: Array
+    holders: dp.Holders
+
+
+def classes(jobs: Jobs, framework: Framework) -> list[Held]:
+    """Dense parameters, and experts where there are any."""
+    held = [Held(stage_parameters(jobs, framework), dp.dense_holders(jobs))]
+    if jobs.model.mixture is not None:
+        held.append(Held(expert_parameters(jobs, framework), ep.expert_holders(jobs)))
+    return held
+
+
+def stage_parameters(jobs: Jobs, framework: Framework) -> Array:
+    """Weights on a rank of the fullest stage, without experts."""
+    model, layout = jobs.model, jobs.layout
+    dealt = stage_layers(jobs, framework)
+    # With a pipeline the first stage has the embedding, and the last one the output layer.
+    both = ((layout.pp == 1) & ~model.tied_embeddings) | jobs.folded
+    tables, ranks = np.where(both, 2.0, 1.0), layout.layer_ranks
+    ends = stage_weights(model, np.maximum(dealt.first, dealt.last), tables, ranks)
+    plain = np.maximum(ends, stage_weights(model, dealt.inner, 0.0, ranks))
+    if model.mixture is not None:
+        layers = np.maximum(dealt.most, dealt.last)
+        plain = plain + _beside(jobs, model.mixture, layers)[0] / layout.tp
+    return np.asarray(plain)
+
+
+def expert_parameters(jobs: Jobs, framework: Framework) -> Array:
+    """Weights of the fullest stage's experts on one rank."""
+    if jobs.model.mixture is None:
+        return np.zeros(len(jobs))
+    dealt = stage_layers(jobs, framework)
+    layers = np.maximum(dealt.most, dealt.last)
+    return np.asarray(
+        _beside(jobs, jobs.model.mixture, layers)[1] / (jobs.layout.ep * jobs.layout.etp)
+    )
+
+
+def _beside(jobs: Jobs, mixture: Mixture, layers: Array) -> tuple[Array, Array]:
+    # Dense layers are on the first of several stages, which therefore is not the fullest.
+    return ep.on_stage(jobs, mixture, layers, np.where(jobs.layout.pp == 1, 1.0, 0.0))
 
 
 def exchanges(
@@ -46,64 +88,55 @@ def exchanges(
     # Split weights and gradients come and go layer by layer, and each call has its latency, but for
     # gradients in flat buckets.
     units = stage_layers(jobs, framework).most + 1
-    flat = in_buckets(jobs, framework)
-    exchanges = [state_exchanges(jobs, framework)]
-    if jobs.mixture is not None:
-        experts = expert_parameters(jobs, framework)
-        exchanges.append(state_exchanges(as_experts_are_held(jobs), framework, experts))
+    held = classes(jobs, framework)
+    dense = held[0].holders
+    flat = dp.in_buckets(jobs, framework, dense)
+    sent = [dp.job_exchanges(jobs, framework, one.holders, one.weights) for one in held]
 
     def seconds(
-        name: str,
-        calls: Array | float = 1.0,
-        over: Cluster = cluster,
-        *,
-        each: bool = True,
-    ) -> Array | float:
-        """Of one kind of exchange: all in a step, or once."""
-        found: Array | float = 0.0
-        for exchange in (getattr(one, name) for one in exchanges):
-            timed = _TIMED[exchange.operation]
-            taken = calls * timed(over, c, exchange.group, exchange.num_bytes / calls)
-            found = found + (exchange.times * taken if each else taken)
-        return found
+        name: str, over: Cluster = cluster, calls: Array | None = None, *, each: bool = True
+    ) -> Array:
+        """Seconds of one kind of exchange in so many calls; all in a step, or once."""
+        total, priced = np.zeros(len(jobs)), price(over, c)
+        for one in (getattr(of_class, name) for of_class in sent):
+            if calls is None:
+                taken = priced(one)
+            else:
+                taken = calls * priced(replace(one, num_bytes=one.num_bytes / calls))
+            total = total + (one.times * taken if each else taken)
+        return total
 
     # Split weights are gathered before each pass of a micro-batch, later from a copy if there is.
-    gathers = np.asarray(
-        seconds("weights", units, by_layer) + seconds("secondary", units, by_layer)
-    )
-    gathers = np.maximum(gathers - c.overlap * jobs.gas * micro, 0.05 * gathers)
+    gathers = seconds("weights", by_layer, units) + seconds("secondary", by_layer, units)
+    gathers = left_over(gathers, c.overlap * jobs.layout.gas * micro)
 
     # Split gradients are reduced in every micro-batch or once, then once over what is left.
-    inner = np.asarray(seconds("gradients", np.where(flat, 1.0, units), by_layer, each=False))
-    once = np.asarray(seconds("gradient_scatter") + seconds("gradient_sum"))
+    inner = seconds("gradients", by_layer, np.where(flat, 1.0, units), each=False)
+    once = seconds("gradient_scatter") + seconds("gradient_sum")
     overlaps = np.where(
-        jobs.optimizer_shard > 1,
+        jobs.placement.optimizer_shard > 1,
         framework.overlaps_gradients and framework.overlaps_split_gradients,
         framework.overlaps_gradients,
     )
     hidden = c.overlap * _BACKWARD * computing * overlaps
-    per_micro = np.maximum(inner - hidden, 0.05 * inner) * jobs.reductions
-    every = reduces_every_time(jobs, framework)
-    once = np.where(every, once, np.maximum(once - hidden, 0.05 * once))
+    per_micro = left_over(inner, hidden) * jobs.reductions
+    every = dp.reduces_every_time(jobs, framework, dense)
+    once = np.where(every, once, left_over(once, hidden))
 
     # Whole weights are used as they arrive, in the first forward pass of the next step.
-    publish = np.asarray(seconds("publish"))
-    arrives = framework.overlaps_publish & flat & (jobs.gy * jobs.gz == 1)
+    publish = seconds("publish")
+    arrives = framework.overlaps_publish & flat & (jobs.layout.gy * jobs.layout.gz == 1)
     hidden = c.overlap * (1 - _BACKWARD) * computing * arrives
-    publish = np.maximum(publish - hidden, np.where(arrives, 0.05, 1.0) * publish)
+    publish = np.maximum(publish - hidden, np.where(arrives, LEAST_SHOWN, 1.0) * publish)
     return gathers, per_micro + once, publish
 
 
 def update(jobs: Jobs, compute: Compute, c: TimeConstants) -> Array:
     """AdamW: per weight of the share, master weight and two moments in float32 are read and
     written, the gradient read, the weight written; and all gradients are cleared and scaled."""
-
-    def moved_of(weights: Array, held: Jobs) -> Array:
-        shares = (24 + 4 + 2) / held.optimizer_shard + 8 / held.gradient_shard
-        return np.asarray(weights * shares)
-
-    moved = moved_of(stage_parameters(jobs, compute.framework), jobs)
-    if jobs.mixture is not None:
-        experts = expert_parameters(jobs, compute.framework)
-        moved = moved + moved_of(experts, as_experts_are_held(jobs))
+    moved: Array | float = 0.0
+    for weights, holders in classes(jobs, compute.framework):
+        degrees = holders.placement
+        shares = (24 + 4 + 2) / degrees.optimizer_shard + 8 / degrees.gradient_shard
+        moved = moved + weights * shares
     return np.asarray(c.update * moved / compute.memory_bytes_per_s)

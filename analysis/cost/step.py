@@ -14,13 +14,13 @@ import numpy as np
 
 from analysis.cost import collectives as links
 from analysis.cost.compute import Compute
-from analysis.cost.jobs import DUAL_PIPE_V, FULL, ZERO_BUBBLE, Array, Jobs
 from analysis.cost.layer import layer
 from analysis.cost.stages import stage_layers
 from analysis.cost.states import exchanges, update
 from analysis.cost.time_constants import TimeConstants
-from analysis.cost.traffic import activation_bytes, splits_sequence
 from search_spaces import Cluster, Framework
+from trainer.plan.axes import pp
+from trainer.plan.jobs import Array, Jobs
 
 
 @dataclass(frozen=True)
@@ -94,18 +94,18 @@ def step(
     head_forward, head_backward = compute.head(jobs)
     head = head_forward + head_backward
     dealt = stage_layers(jobs, framework)
-    m, p, v = jobs.gas, jobs.pp, jobs.vpp
+    m, p, v = jobs.layout.gas, jobs.layout.pp, jobs.layout.vpp
     ends = dealt.last * one.total + head
     inner = dealt.most * one.total
     slow_is_last = (ends >= inner) | (p == 1)
     count = np.where(slow_is_last, dealt.last, dealt.most)
     on_slowest = np.where(slow_is_last, head, 0.0)
     slowest = count * one.total + on_slowest
-    everything = jobs.num_layers * one.total + head
+    everything = jobs.model.num_layers * one.total + head
     sends = _sends(jobs, cluster, framework, c)
     alone = cluster.shared_by
-    path = m * slowest + np.maximum(everything - slowest, 0) / v * _idle_share(jobs)
-    path = path + _unfilled(jobs) * slowest / v
+    path = m * slowest + np.maximum(everything - slowest, 0) / v * pp.idle_share(jobs)
+    path = path + pp.unfilled_turns(jobs) * slowest / v
     # Where ranks share processors, nothing is lost as long as enough of them are busy.
     used = np.maximum(m * everything / p, path / alone) / path if alone > 1 else 1.0
     data = exchanges(jobs, cluster, framework, c, count * one.device, slowest)
@@ -117,7 +117,7 @@ def step(
         experts=m * count * one.experts * used,
         launch=m * count * one.launch * used,
         head=m * on_slowest * used,
-        pipeline=_rounds(jobs) * sends,
+        pipeline=pp.rounds(jobs) * sends,
         crowded=crowded_s(jobs, c) * crowded,
         bubble=(path - m * slowest) * used,
         gather=data[0],
@@ -128,55 +128,17 @@ def step(
     )
 
 
-def _idle_share(jobs: Jobs) -> Array:
-    """Of the bubble, what schedules leave of it that compute weights' gradients apart.
-
-    Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with a pass
-    each for outputs (F), gradients of inputs (B) and of weights (W), equally long; another F where
-    layers are recomputed.
-    """
-    again = jobs.recompute == FULL
-    left = np.where(again, 1 / 2, 1 / 3)
-    # DualPipeV ends with whole backward passes on most ranks; torch does not overlap its pairs.
-    whole = 3 / 4 - 1 / (4 * np.maximum(jobs.pp - 1, 1))
-    left = np.where((jobs.schedule == DUAL_PIPE_V) & again, whole, left)
-    deferred = jobs.schedule >= ZERO_BUBBLE
-    return np.where(deferred, left, 1.0)
-
-
-def _unfilled(jobs: Jobs) -> Array:
-    """Further turns of a chunk that are idle where micro-batches are few.
-
-    Breadth-first waits for the first of them before each further chunk. Folded stages are filled by
-    2 p - 1 of them: each that is missing is a wait of two passes, as far as the bubble of p - 1 has
-    not room for it; where layers are recomputed, of one beside the bubble.
-    """
-    m, p = jobs.gas, jobs.pp
-    looped = np.maximum(p - m, 0) * (jobs.vpp - 1)
-    missing = np.maximum(2 * p - 1 - m, 0)
-    again = jobs.recompute == FULL
-    folded = np.where(again, missing / 2, np.maximum(2 * missing - (p - 1), 0) / 3)
-    return np.where(jobs.folded, folded, looped)
-
-
 def _sends(jobs: Jobs, cluster: Cluster, framework: Framework, c: TimeConstants) -> Array:
-    """What a stage waits for its neighbours in one micro-batch: activations and their gradients.
+    """Seconds that a stage waits for its neighbours in one micro-batch.
 
-    A stage sends activations to a neighbour as it receives their gradients from it, at once. One in
-    the middle has two neighbours, in a pipeline of two each has one.
+    A stage sends activations to a neighbour as it receives their gradients from it, at once.
     """
-    share = np.where(splits_sequence(jobs, framework), jobs.tp, 1.0)
-    num_bytes = activation_bytes(jobs) / share
-    one = links.send_s(cluster, c, jobs.axes.stride("pp"), num_bytes, jobs.pp)
-    return np.minimum(jobs.pp - 1, 2) * (c.exposed_sends * one + c.send_s)
+    sent = pp.message(jobs, framework)
+    one = links.send_s(cluster, c, sent.group.stride, sent.num_bytes, sent.group.size)
+    return pp.neighbours(jobs) * (c.exposed_sends * one + c.send_s)
 
 
 def crowded_s(jobs: Jobs, c: TimeConstants) -> Array:
     """Seconds by which a step is longer in a run that meets a crowded network."""
-    neighbours = np.where(jobs.pp > 1, np.minimum(jobs.pp - 1, 2), 2.0)
-    return _rounds(jobs) * neighbours * c.crowded_send_s
-
-
-def _rounds(jobs: Jobs) -> Array:
-    """Micro-batches that pass a stage, those of filling and draining the pipeline included."""
-    return jobs.gas * jobs.vpp + jobs.pp - 1
+    neighbours = np.where(jobs.layout.pp > 1, pp.neighbours(jobs), 2.0)
+    return pp.rounds(jobs) * neighbours * c.crowded_send_s

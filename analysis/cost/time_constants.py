@@ -9,7 +9,7 @@ import numpy as np
 from analysis.cost.collectives import LinkConstants
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.constants import Constants, constant
-from analysis.cost.jobs import Jobs, Mask
+from trainer.plan.jobs import Jobs, Mask
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
 
 def without_effect(jobs: Jobs) -> Mask:
     """Which of time's constants, in their order, say nothing of these jobs."""
-    unused = set() if jobs.mixture is not None else {*_OF_EXPERTS}
-    if not jobs.fp8.any():
+    unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
+    if not jobs.options.fp8.any():
         unused.add("fp8_share")
     return np.array([f.name in unused for f in fields(TimeConstants)])
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.posterior import Posterior
@@ -18,6 +17,7 @@ from analysis.prediction.residual import ResidualProcess
 from analysis.prediction.trust import foresees
 from analysis.run.trial import Trial
 from search_spaces import FRAMEWORKS
+from trainer.plan.jobs import Array
 
 KAPPA = 0.25  # standard deviations above the mean at which a candidate is valued
 UNLIKELY = 0.05  # probability to run below which a candidate counts as one that cannot win

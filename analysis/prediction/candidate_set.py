@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Jobs
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.goal import Goal
 from analysis.prediction.pricing import Pricing
@@ -17,6 +16,7 @@ from analysis.prediction.time_limits import in_time
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Candidates, Indices
+from trainer.plan.jobs import Array, Jobs
 
 PRICED = 300_000  # configurations priced for a shortlist
 SHORTLIST = 8_000  # of them, the best by the uncalibrated model

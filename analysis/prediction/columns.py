@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import PRICED_AXES, Jobs, jobs
-from search_spaces import Facts, SearchSpace, StageSettings, framework_named
+from search_spaces import Facts, SearchSpace, framework_named
 from trainer.plan.annotations import Column, columns, value_types, values_of
-from trainer.plan.axes import GRID, beside_dp
+from trainer.plan.axes.mesh import GRID, PRICED_AXES, beside_dp
 from trainer.plan.fields import FP8, Choices, OtherChoices
+from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
+from trainer.plan.stages import StageSettings
 
 NEEDED = (*beside_dp(), "vpp", "mbs", "gas", "dp", "world_size", "num_layers")
 _COLUMNS = {**columns(Choices), **columns(OtherChoices)}

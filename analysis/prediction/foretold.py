@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.cost.model import PRIOR_LOG_SD
 from analysis.prediction.residual import PRIOR_TRIALS
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
+from trainer.plan.jobs import Array
 
 WIDEST = 2.0  # times what a model is off before any evidence: its residual at most
 

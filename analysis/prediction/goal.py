@@ -7,11 +7,11 @@ from typing import Self
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.cost.model import LIKELY, Prediction
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scalarization import Scalarization, merits, reached, spread_ranks
 from analysis.run.trial import Trial
+from trainer.plan.jobs import Array
 
 
 class Goal:

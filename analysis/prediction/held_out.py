@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.prediction.pricing import Pricing, price, reported
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.units import GIB
 from search_spaces import SpaceError, load_space
+from trainer.plan.jobs import Array, Mask
 
 FOLDS = 5
 FEWER_FOLDS = 3  # where two parts alone have all that calibrate a model

@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.candidate_set import CandidateSet
@@ -28,6 +27,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import Indices
 from slurm import FAILURES
+from trainer.plan.jobs import Array, Mask
 
 REMEMBERED = 200  # trials that are learned from
 

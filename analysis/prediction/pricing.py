@@ -12,7 +12,6 @@ import numpy as np
 
 from analysis.cost.fitted import cost_model
 from analysis.cost.habits import hypotheses
-from analysis.cost.jobs import Array, Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
@@ -29,7 +28,8 @@ from search_spaces import (
 )
 from slurm import Kind
 from trainer import DEEPSPEED_BUCKET_ELEMENTS
-from trainer.plan.axes import FURTHER_AXES, ordered
+from trainer.plan.axes.mesh import FURTHER_AXES, ordered
+from trainer.plan.jobs import Array, Jobs
 from trainer.plan.model import ModelConfig
 
 # On CPU a limit counts from what the process held before it trained.
@@ -40,8 +40,8 @@ _NOTHING = 1.0  # bytes; constants are positive
 # Result keys that follow from a step's time; each by its own convention in trainer.result.
 _OBJECTIVES: dict[str, Callable[[Prediction], Array]] = {
     "tokens_per_second": lambda p: p.tokens_per_second,
-    "tokens_per_second_per_gpu": lambda p: p.tokens_per_second / p.jobs.world_size,
-    "samples_per_second": lambda p: p.tokens_per_second / p.jobs.seq_length,
+    "tokens_per_second_per_gpu": lambda p: p.tokens_per_second / p.jobs.layout.world_size,
+    "samples_per_second": lambda p: p.tokens_per_second / p.jobs.model.seq_length,
     "tflops_per_gpu": lambda p: p.tflops_per_gpu,
     "step_time_s.median": lambda p: p.step_time_s,
     "peak_memory_bytes": lambda p: p.peak_bytes,
@@ -126,7 +126,7 @@ class Pricing:
         if not self.prices(key):
             return None
         if key == "energy_joules":
-            per_step = prediction.jobs.global_batch * prediction.jobs.seq_length
+            per_step = prediction.jobs.global_batch * prediction.jobs.model.seq_length
             return prediction.joules_per_token * per_step * self.space.trial.measured_steps
         return _OBJECTIVES[key](prediction)
 

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, stdtrit
 
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.finalists import NOISE_LOG_SD
 from analysis.prediction.columns import unpriced_parameters
 from search_spaces import Indices, SearchSpace
+from trainer.plan.jobs import Array, Jobs, Mask
 
 LENGTH_SCALE = 1.5  # of the correlation, in doublings of a degree
 NEGLIGIBLE = 1e-6  # variance of a direction in which values of a parameter do not differ
@@ -126,18 +126,35 @@ def features(of: Jobs, unpriced: Array) -> Array:
         unpriced: what it does not, from :func:`unpriced_features`.
     """
     columns: list[Any] = [
-        *(np.log2(x) for x in (of.tp, of.pp, of.vpp, of.dp, of.mbs, of.gas)),
-        *(np.log2(x) for x in (of.weight_shard, of.gradient_shard, of.optimizer_shard)),
-        np.log2(of.secondary_shard + 1),
-        APART * of.sequence_parallel,
-        APART * of.recompute,
-        APART * (of.gather_bits > 0),
-        APART * (of.reduce_bits > 0),
-        APART * (of.secondary_bits > 0),
-        *(np.log2(x) for x in (of.cp, of.ep)),
-        np.log2(of.etp) * (of.mixture is not None),  # of others it is tp
-        *(APART * x for x in (of.fp8, of.schedule, of.overlaps_dispatch)),
-        *(APART * x for x in (of.dispatcher, of.graphs)),
+        *(
+            np.log2(x)
+            for x in (
+                of.layout.tp,
+                of.layout.pp,
+                of.layout.vpp,
+                of.layout.dp,
+                of.layout.mbs,
+                of.layout.gas,
+            )
+        ),
+        *(
+            np.log2(x)
+            for x in (
+                of.placement.weight_shard,
+                of.placement.gradient_shard,
+                of.placement.optimizer_shard,
+            )
+        ),
+        np.log2(of.placement.secondary_shard + 1),
+        APART * of.options.sequence_parallel,
+        APART * of.options.recompute,
+        APART * (of.placement.gather_bits > 0),
+        APART * (of.placement.reduce_bits > 0),
+        APART * (of.placement.secondary_bits > 0),
+        *(np.log2(x) for x in (of.layout.cp, of.layout.ep)),
+        np.log2(of.layout.etp) * (of.model.mixture is not None),  # of others it is tp
+        *(APART * x for x in (of.options.fp8, of.options.schedule, of.options.overlaps_dispatch)),
+        *(APART * x for x in (of.options.dispatcher, of.options.graphs)),
     ]
     return np.concatenate([np.stack(columns, axis=1) / LENGTH_SCALE, unpriced], axis=1)
 

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from analysis.cost.constants import EDGE, log_sd
-from analysis.cost.jobs import Array
 from analysis.cost.model import LIKELY, CostModel, Prediction
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
@@ -17,6 +16,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.units import GIB
 from foundation.quantities import config_text
 from search_spaces import Parameter, SearchSpace
+from trainer.plan.jobs import Array
 
 Scaling = Literal["weak", "strong"]
 DOUBLINGS = 6  # of its own nodes, where the cluster does not state how many it has
@@ -144,7 +144,7 @@ def scaling_table(scaled: Scaled, tokens: float) -> str:
     spread = np.exp(EDGE * scaled.efficiency_log_sd)
     columns: dict[str, list[str]] = {
         "nodes": [f"{n:,.0f}" for n in prediction.num_nodes],
-        "gas": [f"{n:.0f}" for n in prediction.jobs.gas],
+        "gas": [f"{n:.0f}" for n in prediction.jobs.layout.gas],
         "batch": [f"{n:,.0f}" for n in prediction.jobs.global_batch],
         "step s": _ranges(prediction.step_time_s, less, more),
         "tokens/s": _ranges(prediction.tokens_per_second, more, less),
@@ -234,7 +234,7 @@ def _efficiency_log_sd(prediction: Prediction) -> Array:
 
 def _own_model(prediction: Prediction) -> CostModel:
     """The model of the one configuration that is predicted on several numbers of nodes."""
-    return prediction.model.engines[int(prediction.jobs.engine[0])]
+    return prediction.model.engines[int(prediction.jobs.options.engine[0])]
 
 
 def _listed(counts: Sequence[int]) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.cost.model import Prediction
 from analysis.prediction.start_up import StartUp
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
+from trainer.plan.jobs import Array
 
 
 def start_up_s(space: SearchSpace) -> float:

@@ -11,7 +11,6 @@ import numpy as np
 from markupsafe import Markup
 
 from analysis import units
-from analysis.cost.jobs import Array
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
 from analysis.report.forests import Sensitivity
@@ -20,6 +19,7 @@ from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial, meaning
 from foundation.messages import printable
 from foundation.quantities import value_text
+from trainer.plan.jobs import Array
 
 LANES = 48  # nodes with a line of their own; for more the number of busy ones is drawn
 MOMENTS = 400  # at which busy nodes are counted

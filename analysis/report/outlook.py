@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from analysis import units
-from analysis.cost.jobs import Array
 from analysis.prediction.candidate_set import CandidateSet
 from analysis.prediction.drawn_model import drawn
 from analysis.prediction.posterior import Observations, Posterior
@@ -20,6 +19,7 @@ from analysis.prediction.pricing import Pricing
 from analysis.report.forests import NotEnough
 from analysis.run.fold import Run
 from search_spaces import Candidates, Indices
+from trainer.plan.jobs import Array
 
 PRICED = 20_000  # valid configurations that are asked about
 

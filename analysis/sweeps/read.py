@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import RECOMPUTE, Array, Jobs, Mask, jobs
 from analysis.sweeps.record import (
     Keys,
     Table,
@@ -28,6 +27,7 @@ from analysis.sweeps.record import (
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
 from foundation.messages import listed
+from trainer.plan.jobs import RECOMPUTE, Array, Jobs, Mask, jobs
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),

@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
 from search_spaces import Cluster
+from trainer.plan.jobs import Array, Jobs, Mask
 from trainer.plan.limits import MAX_GPUS_PER_NODE
 
 Keys = NDArray[np.str_]
@@ -84,7 +84,7 @@ class Table:
     def machine(self) -> Cluster:
         """The first row's cluster; its node is cut to the largest run if that fills none."""
         cluster = self.clusters[str(self.cluster[0])]
-        world = int(self.jobs.world_size.max())
+        world = int(self.jobs.layout.world_size.max())
         return resized(cluster, world) if world < cluster.gpus_per_node else cluster
 
 
@@ -164,7 +164,9 @@ def _short(value: Any) -> str:
 
 def shape_keys(j: Jobs) -> Keys:
     """Layers x hidden size, the identity of a model when folds leave it out."""
-    return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
+    return keys(
+        [f"{n:g}x{h:g}" for n, h in zip(j.model.num_layers, j.model.hidden_size, strict=True)]
+    )
 
 
 def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
@@ -183,7 +185,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
     """Rows whose degrees do not multiply to their own number of GPUs or global batch."""
     j = table.jobs
     return {
-        "dp * tp * pp is not the number of GPUs": j.axes.world_size != world_size,
+        "dp * tp * pp is not the number of GPUs": j.layout.axes.world_size != world_size,
         "mbs * gas * dp is not the global batch": j.global_batch != global_batch,
     }
 

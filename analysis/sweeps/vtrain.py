@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, jobs
 from analysis.sweeps.gpus import with_network
 from analysis.sweeps.record import (
     Table,
@@ -23,6 +22,7 @@ from analysis.sweeps.record import (
     shape_keys,
 )
 from search_spaces import Cluster
+from trainer.plan.jobs import FULL, jobs
 
 _NAMES = {
     "hidden": "hidden_size", "layers": "num_layers", "heads": "num_heads", "seq": "seq_length",
@@ -49,7 +49,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
         }
     )
     home = with_network(Cluster.named("dgx_a100"), 4, 25)
-    landscape = keys(shape_keys(gpts), gpts.world_size, gpts.global_batch)
+    landscape = keys(shape_keys(gpts), gpts.layout.world_size, gpts.global_batch)
     table = Table(
         name=path.stem,
         jobs=gpts,
@@ -62,7 +62,7 @@ def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
         model=shape_keys(gpts),
         landscape=landscape,
         campaign=landscape,
-        nodes=np.ceil(gpts.world_size / home.gpus_per_node),
+        nodes=np.ceil(gpts.layout.world_size / home.gpus_per_node),
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
     )
     return drop(table, contradictory(table, counts["gbs"], counts["n_gpu"]))

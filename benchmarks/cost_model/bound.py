@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
 from analysis.sweeps.record import Table
 from benchmarks.printing import percent
 from benchmarks.published.read import read_table
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Array
 
 from .fit import measurements_of
 from .metrics import mean, median, relative_errors

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import FULL, ONE_F_ONE_B, Jobs
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
+from trainer.plan.jobs import FULL, ONE_F_ONE_B, Jobs
 
 from .peers import Fitted, Predicted
 from .simumax import A100, MissingError
@@ -105,17 +105,23 @@ class EstimateTrainTime:
 
 def inexpressible(job: Jobs, cluster: Cluster) -> str:
     """The property of a job that it cannot express; "" if it can express all."""
-    plain = (job.ffn_size == 4 * job.hidden_size) & ~job.gated & (job.kv_heads == job.num_heads)
+    plain = (
+        (job.model.ffn_size == 4 * job.model.hidden_size)
+        & ~job.model.gated
+        & (job.model.kv_heads == job.model.num_heads)
+    )
     cannot: dict[str, Any] = {
         "GPUs beside A100": cluster.peak_bf16_tflops != A100,
-        "models beside GPT": ~plain | (job.mixture is not None),
-        f"vocabularies beside {VOCABULARY:,}": np.abs(job.vocab_size / VOCABULARY - 1) > 0.05,
-        "without full recomputation": job.recompute != FULL,
-        "ZeRO-2, ZeRO-3 and FSDP": (job.weight_shard > 1) | (job.gradient_shard > 1),
-        f"tp above {MOST_TP} (groups that were not measured)": job.layer_ranks > MOST_TP,
-        f"fewer than {LEAST_PP} stages": job.pp < LEAST_PP,
-        "interleaved stages, other schedules": (job.vpp > 1) | (job.schedule != ONE_F_ONE_B),
-        "context parallelism": job.cp > 1,
+        "models beside GPT": ~plain | (job.model.mixture is not None),
+        f"vocabularies beside {VOCABULARY:,}": np.abs(job.model.vocab_size / VOCABULARY - 1) > 0.05,
+        "without full recomputation": job.options.recompute != FULL,
+        "ZeRO-2, ZeRO-3 and FSDP": (job.placement.weight_shard > 1)
+        | (job.placement.gradient_shard > 1),
+        f"tp above {MOST_TP} (groups that were not measured)": job.layout.layer_ranks > MOST_TP,
+        f"fewer than {LEAST_PP} stages": job.layout.pp < LEAST_PP,
+        "interleaved stages, other schedules": (job.layout.vpp > 1)
+        | (job.options.schedule != ONE_F_ONE_B),
+        "context parallelism": job.layout.cp > 1,
     }
     return next((reason for reason, rows in cannot.items() if np.any(rows)), "")
 

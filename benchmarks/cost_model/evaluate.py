@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.record import Table, keys
 from benchmarks.cost_model.failures import not_memory
+from trainer.plan.jobs import Array, Mask
 
 from . import metrics
 from .folds import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.record import Keys, Table
+from trainer.plan.jobs import Array, Mask
 
 
 def not_memory(table: Table) -> Mask:
@@ -17,19 +17,31 @@ def not_memory(table: Table) -> Mask:
     replicas unless nothing is.
     """
     j = table.jobs
-    columns = [j.num_layers, j.hidden_size, j.ffn_size, j.seq_length, j.tp, j.pp, j.vpp]
-    columns += [j.zero_stage, j.recompute, j.sequence_parallel.astype(float)]
+    columns = [
+        j.model.num_layers,
+        j.model.hidden_size,
+        j.model.ffn_size,
+        j.model.seq_length,
+        j.layout.tp,
+        j.layout.pp,
+        j.layout.vpp,
+    ]
+    columns += [
+        j.placement.zero_stage,
+        j.options.recompute,
+        j.options.sequence_parallel.astype(float),
+    ]
     same = np.stack([*columns, _numbers(table.cluster), _numbers(table.framework)])
-    flight = np.minimum(j.gas, j.pp * j.vpp)
+    flight = np.minimum(j.layout.gas, j.layout.pp * j.layout.vpp)
     ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))
     found = np.zeros(len(table), dtype=bool)
     for row in np.flatnonzero(table.failed):
         others = ran[np.all(same[:, ran] == same[:, row : row + 1], axis=0)]
-        sharded = j.zero_stage[row] != 0
+        sharded = j.placement.zero_stage[row] != 0
         found[row] = np.any(
-            (j.mbs[others] >= j.mbs[row])
+            (j.layout.mbs[others] >= j.layout.mbs[row])
             & (flight[others] >= flight[row])
-            & ((j.dp[others] <= j.dp[row]) | (not sharded))
+            & ((j.layout.dp[others] <= j.layout.dp[row]) | (not sharded))
         )
     return found
 

@@ -18,13 +18,13 @@ import numpy as np
 import yaml
 
 from analysis.cost.fitted import FILE, written
-from analysis.cost.jobs import joined
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS
+from trainer.plan.jobs import joined
 
 from .transfer import of_framework, of_gpus, parts_of
 

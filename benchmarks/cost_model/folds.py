@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Jobs, Mask
 from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import Array, Jobs, Mask
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel, Prediction
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
+from trainer.plan.jobs import RECOMPUTE, jobs
 from trainer.plan.model import ModelConfig
 
 MEGATRON_BRIDGE = framework_named("megatron-bridge")

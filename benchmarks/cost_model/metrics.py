@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 
-from analysis.cost.jobs import Array, Mask
+from trainer.plan.jobs import Array, Mask
 
 TOP = 8
 LEAST_ROWS = 4  # fewer runs have no ranking worth the name

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.failures import not_memory
@@ -20,6 +19,7 @@ from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
+from trainer.plan.jobs import Array, Jobs
 
 from .folds import Questions
 from .transfer import parts_of, transferred
@@ -161,9 +161,9 @@ class FlopsAndBubble:
     def fit(self, train: Sequence[Table]) -> Fitted:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
             rate = 0.45 * cluster.peak_bf16_tflops * 1e12
-            bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
-            flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
-            time_s = flops / (rate * jobs.world_size) * (1 + bubble)
+            bubble = (jobs.layout.pp - 1) / (jobs.layout.gas * jobs.layout.vpp)
+            flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
+            time_s = flops / (rate * jobs.layout.world_size) * (1 + bubble)
             nothing = np.full(len(jobs), np.nan)
             return Predicted(time_s, nothing, nothing, time_s, nothing, nothing)
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.cost.jobs import Mask
 from analysis.sweeps.record import Table
 from benchmarks.printing import machine, percent
 from benchmarks.published.read import read_table
+from trainer.plan.jobs import Mask
 
 from .estimate_train_time import EstimateTrainTime
 from .evaluate import Scores, score

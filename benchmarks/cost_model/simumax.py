@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import FULL, ONE_F_ONE_B, SELECTIVE, Jobs
 from analysis.sweeps.record import Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
+from trainer.plan.jobs import FULL, ONE_F_ONE_B, SELECTIVE, Jobs
 
 from .peers import Fitted, Predicted
 
@@ -140,13 +140,14 @@ class SimuMax:
 def _check(job: Jobs) -> None:
     """Raises InexpressibleError for what no field of its files says."""
     cannot = {
-        "ZeRO-2, ZeRO-3 and FSDP": (job.weight_shard > 1) | (job.gradient_shard > 1),
-        "optimizer states split over some replicas": (job.optimizer_shard > 1)
-        & (job.optimizer_shard < job.replicas),
-        "8 bits (no measured operators)": job.fp8,
-        "float32": job.element_bytes != 2,
-        "schedules beside 1F1B": job.schedule != ONE_F_ONE_B,
-        "grids of more axes": job.gy * job.gz > 1,
+        "ZeRO-2, ZeRO-3 and FSDP": (job.placement.weight_shard > 1)
+        | (job.placement.gradient_shard > 1),
+        "optimizer states split over some replicas": (job.placement.optimizer_shard > 1)
+        & (job.placement.optimizer_shard < job.layout.replicas),
+        "8 bits (no measured operators)": job.options.fp8,
+        "float32": job.options.element_bytes != 2,
+        "schedules beside 1F1B": job.options.schedule != ONE_F_ONE_B,
+        "grids of more axes": job.layout.gy * job.layout.gz > 1,
     }
     for reason, rows in cannot.items():
         if np.any(rows):

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import Jobs, jobs, joined
 from analysis.sweeps.record import Table
 from benchmarks.published.gpt import one_cluster_table
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import Jobs, jobs, joined
 from trainer.plan.sizes import Latent, Mixture
 
 from .simumax import MissingError

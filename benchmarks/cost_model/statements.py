@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, Jobs, jobs, joined
 from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
 from search_spaces.cluster import Cluster
@@ -24,6 +23,7 @@ from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 from trainer.plan.formats import BLOCK, Format
+from trainer.plan.jobs import FULL, Jobs, jobs, joined
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import Preset, Wishes, place
 
@@ -47,8 +47,8 @@ class Setup:
         """Hardware TFLOP/s of a GPU: the most among the candidates that are thought to fit."""
         found = fitted(self.jobs, self.cluster, self.framework)
         jobs = self.jobs
-        flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
-        rate = flops / (found.step_time_s * self.jobs.world_size) / 1e12
+        flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
+        rate = flops / (found.step_time_s * self.jobs.layout.world_size) / 1e12
         return float(np.max(np.where(found.fits < 0.5, np.nan, rate), initial=-np.inf,
                             where=~(found.fits < 0.5)))  # fmt: skip
 
@@ -76,8 +76,10 @@ def candidates(shape: Mapping[str, Any], **choices: list[float]) -> Jobs:
     rows = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     columns = {name: np.array([row[name] for row in rows], dtype=float) for name in choices}
     made = jobs({**shape, **columns})
-    whole = (made.num_layers % made.pp == 0) & (made.num_heads % made.tp == 0)
-    return made[whole & (made.dp % 1 == 0) & (made.mbs % 1 == 0)]
+    whole = (made.model.num_layers % made.layout.pp == 0) & (
+        made.model.num_heads % made.layout.tp == 0
+    )
+    return made[whole & (made.layout.dp % 1 == 0) & (made.layout.mbs % 1 == 0)]
 
 
 def gpt_shape(layers: float, hidden: float, heads: float, seq: float) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         ]  # fmt: skip
         columns = {name: np.array([grid[name] for grid in grids]) for name in grids[0]}
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
-        j = j[j.num_heads % j.tp == 0]
+        j = j[j.model.num_heads % j.layout.tp == 0]
         cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
         facts = Cluster.named(cluster) if cluster else cluster_of(row["gpu"], per_node)
         habits = framework_named("axonn").with_habits(flash_attention=row["system"] != "Frontier")

@@ -12,7 +12,6 @@ import numpy as np
 
 from analysis.cost.constants import fit
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, any_gpu, composed, gpu_kind, part
-from analysis.cost.jobs import Array
 from analysis.cost.network import UNKNOWN, likelier
 from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
@@ -20,6 +19,7 @@ from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Array
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2

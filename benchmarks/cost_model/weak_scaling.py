@@ -57,17 +57,17 @@ def best(space: Space, keep: Callable[[Mapping[str, Any]], bool] = lambda config
     found, jobs = ranking.prediction, ranking.prediction.jobs
     parts = found.time.as_dict()
     step_s = float(found.step_time_s[at])
-    batch, gpus = float(jobs.global_batch[at]), float(jobs.world_size[at])
+    batch, gpus = float(jobs.global_batch[at]), float(jobs.layout.world_size[at])
     one = jobs[[at]]
     others = {name: float(of[at]) for name, of in parts.items() if name not in COMPUTE}
     largest = max(others, key=lambda name: others[name])
-    flops = float(hardware_flops(one, batch, one.recompute_words)[0])
+    flops = float(hardware_flops(one.model, batch, one.recompute_words)[0])
     return Best(
         config=ranking.configs[at],
         step_s=step_s,
         compute_s=float(sum(parts[name][at] for name in COMPUTE)),
         tflops=flops / step_s / gpus / 1e12,
-        tokens=batch * float(jobs.seq_length[at]),
+        tokens=batch * float(jobs.model.seq_length[at]),
         exposed=f"{largest} {others[largest]:.1f}",
     )
 

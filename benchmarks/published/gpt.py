@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.record import Keys, Table, keys, number_column, shape_keys
 from search_spaces import Cluster
+from trainer.plan.jobs import FULL, Jobs, jobs
 
 
 def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:
@@ -40,8 +40,8 @@ def one_cluster_table(
     path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any
 ) -> Table:
     """A table of one cluster, with defaults for unknown columns."""
-    nodes = np.ceil(j.world_size / home.gpus_per_node)
-    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
+    nodes = np.ceil(j.layout.world_size / home.gpus_per_node)
+    landscape = keys(shape_keys(j), j.layout.world_size, j.global_batch)
     known: dict[str, Any] = {
         "clusters": {home.name: home},
         "cluster": np.full(len(j), home.name),

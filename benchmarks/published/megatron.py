@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
 from analysis.units import GIB
 from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from benchmarks.published.single import gpt_flops
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 
 
 def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
@@ -26,7 +26,8 @@ def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
         j,
         Cluster.named("dgx_a100"),
         "megatron-lm-v3",
-        step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        step_time_s=gpt_flops(j)
+        / (number_column(frame, "tflops_per_gpu") * 1e12 * j.layout.world_size),
         notes=("chunks a stage are not stated: the least that divide its layers are taken",),
     )
     return drop(made, contradictory(made, batch, number_column(frame, "n_gpu")))
@@ -49,7 +50,8 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
         j,
         Cluster.named("dgx_a100"),
         np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
-        step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
+        step_time_s=gpt_flops(j)
+        / (number_column(frame, "tflops_per_gpu") * 1e12 * j.layout.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
     )
     return drop(made, contradictory(made, batch, number_column(frame, "n_gpu")))
@@ -120,9 +122,11 @@ def torchtitan(path: Path, frame: pd.DataFrame) -> Table:
         "torchtitan",
         clusters=clusters,
         cluster=cluster,
-        step_time_s=number_column(frame, "gbs") * j.seq_length / tokens_per_s,
+        step_time_s=number_column(frame, "gbs") * j.model.seq_length / tokens_per_s,
         peak_bytes=number_column(frame, "mem_GiB") * GIB,
-        landscape=keys(frame["model"], frame["gpu"], number_column(frame, "n_gpu"), j.seq_length),
+        landscape=keys(
+            frame["model"], frame["gpu"], number_column(frame, "n_gpu"), j.model.seq_length
+        ),
         campaign=keys(frame["gpu"]),
         memory_measure="torch",
         notes=("rows with and without torch.compile are one configuration here",),

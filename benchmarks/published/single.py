@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, NONE, Array, Jobs, Mask
 from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import (
     Table,
@@ -21,12 +20,13 @@ from analysis.sweeps.record import (
 from analysis.units import GIB
 from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from search_spaces.cluster import Cluster
+from trainer.plan.jobs import FULL, NONE, Array, Jobs, Mask
 
 
 def gpt_flops(j: Jobs) -> Array:
     """FLOPs of a step with full recomputation: equation 3 of Narayanan et al. 2021."""
-    s, h, n = j.seq_length, j.hidden_size, j.num_layers
-    whole = 1 + s / (6 * h) + j.vocab_size / (16 * n * h)
+    s, h, n = j.model.seq_length, j.model.hidden_size, j.model.num_layers
+    whole = 1 + s / (6 * h) + j.model.vocab_size / (16 * n * h)
     return 96 * j.global_batch * s * n * h**2 * whole
 
 
@@ -65,7 +65,7 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
         step_time_s=number_column(frame, "sec_per_iter"),
         peak_bytes=peak_bytes,
         failed=number_column(frame, "oom") == 1,
-        landscape=keys(shape_keys(j), j.world_size, j.global_batch, campaign),
+        landscape=keys(shape_keys(j), j.layout.world_size, j.global_batch, campaign),
         campaign=campaign,
         memory_measure="nvidia-smi",
         notes=tuple(notes),
@@ -77,9 +77,16 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
 
 def _falls_with_micro_batch(j: Jobs, peak_bytes: Array) -> Mask:
     """Rows that are said to need over 10 % more than the same with a larger micro-batch."""
-    columns = (j.num_layers, j.hidden_size, j.tp, j.pp, j.dp, j.zero_stage)
+    columns = (
+        j.model.num_layers,
+        j.model.hidden_size,
+        j.layout.tp,
+        j.layout.pp,
+        j.layout.dp,
+        j.placement.zero_stage,
+    )
     same = np.all([np.equal.outer(c, c) for c in columns], axis=0)
-    larger = same & (j.mbs[:, None] < j.mbs[None, :])
+    larger = same & (j.layout.mbs[:, None] < j.layout.mbs[None, :])
     with np.errstate(invalid="ignore"):
         more = peak_bytes[:, None] > 1.1 * peak_bytes[None, :]
     return np.asarray(np.any(larger & more, axis=1))
@@ -111,8 +118,8 @@ def v100(path: Path, frame: pd.DataFrame) -> Table:
         step_time_s=number_column(whole, "sec_per_iter"),
         peak_bytes=memory * GIB,
         failed=number_column(whole, "oom") == 1,
-        landscape=keys(shape_keys(j), cluster, j.world_size),
-        campaign=keys(shape_keys(j), cluster, j.world_size),
+        landscape=keys(shape_keys(j), cluster, j.layout.world_size),
+        campaign=keys(shape_keys(j), cluster, j.layout.world_size),
         memory_measure="nvidia-smi",
         left_out={"shape or micro-batch not stated": int(unknown.sum())},
         notes=("the network varied by 40 % between days (its source says)",),
@@ -141,7 +148,7 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
     )
     num_gpus = number_column(frame, "n_gpu")
     clusters, cluster = clusters_of(path, frame["gpu"], num_gpus, np.ceil(num_gpus / 8))
-    landscape = keys(frame["model"], frame["gpu"], num_gpus, j.seq_length)
+    landscape = keys(frame["model"], frame["gpu"], num_gpus, j.model.seq_length)
     made = one_cluster_table(
         path,
         j,
@@ -150,7 +157,7 @@ def mosaic(path: Path, frame: pd.DataFrame) -> Table:
         clusters=clusters,
         cluster=cluster,
         step_time_s=number_column(frame, "gbs")
-        * j.seq_length
+        * j.model.seq_length
         / number_column(frame, "tokens_per_s"),
         landscape=landscape,
         campaign=keys(frame["gpu"]),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
 from analysis.sweeps.record import (
     Keys,
     Table,
@@ -28,6 +27,7 @@ from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
+from trainer.plan.jobs import BY_HABIT, DISPATCHERS, GRAPHS, NO_GRAPHS, Array, Mask, jobs
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import Latent, Mixture
 

@@ -31,9 +31,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from analysis import Run, Trial
-from analysis.cost.jobs import Array
 from analysis.prediction.pricing import Pricing
 from benchmarks.search.parallelism_prior import Prior, memory_prior, time_prior
+from trainer.plan.jobs import Array
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import PolicyError
 
@@ -137,4 +137,4 @@ class OppaPolicy(Policy):
         if not configs:
             return np.zeros(0)
         jobs = self._jobs_of(configs)
-        return np.asarray(jobs.global_batch * jobs.seq_length)
+        return np.asarray(jobs.global_batch * jobs.model.seq_length)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
-from analysis.cost.jobs import FULL, Array, Jobs
 from search_spaces import Cluster
 from trainer.plan.flops import hardware_flops
+from trainer.plan.jobs import FULL, Array, Jobs
 from trainer.plan.sizes import model_weights, table_weights
 
 TIME_SD = MEMORY_SD = 0.2  # by which a trial's logarithm may miss the formulas
@@ -95,12 +95,12 @@ def memory_prior() -> Prior:
 def _seconds(
     jobs: Jobs, gpus_per_node: int, rate: float, inside: float, between: float, latency_s: float
 ) -> Array:
-    flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
-    compute = flops / jobs.world_size / rate
-    bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
+    flops = hardware_flops(jobs.model, jobs.global_batch, jobs.recompute_words)
+    compute = flops / jobs.layout.world_size / rate
+    bubble = (jobs.layout.pp - 1) / (jobs.layout.gas * jobs.layout.vpp)
     # Ranks of one layer stand next to each other, their replicas next, stages farthest apart.
-    layer_gpus = np.minimum(jobs.layer_ranks, gpus_per_node)
-    replicas = np.clip(gpus_per_node // jobs.layer_ranks, 1, jobs.replicas)
+    layer_gpus = np.minimum(jobs.layout.layer_ranks, gpus_per_node)
+    replicas = np.clip(gpus_per_node // jobs.layout.layer_ranks, 1, jobs.layout.replicas)
 
     def all_reduce(size: Array, ranks: Array, near: Array) -> Array:
         """First inside nodes, then each share between them."""
@@ -108,30 +108,34 @@ def _seconds(
         rings = (near - 1) / near / inside + (far - 1) / far / near / between
         return 2 * (size * rings + latency_s * np.log2(ranks))
 
-    hidden = 2 * jobs.tokens * jobs.hidden_size  # bytes of a micro-batch between two layers
-    layers = jobs.num_layers / jobs.pp
-    sums = 4 * layers * jobs.gas * all_reduce(hidden, jobs.layer_ranks, layer_gpus)
-    gathers = np.where(jobs.weight_shard > 1, 1.5 * jobs.gas, 1.0)  # ZeRO-3: once more, each time
-    reduction = gathers * all_reduce(WEIGHT_BYTES * _held(jobs), jobs.replicas, replicas)
-    beside = jobs.layer_ranks * jobs.replicas < gpus_per_node
+    hidden = 2 * jobs.tokens * jobs.model.hidden_size  # bytes of a micro-batch between two layers
+    layers = jobs.model.num_layers / jobs.layout.pp
+    sums = 4 * layers * jobs.layout.gas * all_reduce(hidden, jobs.layout.layer_ranks, layer_gpus)
+    gathers = np.where(
+        jobs.placement.weight_shard > 1, 1.5 * jobs.layout.gas, 1.0
+    )  # ZeRO-3: once more, each time
+    reduction = gathers * all_reduce(WEIGHT_BYTES * _held(jobs), jobs.layout.replicas, replicas)
+    beside = jobs.layout.layer_ranks * jobs.layout.replicas < gpus_per_node
     transfer = hidden / np.where(beside, inside, between) + latency_s
-    sends = 2 * jobs.gas * jobs.vpp * transfer * (jobs.pp > 1)
+    sends = 2 * jobs.layout.gas * jobs.layout.vpp * transfer * (jobs.layout.pp > 1)
     return np.asarray((compute + sums + sends) * (1 + bubble) + reduction)
 
 
 def _held(jobs: Jobs) -> Array:
     """Parameters of a rank that splits nothing with its replicas: those of the first stage."""
-    own = model_weights(jobs) / jobs.pp + table_weights(jobs)
-    return np.asarray(own / jobs.layer_ranks)
+    own = model_weights(jobs.model) / jobs.layout.pp + table_weights(jobs.model)
+    return np.asarray(own / jobs.layout.layer_ranks)
 
 
 def _bytes(jobs: Jobs, states: float, activations: float, always: float) -> Array:
-    each = WEIGHT_BYTES / jobs.weight_shard + GRADIENT_BYTES / jobs.gradient_shard
-    each = each + OPTIMIZER_BYTES / jobs.optimizer_shard
+    each = (
+        WEIGHT_BYTES / jobs.placement.weight_shard + GRADIENT_BYTES / jobs.placement.gradient_shard
+    )
+    each = each + OPTIMIZER_BYTES / jobs.placement.optimizer_shard
     # Korthikanti et al. 2022, without the attention matrix: 34 s b h, of which tp alone leaves 10.
-    split = np.where(jobs.sequence_parallel, 34 / jobs.tp, 10 + 24 / jobs.tp)
-    split = np.where(jobs.recompute == FULL, 2.0, split)
-    in_flight = np.minimum(jobs.pp, jobs.gas) * jobs.num_layers / jobs.pp
-    kept = jobs.tokens * (jobs.hidden_size * split * in_flight)
-    logits = LOGIT_BYTES * jobs.tokens * jobs.vocab_size / jobs.tp
+    split = np.where(jobs.options.sequence_parallel, 34 / jobs.layout.tp, 10 + 24 / jobs.layout.tp)
+    split = np.where(jobs.options.recompute == FULL, 2.0, split)
+    in_flight = np.minimum(jobs.layout.pp, jobs.layout.gas) * jobs.model.num_layers / jobs.layout.pp
+    kept = jobs.tokens * (jobs.model.hidden_size * split * in_flight)
+    logits = LOGIT_BYTES * jobs.tokens * jobs.model.vocab_size / jobs.layout.tp
     return np.asarray(states * each * _held(jobs) + activations * (kept + logits) + always)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements, Prediction
 from analysis.cost.step import StepParts
 from analysis.prediction.pricing import Pricing
+from trainer.plan.jobs import Array, Jobs
 from workflows.replay.landscape import Landscape
 
 Permutation = Callable[[Array, np.random.Generator], np.ndarray]
@@ -76,8 +76,8 @@ def wrong(
 
 
 def _identities(jobs: Jobs) -> list[tuple[float | str, ...]]:
-    every = [getattr(jobs, f.name) for f in fields(jobs)]
-    columns = [column.tolist() for column in every if column is not None]
+    columns = [column.tolist() for column in jobs.columns().values()]
+    columns.append(jobs.stages.pipeline_layout.tolist())
     return [*zip(*columns, strict=True)]
 
 

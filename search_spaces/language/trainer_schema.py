@@ -23,7 +23,7 @@ from foundation.values import Identifier, VariableName
 from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.shipped import known_trainers
 from slurm import parsed_python
-from trainer.plan.axes import FURTHER_AXES
+from trainer.plan.axes.mesh import FURTHER_AXES
 from trainer.plan.fields import Precision, Settings
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]

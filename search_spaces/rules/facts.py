@@ -11,15 +11,15 @@ import numpy as np
 from foundation.values import Scalar
 from search_spaces.cluster import Cluster
 from search_spaces.language.trainer_schema import TrainerSpec
-from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import Parameter, value_type_of
 from search_spaces.rules import placements
 from search_spaces.rules.rule import Facts
-from search_spaces.stages import LAYOUT
-from trainer.plan.axes import beside_dp, ordered, ranks_of_replica
+from trainer.plan.axes.mesh import beside_dp, ordered, ranks_of_replica
 from trainer.plan.fields import Choices
+from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression, ValueType, constant
+from trainer.plan.stages import LAYOUT
 
 DERIVED = ("world_size", "dp", "global_batch_size")
 

@@ -12,7 +12,7 @@ import numpy as np
 from search_spaces.cluster import Cluster
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from trainer.plan.axes import is_pp_inside
+from trainer.plan.axes.mesh import is_pp_inside
 from trainer.plan.placement import Topology
 from trainer.plan.presets import resolve_presets
 from trainer.plan.rules.expression import Array, Expression, ValueType

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Set
 import numpy as np
 
 from search_spaces.frameworks import Framework
-from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Facts, Rule
-from search_spaces.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
+from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.rules.expression import Array
+from trainer.plan.stages import COUNTED, GIVEN, LAYOUT, StageLayers, StageSettings
 
 
 def rules(

@@ -22,14 +22,14 @@ from search_spaces.language.trainer_schema import (
     FileCase,
     Flags,
 )
-from search_spaces.layouts import chunks_per_rank
 from search_spaces.parameter_values import MAX_VALUES
 from search_spaces.rules.facts import DERIVED
 from search_spaces.shipped import known_trainers, named
-from search_spaces.stages import LAYOUT
 from search_spaces.trainers import config_files, model_keys, options, templates
 from search_spaces.trainers.stated import StatedOptions
+from trainer.plan.layouts import chunks_per_rank
 from trainer.plan.model import ModelConfig
+from trainer.plan.stages import LAYOUT
 
 MOST_DIVISORS = 200
 

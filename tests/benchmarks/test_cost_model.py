@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analysis.cost.jobs import FULL, Jobs, jobs
 from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
@@ -23,6 +22,7 @@ from benchmarks.published.read import read_table
 from search_spaces.cluster import Cluster
 from search_spaces.frameworks import Framework
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
+from trainer.plan.jobs import FULL, Jobs, jobs
 
 TRUTH = Path(__file__).parents[2] / "../shared/truth"
 NAN = float("nan")
@@ -108,7 +108,7 @@ def test_a_model_that_is_left_out_is_in_no_table_of_the_fit(tmp_path: Path) -> N
 
 
 def shape_of(j: Jobs) -> list[tuple[float, float]]:
-    return list(zip(j.num_layers, j.hidden_size, strict=True))
+    return list(zip(j.model.num_layers, j.model.hidden_size, strict=True))
 
 
 def test_a_table_of_one_model_leaves_out_node_counts(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_calibration_rows_are_fitted_to_and_not_asked(tmp_path: Path) -> None:
     assert len(calibrated) == len(result.folds) == 6  # two landscapes, three choices
     for train, asked in calibrated:
         assert len(train[0]) == 8
-        assert not {*train[0].jobs.gas} & {*asked.gas}
+        assert not {*train[0].jobs.layout.gas} & {*asked.layout.gas}
 
 
 def test_a_repeat_of_a_calibration_row_is_not_asked(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_repeat_of_a_calibration_row_is_not_asked(tmp_path: Path) -> None:
     assert evaluate(table, [table], seen, CALIBRATED) is not None
     for train, asked in zip(seen.train, seen.asked, strict=True):
         if train:
-            assert not {*train[0].jobs.gas} & {*asked.gas}
+            assert not {*train[0].jobs.layout.gas} & {*asked.layout.gas}
 
 
 def test_calibration_rows_are_spread_over_the_expected_times() -> None:
@@ -240,14 +240,14 @@ def test_stated_figures_are_the_papers() -> None:
     assert found["Xu", "ZeRO-topo over ZeRO-3"].published == pytest.approx(2.398)
     assert found["Dai", "Llama-2-7B"].published == pytest.approx(5013 / 2880)
     recipe = found["Dash", "1T"].setup.jobs
-    assert (recipe.tp[0], recipe.pp[0], recipe.global_batch[0]) == (8, 64, 1600)
-    assert set(recipe.dp) == {1, 2, 4, 8, 16}  # replicas are not stated for all
+    assert (recipe.layout.tp[0], recipe.layout.pp[0], recipe.global_batch[0]) == (8, 64, 1600)
+    assert set(recipe.layout.dp) == {1, 2, 4, 8, 16}  # replicas are not stated for all
     axonn = found["AxoNN", "Frontier 320B"].setup
-    assert axonn.cluster.name == "frontier" and set(axonn.jobs.world_size) == {32768}
+    assert axonn.cluster.name == "frontier" and set(axonn.jobs.layout.world_size) == {32768}
     assert len(found["Dash", "22B"].setup.jobs) > 20  # its degrees are not stated
     hpz = found["Dai", "Llama-2-7B"].setup.jobs
-    assert (hpz.weight_shard[0], hpz.secondary_shard[0]) == (32, 8)
-    assert (hpz.gather_bits[0], hpz.reduce_bits[0]) == (16, 4 + 32 / 256)
+    assert (hpz.placement.weight_shard[0], hpz.placement.secondary_shard[0]) == (32, 8)
+    assert (hpz.placement.gather_bits[0], hpz.placement.reduce_bits[0]) == (16, 4 + 32 / 256)
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import Jobs
 from analysis.prediction.pricing import Pricing
 from benchmarks.search.judge import main
 from benchmarks.search.oppa import BEYOND, OppaPolicy
 from benchmarks.search.parallelism_prior import memory_prior, time_prior
 from meshtune.testing.policies import SPACES, PolicyContract
 from search_spaces import Cluster, SearchSpace, load_space
+from trainer.plan.jobs import Jobs
 from workflows import Problem
 from workflows.replay.landscapes import recorded
 from workflows.replay.play import play
@@ -45,10 +45,10 @@ def jobs(tmp_path: Path) -> Jobs:
 def test_time_without_messages_is_computation_and_bubble(jobs: Jobs) -> None:
     prior = time_prior(Cluster.named("dgx_h100"))
     free = np.log([1e15, 1e30, 1e30, 1e-30])
-    bubble = 1 + (jobs.pp - 1) / jobs.gas
-    for several in (jobs.pp == 1, jobs.pp == 2):
+    bubble = 1 + (jobs.layout.pp - 1) / jobs.layout.gas
+    for several in (jobs.layout.pp == 1, jobs.layout.pp == 2):
         own = np.exp(prior.log(jobs, free))[several] / bubble[several]
-        batch = (jobs.global_batch / jobs.world_size)[several]
+        batch = (jobs.global_batch / jobs.layout.world_size)[several]
         assert own / batch == pytest.approx(np.full(several.sum(), own[0] / batch[0]))
 
 

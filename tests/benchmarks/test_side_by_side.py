@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import FULL, Jobs, jobs
 from benchmarks.cost_model.estimate_train_time import inexpressible
 from benchmarks.cost_model.folds import ask
 from benchmarks.cost_model.peers import predict
@@ -28,6 +27,7 @@ from benchmarks.cost_model.simumax import (
 from benchmarks.cost_model.simumax_runs import GIB, RUNS, published_s, read_runs
 from search_spaces import Cluster
 from support.sweep_rows import read_sweep, row
+from trainer.plan.jobs import FULL, Jobs, jobs
 
 CHECKOUT = os.environ.get("SIMUMAX", "")  # where there is one, the real thing is tested, too
 
@@ -169,14 +169,27 @@ def test_its_own_runs_are_a_table(checkout: Path) -> None:
     j = table.jobs
     assert table.step_time_s.tolist() == [0.5, 0.5] and published_s(checkout).tolist() == [0.45] * 2
     assert table.peak_bytes.tolist() == [40 * GIB] * 2
-    assert [*zip(j.tp, j.cp, j.pp, j.ep, j.dp, j.gas, strict=True)] == [
+    assert [
+        *zip(
+            j.layout.tp,
+            j.layout.cp,
+            j.layout.pp,
+            j.layout.ep,
+            j.layout.dp,
+            j.layout.gas,
+            strict=True,
+        )
+    ] == [
         (2, 2, 1, 1, 2, 8),
         (1, 1, 2, 4, 4, 8),
     ]
-    assert j.seq_length.tolist() == [32768, 4096] and j.optimizer_shard.tolist() == [4, 4]
-    assert j.vocab_size.tolist() == [1024, 1024]  # of 256 and of 128 the next multiple
-    assert j.mixture is not None and j.mixture.num_experts.tolist() == [0, 16]
-    assert j.attention_size.tolist() == [512, 512]  # of 64 channels, and of 64 to each side
+    assert j.model.seq_length.tolist() == [
+        32768,
+        4096,
+    ] and j.placement.optimizer_shard.tolist() == [4, 4]
+    assert j.model.vocab_size.tolist() == [1024, 1024]  # of 256 and of 128 the next multiple
+    assert j.model.mixture is not None and j.model.mixture.num_experts.tolist() == [0, 16]
+    assert j.model.attention_size.tolist() == [512, 512]  # of 64 channels, and of 64 to each side
 
 
 def test_a_machine_that_was_not_measured_has_the_measured_operators_at_its_peaks(

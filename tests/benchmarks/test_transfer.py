@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU, cost_model, gpu_kind, tables
-from analysis.cost.jobs import jobs
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
@@ -26,6 +25,7 @@ from benchmarks.cost_model.transfer import (
 from benchmarks.published.gpt import one_cluster_table as published
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
+from trainer.plan.jobs import jobs
 
 PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)

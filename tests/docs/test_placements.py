@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from support.expected_traffic import expected_traffic
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 from trainer.plan.presets import PRESETS
-from trainer.plan.traffic import expected_traffic
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = (DOCS / "guide" / "training.md").read_text()

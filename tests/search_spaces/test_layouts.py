@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import Export, SearchSpace, SpaceError, StageLayers, StageSettings, check
-from search_spaces.layouts import LayoutError, parsed_layout
+from search_spaces import Export, SearchSpace, SpaceError, check
+from trainer.plan.layouts import LayoutError, parsed_layout
+from trainer.plan.stages import StageLayers, StageSettings
 
 Load = Callable[[str], SearchSpace]
 # DeepSeek-V3's of its report, and a short one of two chunks on each of four ranks.

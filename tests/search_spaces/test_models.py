@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from analysis.cost.jobs import jobs, joined
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces import SpaceError, load_space
@@ -15,6 +14,7 @@ from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
 from trainer.plan.flops import model_flops
+from trainer.plan.jobs import jobs, joined
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import model_weights
 
@@ -66,8 +66,10 @@ def test_columns_of_several_models_count_as_each_alone() -> None:
     alone = [jobs({"tp": 1, "pp": 1, "dp": 1, "mbs": 1, "gas": 1}, model) for model in models]
     together = joined(alone)
     for row, model in enumerate(models):
-        assert model_weights(together)[row] == model_weights(model)
-        assert model_flops(together, 8)[row] == pytest.approx(model_flops(model, 8), rel=1e-12)
+        assert model_weights(together.model)[row] == model_weights(model)
+        assert model_flops(together.model, 8)[row] == pytest.approx(
+            model_flops(model, 8), rel=1e-12
+        )
 
 
 def test_a_token_costs_six_operations_for_each_active_parameter() -> None:

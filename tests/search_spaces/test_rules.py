@@ -16,7 +16,7 @@ from search_spaces import SearchSpace, load_space
 from search_spaces.language.trainer_schema import BuiltinTrainer
 from search_spaces.parameters import SEARCHABLE
 from support.broken_rules import broken_rules
-from trainer.plan.axes import RANK_ORDERS
+from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import TrainConfig
 from trainer.plan.fields import PipelineSchedule
 from trainer.plan.limits import ConfigError

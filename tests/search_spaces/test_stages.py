@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, StageLayers, StageSettings, check
-from search_spaces.stages import Split
+from search_spaces import SearchSpace, SpaceError, check
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
+from trainer.plan.stages import Split, StageLayers, StageSettings
 
 Load = Callable[[str], SearchSpace]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trainer.parallel.collectives import Group, Traffic
 from trainer.parallel.quantized import quantized_all_gather, quantized_reduce_scatter
-from trainer.plan.axes import Axes
+from trainer.plan.axes.mesh import Axes
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Topology
 

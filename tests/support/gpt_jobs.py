@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.cost.jobs import Jobs, jobs
+from trainer.plan.jobs import Jobs, jobs
 
 
 def gpt(**columns: Any) -> Jobs:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from support.expected_traffic import expected_traffic
 from trainer.plan.config import TrainConfig
-from trainer.plan.traffic import expected_traffic
 
 STEPS = 10
 

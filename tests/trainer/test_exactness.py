@@ -9,9 +9,9 @@ import pytest
 
 from support import exactness_cases as cases
 from support.exactness_cases import FEW_STEPS, GRAD_CLIP, STEPS
+from support.expected_traffic import expected_traffic
 from support.long_sweep import LongSweep
 from trainer.plan.config import TrainConfig
-from trainer.plan.traffic import expected_traffic
 
 
 def equals(

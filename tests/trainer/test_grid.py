@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from support.expected_traffic import expected_traffic
 from support.placement_cases import GLOBAL_BATCH, RANKS, config_of
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
-from trainer.plan.traffic import expected_traffic
 
 STEPS, FEW_STEPS = 10, 3
 SHAPE = {"num_layers": 4, "hidden_size": 64, "num_heads": 8, "vocab_size": 64, "seq_length": 16}

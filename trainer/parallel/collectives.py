@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.parallel import gloo
-from trainer.plan import ring
+from trainer.plan.exchange import all_reduce_bytes
 from trainer.plan.placement import Level
 
 Purpose = Literal[
@@ -160,7 +160,7 @@ class Group:
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce in place; every rank gets the whole."""
-        sent = ring.all_reduce_bytes(_bytes(tensor), self.size)
+        sent = all_reduce_bytes(_bytes(tensor), self.size)
         return self._do(
             purpose, sent, async_op, lambda wait: dist.all_reduce(tensor, op, self.handle, not wait)
         )

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trainer.parallel.collectives import Group, Traffic
-from trainer.plan.axes import GRID, Axes
+from trainer.plan.axes.mesh import GRID, Axes
 from trainer.plan.config import TrainConfig
 from trainer.plan.placement import Placement, Topology
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from foundation.files import FileError, read_json
 from foundation.records import mistakes
-from trainer.plan.axes import (
+from trainer.plan.axes.mesh import (
     FURTHER_AXES,
     GRID,
     Axes,

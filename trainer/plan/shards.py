@@ -9,15 +9,14 @@ wants to know the bytes beforehand reads them here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol, TypeVar
 
-import numpy as np
-
-from trainer.plan import ring
+from trainer.plan.axes.dp import Cuts, Holders, Wires, state_exchanges
+from trainer.plan.exchange import Exchange
 from trainer.plan.formats import BLOCK, Format
-from trainer.plan.placement import Level, Placement
+from trainer.plan.placement import Placement
 from trainer.plan.shapes import Shape, Traits
 
 ROW = 1024
@@ -34,14 +33,6 @@ class Segment(NamedTuple):
     offset: int
     """Where it begins in the cut."""
     length: int
-
-
-class Sent(NamedTuple):
-    """What one rank sends in one collective."""
-
-    purpose: str
-    level: Level
-    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -153,47 +144,6 @@ class UnitLayout:
             if begin < real:
                 yield Segment(number, begin, offset, min(length, real - begin))
 
-    def gather_bytes(self) -> int:
-        """Sent in one gathering of whole weights from the stored ones."""
-        return (self.ranks - 1) * self.placement.gather_format.num_bytes(self.used)
-
-    def secondary_bytes(self) -> int:
-        """Sent in one gathering from the secondary copy."""
-        copy = self.placement.secondary
-        assert copy is not None
-        rows, length = self.secondary
-        return (copy.degree - 1) * rows * secondary_wire(self.placement).num_bytes(length)
-
-    def reduce_bytes(self) -> list[int]:
-        """Sent in the reduction of one micro-batch's gradients, hop by hop.
-
-        INT4: all-to-all in the node, then across nodes what the node has summed (Wang et al.
-        2023, section 4.3). Otherwise one reduce-scatter.
-        """
-        wire = self.placement.reduce_format
-        degree = self.placement.gradients.degree
-        if not wire.quantized:
-            return [(degree - 1) * wire.num_bytes(self.piece)]
-        sent, rest = [], degree
-        for hop in self.hops:
-            rest //= hop
-            sent.append((hop - 1) * wire.num_bytes(rest * self.piece))
-        return sent
-
-    def sync_bytes(self) -> int:
-        """Sent to scatter the step's gradients over the groups that have accumulated them."""
-        return (self.slices - 1) * self.placement.reduce_format.num_bytes(self.slice)
-
-    def publish_bytes(self) -> list[int]:
-        """Sent to bring updated weights to the stored ones: over ``slices``, over ``pieces``."""
-        wire = self.placement.gather_format
-        one = wire.num_bytes(self.slice)
-        return [(self.slices - 1) * one, (self.pieces - 1) * self.slices * one]
-
-    def copies_bytes(self) -> int:
-        """Sent to sum the step's gradients over ranks that update the same slice."""
-        return ring.all_reduce_bytes(sum_format(self.placement).num_bytes(self.slice), self.copies)
-
 
 def secondary_wire(placement: Placement) -> Format:
     """Format in which the secondary copy is gathered."""
@@ -240,58 +190,78 @@ def padded(bucket: Sequence[_Sized], shares: int) -> int:
     return -(-used // (shares * ROW)) * shares * ROW
 
 
-def gathers_per_step(
-    micro_batches: Any, has_copy: Any, passes: int = 2, refresh_each: bool = False
-) -> tuple[Any, Any]:
-    """Gatherings of split weights in a step: from the stored ones, and from the secondary copy.
+class _StoredDegrees(NamedTuple):
+    """A placement's degrees, with those of the weights that gathers start from."""
 
-    Args:
-        micro_batches: per step; a number, or a column of them.
-        has_copy: whether there is a secondary copy, which the stored weights are gathered to renew.
-        passes: before each of which weights are gathered: forward and backward.
-        refresh_each: the copy is renewed in every micro-batch, not once a step.
-    """
-    every = passes * micro_batches
-    stored = np.where(has_copy, micro_batches if refresh_each else 1, every)
-    return stored, every - stored
+    weight_shard: int
+    secondary_shard: int
+    gradient_shard: int
+    optimizer_shard: int
 
 
-def unit_traffic(
-    unit: UnitLayout,
-    gathers: int,
-    secondary_gathers: int,
-    reductions: int,
-    level: Callable[[int, int], Level],
-) -> list[Sent]:
-    """All that one rank sends in a step for one unit, collective by collective.
+def unit_exchanges(
+    unit: UnitLayout, holders: Holders, gathers: tuple[int, int], reductions: int
+) -> Iterator[Exchange]:
+    """All that one rank sends in a step for one unit, in whole numbers.
+
+    Quantized gradients are reduced by an all-to-all in the node, then across nodes what the node
+    has summed (Wang et al. 2023, section 4.3). Updated weights are published first between the
+    slices of a piece, then between pieces.
 
     Args:
         unit: how it lies.
-        gathers: of whole weights from the stored ones, per step.
-        secondary_gathers: from the secondary copy, per step.
-        reductions: of gradients, per step.
-        level: of this rank's group of so many data-parallel ranks, so far apart.
+        holders: its ranks.
+        gathers: of whole weights per step, from the stored ones and from the secondary copy.
+        reductions: of gradients per step.
     """
-    sent: list[Sent] = []
-
-    def add(purpose: str, size: int, stride: int, num_bytes: int, times: int = 1) -> None:
-        if size > 1:
-            sent.extend([Sent(purpose, level(size, stride), num_bytes)] * times)
-
     placement = unit.placement
+    rows, copied = unit.secondary if placement.secondary is not None else (0, 0)
+    copy = secondary_wire(placement) if placement.secondary is not None else Format.FP32
+    gather, reduce = placement.gather_format.num_bytes, placement.reduce_format.num_bytes
     degree = placement.gradients.degree
-    add("weights", unit.ranks, 1, unit.gather_bytes(), gathers)
-    if placement.secondary is not None:
-        size = placement.secondary.degree
-        add("secondary", size, 1, unit.secondary_bytes(), secondary_gathers)
-    hops = unit.hops if placement.reduce_format.quantized else (degree,)
-    stride = 1
-    for size, num_bytes in zip(hops, unit.reduce_bytes(), strict=True):
-        add("gradients", size, stride, num_bytes, reductions)
-        stride *= size
-    add("gradient_sync", unit.slices, degree, unit.sync_bytes())
-    add("gradient_sync", unit.copies, placement.optimizer.degree, unit.copies_bytes())
-    across, within = unit.publish_bytes()
-    add("publish", unit.slices, degree, across)
-    add("publish", unit.pieces, unit.ranks, within)
-    return sent
+    whole = state_exchanges(
+        holders,
+        _StoredDegrees(unit.ranks, placement.secondary_shard, degree, placement.optimizer_shard),
+        Cuts(unit.used, copied, unit.piece, unit.slice),
+        Wires(gather, lambda n: rows * copy.num_bytes(n), reduce, sum_format(placement).num_bytes),
+        gathers,
+        reductions,
+    )
+    yield whole.weights
+    yield whole.secondary
+    stride, rest = 1, degree
+    for hop in unit.hops if placement.reduce_format.quantized else (degree,):
+        rest //= hop
+        num_bytes = hop * reduce(rest * unit.piece)
+        yield replace(whole.gradients, group=holders.group(hop, stride), num_bytes=num_bytes)
+        stride *= hop
+    yield whole.gradient_scatter
+    yield whole.gradient_sum
+    one = gather(unit.slice)
+    across, within = holders.group(unit.slices, degree), holders.group(unit.pieces, unit.ranks)
+    yield replace(whole.publish, group=across, num_bytes=unit.slices * one)
+    yield replace(whole.publish, group=within, num_bytes=unit.pieces * unit.slices * one)
+
+
+def bucket_exchanges(
+    placement: Placement, total: int, holders: Holders, reductions: int
+) -> Iterator[Exchange]:
+    """All that one rank sends in a step for a flat bucket of whole weights; see ``padded``.
+
+    Gradients go straight to the ranks that update them. Without a split there is one sum of them.
+    """
+    shares = placement.optimizer_shard
+    share, stored = total // shares, placement.weights.format
+    wire = placement.reduce_format.num_bytes
+    whole = state_exchanges(
+        holders,
+        _StoredDegrees(1, 0, shares, shares),
+        Cuts(total, 0, share, share),
+        Wires(stored.num_bytes, stored.num_bytes, wire, wire),
+        (0, 0),
+        reductions,
+    )
+    yield whole.gradients
+    yield whole.publish
+    purpose = "gradients" if shares == 1 else "gradient_sync"
+    yield replace(whole.gradient_sum, purpose=purpose)

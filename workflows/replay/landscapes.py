@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import (
-    RECOMPUTE,
-    Table,
-    TableError,
-    number_column,
-    read_results,
-    read_tables,
-    results_table,
-)
+from analysis import Table, TableError, number_column, read_results, read_tables, results_table
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
-from trainer.plan.axes import beside_dp
+from trainer.plan.axes.mesh import beside_dp
+from trainer.plan.jobs import RECOMPUTE
 from workflows.replay.landscape import Answer, Landscape
 from workflows.replay.results import of_results
 
@@ -164,7 +157,7 @@ def _landscape(key: str, table: Table) -> Landscape:
     jobs = table.jobs
     _check_same(key, table)
     cluster = table.machine()
-    nodes = np.maximum(np.round(jobs.world_size / cluster.gpus_per_node), 1)
+    nodes = np.maximum(np.round(jobs.layout.world_size / cluster.gpus_per_node), 1)
     columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)
     rows = [
@@ -183,7 +176,9 @@ def _answer(table: Table, row: int) -> Answer:
     result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
     if np.isfinite(table.peak_bytes[row]):
         result["peak_memory_bytes"] = float(table.peak_bytes[row])
-    return Answer(float(jobs.global_batch[row] * jobs.seq_length[row]) / step_time_s, "ok", result)
+    return Answer(
+        float(jobs.global_batch[row] * jobs.model.seq_length[row]) / step_time_s, "ok", result
+    )
 
 
 def _check_same(key: str, table: Table) -> None:
@@ -209,15 +204,15 @@ def _space(
     """The space of a landscape, read like any other."""
     jobs = table.jobs
     model = {
-        "num_layers": int(jobs.num_layers[0]),
-        "hidden_size": int(jobs.hidden_size[0]),
-        "num_heads": int(jobs.num_heads[0]),
-        "num_kv_heads": int(jobs.kv_heads[0]),
-        "ffn_hidden_size": int(jobs.ffn_size[0]),
-        "vocab_size": int(jobs.vocab_size[0]),
-        "seq_length": int(jobs.seq_length[0]),
-        "activation": "swiglu" if jobs.gated[0] else "gelu",
-        "tied_embeddings": bool(jobs.tied_embeddings[0]),
+        "num_layers": int(jobs.model.num_layers[0]),
+        "hidden_size": int(jobs.model.hidden_size[0]),
+        "num_heads": int(jobs.model.num_heads[0]),
+        "num_kv_heads": int(jobs.model.kv_heads[0]),
+        "ffn_hidden_size": int(jobs.model.ffn_size[0]),
+        "vocab_size": int(jobs.model.vocab_size[0]),
+        "seq_length": int(jobs.model.seq_length[0]),
+        "activation": "swiglu" if jobs.model.gated[0] else "gelu",
+        "tied_embeddings": bool(jobs.model.tied_embeddings[0]),
     }
     cluster.pop("source", None)
     content = {

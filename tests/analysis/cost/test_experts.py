@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,18 @@ import pytest
 import yaml
 
 from analysis.cost.collectives import LinkConstants, all_to_all_s, group_of
-from analysis.cost.dispatch import dispatched_bytes
-from analysis.cost.jobs import (
+from analysis.cost.memory import MemoryConstants, memory
+from analysis.cost.model import CostModel
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.pricing import NotPricedError, Pricing
+from foundation.documents import read_document
+from foundation.records import validate
+from search_spaces import Cluster, SearchSpace, check, load_space
+from search_spaces.known import framework_named
+from search_spaces.language.schema import ModelFile
+from search_spaces.shipped import SHIPPED
+from trainer.plan.axes.ep import dispatched_bytes
+from trainer.plan.jobs import (
     ALL_TO_ALL,
     BY_HABIT,
     FLEX,
@@ -22,16 +33,6 @@ from analysis.cost.jobs import (
     jobs,
     joined,
 )
-from analysis.cost.memory import MemoryConstants, memory
-from analysis.cost.model import CostModel
-from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.pricing import NotPricedError, Pricing
-from foundation.documents import read_document
-from foundation.records import validate
-from search_spaces import Cluster, SearchSpace, check, load_space
-from search_spaces.known import framework_named
-from search_spaces.language.schema import ModelFile
-from search_spaces.shipped import SHIPPED
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import expert_weights
 
@@ -54,7 +55,7 @@ def model(cluster: str = "dgx_h100") -> CostModel:
 
 def test_expert_ranks_come_out_of_those_of_data_parallelism() -> None:
     found = plan(ep=[1, 8, 16])
-    assert [*found.world_size] == [64.0] * 3
+    assert [*found.layout.world_size] == [64.0] * 3
     assert [*found.global_batch] == [256.0] * 3
 
 
@@ -62,9 +63,9 @@ def test_expert_weights_are_dealt_out_and_their_optimizer_states_stay_split_over
     one, eight = plan(ep=1), plan(ep=8)
     shares = [memory(job, MEGATRON_BRIDGE, MemoryConstants()) for job in (one, eight)]
     layers = np.ceil(94 / 4)
-    mixture = one.mixture
+    mixture = one.model.mixture
     assert mixture is not None
-    experts = layers * expert_weights(one, mixture)
+    experts = layers * expert_weights(one.model, mixture)
     assert shares[0].weights - shares[1].weights == pytest.approx(2 * experts * (1 - 1 / 8))
     # Twelve bytes of every weight over all 16 ranks that share a stage, whoever holds it.
     assert shares[1].optimizer == pytest.approx(shares[0].optimizer)
@@ -106,11 +107,14 @@ def test_experts_with_few_tokens_compute_slowly() -> None:
 
 def test_a_capacity_factor_computes_and_sends_that_many_rows() -> None:
     mixed = plan(ep=8)
-    assert mixed.mixture is not None
-    fuller = Jobs(**{**vars(mixed), "mixture": mixed.mixture._replace(capacity=np.array([1.5]))})
+    assert mixed.model.mixture is not None
+    wider = mixed.model.mixture._replace(capacity=np.array([1.5]))
+    fuller = replace(mixed, model=replace(mixed.model, mixture=wider))
     times = [model().predict(job).time.forward_backward for job in (mixed, fuller)]
     assert times[1] > times[0]
-    sent = [dispatched_bytes(job, job.mixture) for job in (mixed, fuller) if job.mixture]
+    sent = [
+        dispatched_bytes(job, job.model.mixture) for job in (mixed, fuller) if job.model.mixture
+    ]
     assert sent[1] == pytest.approx(1.5 * sent[0])
 
 

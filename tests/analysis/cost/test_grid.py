@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.grid import depth_exchanges, sums
-from analysis.cost.groups import along, members_per_node
-from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.groups import members_per_node
 from analysis.cost.model import CostModel
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from search_spaces.shipped import SHIPPED
+from trainer.plan.axes.grid import gy_exchanges, gz_exchanges
+from trainer.plan.jobs import FULL, Jobs, jobs
 from trainer.plan.model import ModelConfig
-from trainer.plan.sizes import layer_matrices, layer_weights
+from trainer.plan.sizes import layer_matrices
 
 MESHTUNE = framework_named("meshtune")
 
@@ -37,20 +37,21 @@ def grid_jobs(**more: Any) -> Jobs:
 def test_a_layers_exchanges_are_equations_1_to_4() -> None:
     """Elements that a rank sends; k inputs, n outputs, m tokens, gx and gy swapped every second."""
     found = grid_jobs()
-    m = found.mbs * found.seq_length
+    m = found.layout.mbs * found.model.seq_length
     expected = np.zeros((2, len(found)))
     for matrix in layer_matrices(MODEL):
-        k, n, gz = matrix.inputs, matrix.outputs, found.gz
-        gx, gy = found.tp, found.gy
+        k, n, gz = matrix.inputs, matrix.outputs, found.layout.gz
+        gx, gy = found.layout.tp, found.layout.gy
         inputs, outputs = (gy, gx) if matrix.splits_outputs else (gx, gy)
         forward = 2 * (inputs - 1) / inputs * m * n / (gz * outputs)
         backward = 2 * (outputs - 1) / outputs * m * k / (gz * inputs)
         expected[0] += (gz - 1) * k * n / (gx * gy * gz)
         expected[1] += forward if matrix.splits_outputs else backward  # along gy
-    depth = depth_exchanges(found, MESHTUNE, layer_weights(MODEL) / found.layer_ranks)
-    assert depth.weights.sent_bytes == pytest.approx(2 * expected[0])
-    assert depth.gradients.sent_bytes == pytest.approx(MESHTUNE.reduce_bytes * expected[0])
-    along_y = sum(one.sent_bytes for one in sums(found))
+    gathered, again, scattered = gz_exchanges(found, MESHTUNE)
+    assert gathered.sent_bytes == pytest.approx(2 * expected[0])
+    assert not again.sent_bytes.any()
+    assert scattered.sent_bytes == pytest.approx(MESHTUNE.reduce_bytes * expected[0])
+    along_y = sum(one.sent_bytes for one in gy_exchanges(found, MESHTUNE))
     assert along_y == pytest.approx(2 * expected[1])
 
 
@@ -59,7 +60,7 @@ def test_groups_across_nodes_share_the_adapters_as_in_equation_7() -> None:
     cluster = validate(Cluster, read_document(SHIPPED / "clusters" / "perlmutter.yaml"))
     found = grid_jobs()
     for name in ("tp", "gy", "gz", "dp"):
-        group = along(found.axes, name)
+        group = found.layout.axes.group(name)
         across = (group.size > 1) & (group.size * group.stride > cluster.gpus_per_node)
         share = members_per_node(cluster, group) / cluster.gpus_per_node
         expected = 1 / np.minimum(cluster.gpus_per_node, group.stride)
@@ -69,9 +70,8 @@ def test_groups_across_nodes_share_the_adapters_as_in_equation_7() -> None:
 def test_the_grids_first_axis_alone_costs_what_tensor_parallelism_does() -> None:
     """And axes of one rank cost nothing, in bytes and in seconds."""
     plain = jobs({"tp": 4, "dp": 8, "pp": 1, "mbs": 1, "gas": 4, "zero_stage": 1}, MODEL)
-    depth = depth_exchanges(plain, MESHTUNE, np.ones(1))
-    assert depth.weights.sent_bytes == depth.gradients.sent_bytes == 0
-    assert sum(one.sent_bytes for one in sums(plain)) == 0
+    sent = (*gy_exchanges(plain, MESHTUNE), *gz_exchanges(plain, MESHTUNE))
+    assert [one.sent_bytes for one in sent] == [0] * len(sent)
 
 
 def test_a_searched_grid_is_priced_and_its_axes_change_the_price() -> None:
@@ -79,7 +79,7 @@ def test_a_searched_grid_is_priced_and_its_axes_change_the_price() -> None:
     found = grid_jobs(recompute=FULL)
     step = CostModel(cluster, MESHTUNE).predict(found)
     assert np.all(np.isfinite(step.step_time_s)) and np.all(step.step_time_s > 0)
-    one = (found.tp == 1) & (found.gy == 1)
-    whole, cut = (step.peak_bytes[one & (found.gz == gz)].item() for gz in (1, 32))
+    one = (found.layout.tp == 1) & (found.layout.gy == 1)
+    whole, cut = (step.peak_bytes[one & (found.layout.gz == gz)].item() for gz in (1, 32))
     assert whole / cut > 8
     assert len(np.unique(step.step_time_s.round(6))) > len(found) * 0.9

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from analysis.cost.habits import NAMED, hypotheses, log_probability, reweighed
-from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.memory import reported
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
+from trainer.plan.jobs import Jobs, jobs
 
 LIMIT = 80 * 2.0**30
 LEAN = FRAMEWORKS["megatron-lm"].with_habits(name="in-house", gradient_bytes=2.0)
@@ -76,7 +76,9 @@ def test_one_peak_above_all_expectations_does_not_prove_that_scores_are_written(
     """An allocator that holds a third more explains it as well, so other splits may still fit."""
     habits = framework_named("in-house")
     peaks = 4 / 3 * reported(tried, FRAMEWORKS["megatron-lm"], MemoryConstants())[0]
-    split = np.flatnonzero((tried.tp == 4) & (tried.pp == 1) & (tried.mbs == 1))
+    split = np.flatnonzero(
+        (tried.layout.tp == 4) & (tried.layout.pp == 1) & (tried.layout.mbs == 1)
+    )
     never = np.zeros(1, dtype=bool)
     told = MemoryModel(habits=hypotheses(habits)).calibrated(
         tried[split], habits, peaks[split], never, LIMIT

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from analysis.cost import collectives as links
 from analysis.cost.collectives import MIB
 from analysis.cost.constants import fit
-from analysis.cost.groups import LinkConstants, RankGroup, group_of, path_of
+from analysis.cost.groups import LinkConstants, group_of, path_of
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.cluster import Cluster, Collective
 from search_spaces.shipped import SHIPPED
+from trainer.plan.axes.mesh import RankGroup
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

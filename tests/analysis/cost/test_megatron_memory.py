@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from analysis.cost.activations import layer_bytes, logits_bytes
-from analysis.cost.jobs import NONE
 from analysis.cost.memory_fit import MemoryConstants, memory
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
+from trainer.plan.jobs import NONE
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 
@@ -18,7 +18,9 @@ MEGATRON = FRAMEWORKS["megatron-lm"]
 def test_fused_layers_keep_a_gates_inputs_and_what_rotation_gives() -> None:
     job = gpt(recompute=NONE, gated=True, kv_heads=8)
     parted = MEGATRON.with_habits(fused_layers=False)
-    fewer = layer_bytes(job, parted, job.recompute) - layer_bytes(job, MEGATRON, job.recompute)
+    fewer = layer_bytes(job, parted, job.options.recompute) - layer_bytes(
+        job, MEGATRON, job.options.recompute
+    )
     per_token = 2 * (6144 + 768 + 4 * 6144) / 8  # queries and keys once more, the gate's result
     assert fewer[0] == pytest.approx(2048 * 4 * per_token)
 

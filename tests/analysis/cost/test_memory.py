@@ -12,22 +12,7 @@ import pytest
 import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from analysis.cost.activations import (
-    fullest_stages,
-    layer_bytes,
-    logits_bytes,
-    refused,
-    waiting_logits_bytes,
-)
-from analysis.cost.jobs import (
-    BREADTH_FIRST,
-    FULL,
-    NONE,
-    ONE_F_ONE_B,
-    SELECTIVE,
-    ZERO_BUBBLE,
-    Jobs,
-)
+from analysis.cost.activations import layer_bytes, logits_bytes, waiting_logits_bytes
 from analysis.cost.memory_fit import (
     MemoryConstants,
     MemoryModel,
@@ -35,12 +20,14 @@ from analysis.cost.memory_fit import (
     rank_state_bytes,
     reported,
 )
+from analysis.cost.stages import fullest_stages, refused
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import Framework
 from search_spaces.known import FRAMEWORKS, framework_named
 from support.gpt_jobs import gpt
 from trainer.parallel import loss
 from trainer.plan.formats import Format
+from trainer.plan.jobs import BREADTH_FIRST, FULL, NONE, ONE_F_ONE_B, SELECTIVE, ZERO_BUBBLE, Jobs
 from trainer.plan.placement import Placement, Topology
 from trainer.plan.presets import PRESETS, Wishes, place
 from trainer.plan.sizes import stage_weights
@@ -109,7 +96,7 @@ def test_a_layers_activations_are_those_of_korthikanti_table_2(
     recompute: int, sequence_parallel: bool, formula: Any
 ) -> None:
     job = gpt(sequence_parallel=sequence_parallel, recompute=recompute)
-    made = layer_bytes(job, UNFUSED, job.recompute)[0]
+    made = layer_bytes(job, UNFUSED, job.options.recompute)[0]
     assert made == pytest.approx(formula(2048, 4, 6144, 64, 8))
 
 
@@ -136,18 +123,18 @@ def test_first_stages_of_korthikanti_figure_1_hold_the_published_activations() -
                 sequence_parallel=parallel,
             )
             first = fullest_stages(job, UNFUSED)[0]
-            layers = first.layers * layer_bytes(job, UNFUSED, job.recompute)
+            layers = first.layers * layer_bytes(job, UNFUSED, job.options.recompute)
             assert layers[0] * first.in_flight[0] / GIB == pytest.approx(float(row[name]), rel=1e-3)
 
 
 def test_flash_attention_keeps_no_scores_and_grouped_queries_keep_fewer_keys() -> None:
     none = gpt(recompute=NONE)
     scores = 5 * 64 * 2048**2 * 4 / 8
-    flash = layer_bytes(none, MEGATRON, none.recompute)
-    saved = layer_bytes(none, UNFUSED, none.recompute) - flash
+    flash = layer_bytes(none, MEGATRON, none.options.recompute)
+    saved = layer_bytes(none, UNFUSED, none.options.recompute) - flash
     assert saved[0] == pytest.approx(scores - 4 * 64 * 2048 * 4 / 8)
     grouped = gpt(recompute=NONE, kv_heads=8)
-    fewer = flash - layer_bytes(grouped, MEGATRON, grouped.recompute)
+    fewer = flash - layer_bytes(grouped, MEGATRON, grouped.options.recompute)
     assert fewer[0] == pytest.approx(2 * 2 * (6144 - 768) * 2048 * 4 / 8)
 
 
@@ -170,7 +157,7 @@ def test_breadth_first_keeps_all_micro_batches() -> None:
 def test_logits_wait_on_the_last_stage_of_other_schedules() -> None:
     job = gpt(pp=4, gas=16, schedule=np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE]))
     *_, last = fullest_stages(job, MEGATRON)
-    one = job.tokens * job.element_bytes * job.vocab_size / job.tp
+    one = job.tokens * job.options.element_bytes * job.model.vocab_size / job.layout.tp
     waiting = waiting_logits_bytes(job, last.in_flight)
     assert waiting.tolist() == pytest.approx((np.array([0, 15, 3]) * one).tolist())
 
@@ -189,7 +176,7 @@ def test_buckets_of_split_gradients_are_as_large_as_the_job_says() -> None:
 
 def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:
     job = gpt(dp=8, gas=np.array([1, 4, 4]), zero_stage=np.array([2, 2, 1]), tp=1)
-    once = replace(job, reduces_once=np.ones(3, bool))
+    once = replace(job, placement=replace(job.placement, reduces_once=np.ones(3, bool)))
     habits = framework_named("meshtune")
     more = (
         memory(once, habits, MemoryConstants()).gradients
@@ -247,7 +234,7 @@ def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> Non
     without = habits.with_habits(freed_weight_bytes=0)
     job = gpt(num_layers=4, dp=2, zero_stage=1)
     peaks = [reported(job, p, MemoryConstants())[0] for p in (without, habits)]
-    assert peaks[1] - peaks[0] == pytest.approx(2 * stage_weights(job, 4, 1, job.tp))
+    assert peaks[1] - peaks[0] == pytest.approx(2 * stage_weights(job.model, 4, 1, job.layout.tp))
     short = [memory(job, p, MemoryConstants()).total for p in (without, habits)]
     assert short[0] == short[1]
 
@@ -258,7 +245,7 @@ def test_a_step_copies_gradients_where_activations_were() -> None:
     job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
     added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
     more = added[1].total - added[0].total
-    copies = 6 / 2 * stage_weights(job, 4, 1, job.tp)
+    copies = 6 / 2 * stage_weights(job.model, 4, 1, job.layout.tp)
     freed = added[0].activations + added[0].working + added[0].logits
     assert more[0] == pytest.approx(copies[0] - freed[0])
     assert more[1] == 0, "activations need more than the copies"
@@ -322,7 +309,7 @@ def test_torchtitan_keeps_every_second_product_and_a_pipelines_weights() -> None
         "tp": 1,
     }
     job = gpt(**llama, mbs=1, seq_length=8192, recompute=SELECTIVE)
-    kept = layer_bytes(job, habits, job.recompute)[0] / 8192
+    kept = layer_bytes(job, habits, job.options.recompute)[0] / 8192
     # Layer's input, queries, values, attention's output and its denominators, gate, output.
     assert kept == 2 * (4096 + 4096 + 1024 + 4096 + 14336 + 4096) + 4 * 32
     piped = gpt(**llama, pp=np.array([1, 2]), dp=8, gas=8, zero_stage=3)

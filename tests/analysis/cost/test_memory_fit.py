@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported
 from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
+from trainer.plan.jobs import Jobs
 
 GIB = 2.0**30
 MEGATRON = FRAMEWORKS["megatron-lm"]

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from analysis.cost.constants import log_sd
-from analysis.cost.jobs import BREADTH_FIRST, FULL, Jobs, jobs
 from analysis.cost.model import PRIOR_LOG_SD, CostModel, Measurements
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
@@ -19,6 +18,7 @@ from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
 from trainer.plan import flops
+from trainer.plan.jobs import BREADTH_FIRST, FULL, Jobs, jobs
 from trainer.plan.model import ModelConfig
 
 MEGATRON_DEEPSPEED = framework_named("megatron-deepspeed")
@@ -50,8 +50,8 @@ def frontier(name: str, **columns: Any) -> np.ndarray:
     given = {"recompute": FULL, "zero_stage": 1, "vpp": 1, **columns}
     of = jobs(given, shape(name))
     seconds = step(of, cluster("frontier"), MEGATRON_DEEPSPEED).total
-    needed = flops.hardware_flops(of, of.global_batch, of.recompute_words)
-    return np.asarray(needed / seconds / of.world_size / 1e12)
+    needed = flops.hardware_flops(of.model, of.global_batch, of.recompute_words)
+    return np.asarray(needed / seconds / of.layout.world_size / 1e12)
 
 
 def test_flops_of_columns_are_those_of_each_model() -> None:
@@ -59,8 +59,8 @@ def test_flops_of_columns_are_those_of_each_model() -> None:
         update={"activation": "swiglu", "num_kv_heads": 8, "ffn_hidden_size": 16384}
     )
     of = jobs({"tp": 2, "pp": 2, "dp": 3, "mbs": 2, "gas": 5, "recompute": FULL}, model)
-    assert flops.model_flops(of, of.global_batch)[0] == flops.model_flops(model, 30)
-    executed = flops.hardware_flops(of, of.global_batch, of.recompute_words)
+    assert flops.model_flops(of.model, of.global_batch)[0] == flops.model_flops(model, 30)
+    executed = flops.hardware_flops(of.model, of.global_batch, of.recompute_words)
     assert executed[0] == flops.hardware_flops(model, 30, "full")
 
 
@@ -77,7 +77,7 @@ def test_breadth_first_waits_before_each_further_chunk_where_micro_batches_are_f
         {"tp": 8, "pp": 4, "dp": 1, "mbs": 1, "vpp": 2, "gas": [1, 2, 3, 4, 8], "schedule": 1},
         shape("22b"),
     )
-    assert (of.schedule == BREADTH_FIRST).all()
+    assert (of.options.schedule == BREADTH_FIRST).all()
     bubble = step(of, cluster("frontier"), MESHTUNE, TimeConstants()).bubble
     turns = np.diff(bubble)
     assert turns[:3] == pytest.approx(turns[0]) and turns[0] < 0

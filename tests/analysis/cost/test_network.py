@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from analysis.cost.fitted import cost_model
-from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.cost.network import UNKNOWN, Network
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Jobs, jobs
 from trainer.plan.model import ModelConfig
 
 MEGATRON_BRIDGE = framework_named("megatron-bridge")
@@ -52,7 +52,9 @@ def test_a_calibration_tells_crowded_runs_from_calm_ones() -> None:
     assert np.median(np.abs(calm / calm_s - 1)) < 0.05
     assert np.median(np.abs(late[crowded] / measured_s[crowded] - 1)) < 0.05
     low, high = prediction.interval_s()
-    large = of.world_size >= 64  # smaller ones are hardly ever crowded, as far as it believes
+    large = (
+        of.layout.world_size >= 64
+    )  # smaller ones are hardly ever crowded, as far as it believes
     assert np.mean((low < measured_s) & (measured_s < high), where=large) > 0.9
 
 

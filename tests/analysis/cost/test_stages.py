@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.cost.activations import fullest_stages, waiting_logits_bytes
-from analysis.cost.jobs import (
+from analysis.cost.activations import waiting_logits_bytes
+from analysis.cost.memory_fit import MemoryConstants, memory
+from analysis.cost.model import CostModel
+from analysis.cost.stages import fullest_stages, stage_layers
+from analysis.cost.states import stage_parameters
+from analysis.prediction.columns import unpriced_parameters
+from analysis.prediction.pricing import Pricing
+from search_spaces import SearchSpace, framework_named, load_space
+from search_spaces.cluster import Cluster
+from support.pipeline_orders import SCHEDULES, most_in_flight, turns
+from trainer.plan.jobs import (
     BREADTH_FIRST,
     FULL,
     NONE,
@@ -19,15 +28,7 @@ from analysis.cost.jobs import (
     Jobs,
     jobs,
 )
-from analysis.cost.memory_fit import MemoryConstants, memory
-from analysis.cost.model import CostModel
-from analysis.cost.stages import stage_layers
-from analysis.cost.traffic import stage_parameters
-from analysis.prediction.columns import unpriced_parameters
-from analysis.prediction.pricing import Pricing
-from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
-from search_spaces.cluster import Cluster
-from support.pipeline_orders import SCHEDULES, most_in_flight, turns
+from trainer.plan.layouts import parsed_layout
 
 MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
 MESHTUNE = framework_named("meshtune")
@@ -239,8 +240,8 @@ def test_counted_ends_are_the_frameworks_habit_where_a_space_says_nothing(tmp_pa
     config = {"num_nodes": 1, "tp": 2, "mbs": 1, "gas": 64, "pp": 4}
     titan = space(tmp_path, framework="torchtitan", **said)
     job = Pricing(titan).jobs_of([{**config, "account_for_loss": loss} for loss in (False, True)])
-    assert job.account_for_loss.tolist() == [0, 1]
-    assert job.account_for_embedding.tolist() == [-1, -1]
+    assert job.stages.account_for_loss.tolist() == [0, 1]
+    assert job.stages.account_for_embedding.tolist() == [-1, -1]
     # 49 or 50 layers over four, with what counts.
     assert stage_layers(job, framework_named("torchtitan")).last.tolist() == [12, 11]
     assert unpriced_parameters(space(tmp_path, framework="axonn", **said)) == ["account_for_loss"]
@@ -287,9 +288,14 @@ def test_stages_that_go_there_and_back_keep_what_they_keep_in_torchs_order(
 def test_a_rank_with_both_ends_holds_both_tables_tied_or_not() -> None:
     folded, loop = (gpt(16, 4, vpp=2, gas=8, schedule=s) for s in (ORDERS["ZBVZeroBubble"], 0))
     habits = (MESHTUNE, MemoryConstants())
-    table = loop.vocab_size[0] * loop.hidden_size[0] * loop.element_bytes[0] / loop.tp[0]
+    table = (
+        loop.model.vocab_size[0]
+        * loop.model.hidden_size[0]
+        * loop.options.element_bytes[0]
+        / loop.layout.tp[0]
+    )
     more = memory(folded, *habits).weights - memory(loop, *habits).weights
     assert more == pytest.approx(table)
     assert stage_parameters(folded, MESHTUNE) - stage_parameters(loop, MESHTUNE) == pytest.approx(
-        table / loop.element_bytes[0]
+        table / loop.options.element_bytes[0]
     )

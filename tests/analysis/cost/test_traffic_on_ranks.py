@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from analysis.cost.jobs import RECOMPUTE, Jobs, jobs
 from analysis.cost.traffic import sent_bytes
 from search_spaces.known import framework_named
+from support.expected_traffic import expected_traffic, job_of
 from trainer.plan.config import TrainConfig
-from trainer.plan.formats import Format
-from trainer.plan.ring import share_sent
-from trainer.plan.traffic import expected_traffic
+from trainer.plan.exchange import share_sent
 
 MESHTUNE = framework_named("meshtune")
 
@@ -76,37 +74,6 @@ def config(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def job(parsed: TrainConfig) -> Jobs:
-    """The configuration as the cost model sees it."""
-    placement = parsed.place(RANKS)
-    copy, quantized = placement.secondary, (Format.INT8, Format.INT4)
-    narrow = {
-        "gather_bits": placement.gather_format,
-        "reduce_bits": placement.reduce_format,
-        "secondary_bits": copy.format if copy else Format.FP32,
-    }
-    return jobs(
-        {
-            **{name: getattr(parsed, name) for name in ("gy", "gz", "cp", "pp", "vpp")},
-            "mbs": parsed.mbs,
-            "gas": parsed.gas,
-            "tp": parsed.tp * parsed.gx,
-            "dp": parsed.data_parallel(RANKS),
-            "weight_shard": placement.weight_shard,
-            "secondary_shard": placement.secondary_shard,
-            "gradient_shard": placement.gradient_shard,
-            "optimizer_shard": placement.optimizer_shard,
-            **{n: f.bits_with_scales if f in quantized else 0 for n, f in narrow.items()},
-            "reduces_once": parsed.reduce_gradients == "step",
-            "first_stage_layers": parsed.first_stage_layers,
-            "sequence_parallel": parsed.sequence_parallel,
-            "recompute": RECOMPUTE[parsed.recompute],
-            "element_bytes": Format(parsed.precision).bits / 8,
-        },
-        parsed.model,
-    )
-
-
 Reports = list[dict[str, Any]]
 """Bytes of a step by purpose, of each rank."""
 
@@ -147,7 +114,7 @@ def most(reports: list[dict[str, Any]], *purposes: str) -> float:
 
 
 def priced(name: str) -> dict[str, float]:
-    sent = sent_bytes(job(TrainConfig.parse(config(CASES[name]))), MESHTUNE)
+    sent = sent_bytes(job_of(TrainConfig.parse(config(CASES[name])), RANKS), MESHTUNE)
     return {purpose: float(column[0]) for purpose, column in sent.items()}
 
 

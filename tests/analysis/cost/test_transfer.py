@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from analysis.cost.fitted import OF_FRAMEWORK, OF_GPU
-from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
 from search_spaces.cluster import Cluster
 from search_spaces.known import framework_named
+from trainer.plan.jobs import Jobs, jobs
 
 ALL = [f.name for f in fields(TimeConstants)]
 NETWORK = [name for name in ALL if name not in (*OF_FRAMEWORK, *OF_GPU)]

@@ -18,7 +18,7 @@ from analysis.run.trial import Trial
 from search_spaces import load_space
 from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
-from trainer.plan.axes import RANK_ORDERS
+from trainer.plan.axes.mesh import RANK_ORDERS
 from trainer.plan.config import TrainConfig
 
 MESHTUNE = framework_named("meshtune")
@@ -125,8 +125,8 @@ def test_the_order_of_ranks_decides_what_crosses_nodes(tmp_path: Path) -> None:
     states = found.time.gradients + found.time.publish
     assert states[inside] > states[outside]
     # A node has a stage of all replicas, or both stages of half of them.
-    assert found.jobs.weight_shard.tolist() == [1, 1, 8, 4]
-    for row, shard in zip(rows, found.jobs.weight_shard, strict=True):
+    assert found.jobs.placement.weight_shard.tolist() == [1, 1, 8, 4]
+    for row, shard in zip(rows, found.jobs.placement.weight_shard, strict=True):
         train = TrainConfig.parse(space.train_config(row, "none"))
         assert train.place(16, 8).weight_shard == shard
 

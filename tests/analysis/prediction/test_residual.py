@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import jobs
 from analysis.prediction.residual import ResidualProcess, features
+from trainer.plan.jobs import jobs
 from trainer.plan.sizes import Mixture
 
 JOB = {

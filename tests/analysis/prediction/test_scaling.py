@@ -33,9 +33,9 @@ def test_the_batch_grows_with_the_nodes_in_weak_scaling_and_stays_in_strong(
 ) -> None:
     weak, strong = (scale(pricing, RECIPE, kind, [16, 32, 80]) for kind in ("weak", "strong"))
     assert weak.prediction.jobs.global_batch.tolist() == [640, 1280, 3200]
-    assert weak.prediction.jobs.gas.tolist() == [320, 320, 320]
+    assert weak.prediction.jobs.layout.gas.tolist() == [320, 320, 320]
     assert strong.prediction.jobs.global_batch.tolist() == [640, 640, 640]
-    assert strong.prediction.jobs.gas.tolist() == [320, 160, 64]
+    assert strong.prediction.jobs.layout.gas.tolist() == [320, 160, 64]
     assert weak.efficiency[0] == strong.efficiency[0] == 1
     assert weak.efficiency[-1] > strong.efficiency[-1]
 
@@ -162,6 +162,6 @@ def test_every_degree_that_splits_a_replica_leaves_fewer_replicas(tmp_path: Path
     pricing = Pricing(load_space(str(path)))
     config = {"num_nodes": 2, "tp": 2, "cp": 2, "pp": 1, "mbs": 1, "gas": 8, "zero_stage": 1}
     jobs = scale(pricing, config, "strong", [1, 2, 4]).prediction.jobs
-    assert jobs.dp.tolist() == [2, 4, 8]
-    assert jobs.gas.tolist() == [16, 8, 4]
+    assert jobs.layout.dp.tolist() == [2, 4, 8]
+    assert jobs.layout.gas.tolist() == [16, 8, 4]
     assert jobs.global_batch.tolist() == [32, 32, 32]

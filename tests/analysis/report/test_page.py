@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import yaml
 
-from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
@@ -26,6 +25,7 @@ from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
 from search_spaces.known import framework_named
+from trainer.plan.jobs import jobs
 from trainer.plan.model import ModelConfig
 
 MESHTUNE = framework_named("meshtune")

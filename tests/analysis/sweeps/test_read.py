@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.cost.jobs import FULL, SELECTIVE
 from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import TableError
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
+from trainer.plan.jobs import FULL, SELECTIVE
 
 
 def test_a_sweep_is_read_by_its_columns(tmp_path: Path) -> None:
@@ -27,15 +27,15 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     options = [",full,0,Megatron-LM", ",selective,1,", ",,,In house"]
     rows = [row(4, 2) + option for option in options]
     (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
-    assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
-    assert list(table.jobs.sequence_parallel) == [False, True, True]
+    assert list(table.jobs.options.recompute) == [FULL, SELECTIVE, 0]
+    assert list(table.jobs.options.sequence_parallel) == [False, True, True]
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
 
 
 def test_flags_are_words_or_digits(tmp_path: Path) -> None:
     path = sweep(tmp_path / "a.csv", [changed(gated="true", crashed_or_oom="False")])
     (table,) = read_tables(path)
-    assert table.jobs.gated.all() and not table.failed.any()
+    assert table.jobs.model.gated.all() and not table.failed.any()
 
 
 def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from search_spaces import SearchSpace
-from search_spaces.layouts import LayoutError, parsed_layout
+from trainer.plan.layouts import LayoutError, parsed_layout
 
 Load = Callable[[str], SearchSpace]
 SPACE = """\

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from trainer.plan.axes.dp import Holders
 from trainer.plan.formats import Format
 from trainer.plan.placement import Level, Placement, Share, Topology
 from trainer.plan.presets import Preset, Wishes, place
-from trainer.plan.shards import Sent, UnitLayout, unit_traffic
+from trainer.plan.shards import UnitLayout, unit_exchanges
 
 FRONTIER = Topology(ranks_per_node=8, ranks_per_pair=2)
 GIB = 2**30
@@ -143,15 +144,25 @@ PARAMETERS = 2 * 8 * 48 * 256 * 5  # so that no row and no block has to be fille
 NUMBER_BYTES = {FP16: 2.0, Format.INT8: 1 + 4 / 256, Format.INT4: 0.5 + 4 / 256}
 
 
+class Sent(NamedTuple):
+    """One collective."""
+
+    purpose: str
+    level: Level
+    num_bytes: float
+
+
 def sent(scheme: str, nodes: int, gathers: int, copies: int) -> list[Sent]:
     """What rank 0 sends in a step of one micro-batch, by the trainer's own count."""
-
-    def level(size: int, stride: int) -> Level:
-        return FRONTIER.level(range(0, size * stride, stride))
-
     placement = papers(scheme, nodes)
     unit = UnitLayout(placement, ((PARAMETERS,),), FRONTIER.replicas_per_node(placement.dp, 1))
-    return unit_traffic(unit, gathers, copies, 1, level)
+    holders = Holders(placement.dp, 1, 1, placement)
+    return [
+        Sent(one.purpose, FRONTIER.level(one.group.of(0)), one.once_bytes)
+        for one in unit_exchanges(unit, holders, (gathers, copies), 1)
+        if one.group.size > 1
+        for _ in range(int(one.times))
+    ]
 
 
 def volume(share: float, format_: Format, devices: int) -> float:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from trainer.plan.axes import GRID, beside_dp
+from trainer.plan.axes import dp, pp, tp
+from trainer.plan.axes.mesh import beside_dp
+from trainer.plan.axes.registry import AXES
 from trainer.plan.rules.declared import counting
-from trainer.plan.rules.grid import OF_GRID
-from trainer.plan.rules.pipeline import PIPELINE
 from trainer.plan.rules.requirement import Requirement
 
 
@@ -16,8 +16,8 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
     """All of them, in the order in which they are asked.
 
     Args:
-        own_axes: parallel axes beside those that every job has: of
-            ``trainer.plan.axes.FURTHER_AXES`` or ``GRID``, or a trainer's own.
+        own_axes: parallel axes beside those that every job has: of the built-in trainer
+            (``trainer.plan.axes.registry``), or such as only a user's own trainer knows.
     """
     return _requirements(tuple(own_axes))
 
@@ -32,35 +32,10 @@ def _requirements(own_axes: tuple[str, ...]) -> tuple[Requirement, ...]:
         "{world_size}",
         axes=axes,
     )
-    context = _CONTEXT if "cp" in own_axes else ()
-    grid = OF_GRID if {*GRID} <= {*own_axes} else ()
-    return (whole_replicas, *_OTHERS, *context, *_placed("cp" in own_axes), *grid)
+    further = [one for axis in own_axes if axis in AXES for one in AXES[axis].requirements]
+    return (whole_replicas, *_OTHERS, *dp.requirements("cp" in own_axes), *further)
 
 
-_CONTEXT = (
-    # Rank r has chunks r and 2 cp - 1 - r of each sequence, so that all have as much to attend to.
-    Requirement(
-        "sequence_by_cp",
-        "cp == 1 or seq_length % (2 * cp) == 0",
-        "not divisible: seq_length {seq_length} by 2 * cp {cp}",
-        builtin_only=True,
-        axes=("cp",),
-    ),
-    Requirement(
-        "sequence_by_tp_cp",
-        "not sequence_parallel or seq_length % (tp * cp) == 0",
-        "not divisible: seq_length {seq_length} by tp {tp} * cp {cp} (sequence_parallel)",
-        builtin_only=True,
-        axes=("cp",),
-    ),
-    Requirement(
-        "cp_without_compile",
-        "not compile or cp == 1",
-        "compile beside cp {cp}: ring attention is no one graph; set compile: false",
-        builtin_only=True,
-        axes=("cp",),
-    ),
-)
 _FP8 = tuple(
     Requirement(
         f"fp8_{name}",
@@ -90,7 +65,7 @@ _FP8 = tuple(
     )
 )
 _OTHERS = (
-    Requirement("tp_within_node", "gpus_per_node % tp == 0"),
+    *tp.REQUIREMENTS,
     Requirement(
         "tune_without_compile",
         "not tune_kernels or not compile",
@@ -98,103 +73,9 @@ _OTHERS = (
         builtin_only=True,
     ),
     Requirement("nodes_in_cluster", "num_nodes <= cluster_nodes"),
-    Requirement(
-        "heads_by_tp", "num_heads % tp == 0", "not divisible: num_heads {num_heads} by tp {tp}"
-    ),
     *counting(),
-    *PIPELINE,
+    *pp.REQUIREMENTS,
     *_FP8,
-    Requirement(
-        "sequence_by_tp",
-        "not sequence_parallel or seq_length % tp == 0",
-        "not divisible: seq_length {seq_length} by tp {tp} (sequence_parallel)",
-    ),
-    Requirement(
-        "kv_heads_by_tp",
-        "num_kv_heads % tp == 0",
-        "not divisible: num_kv_heads {num_kv_heads} by tp {tp}",
-        builtin_only=True,
-    ),
-    Requirement(
-        "ffn_by_tp",
-        "ffn_hidden_size % tp == 0",
-        "not divisible: ffn_hidden_size {ffn_hidden_size} by tp {tp}",
-        builtin_only=True,
-    ),
-    Requirement(
-        "vocab_by_tp",
-        "vocab_size % tp == 0",
-        "not divisible: vocab_size {vocab_size} by tp {tp}",
-        builtin_only=True,
-    ),
-)
-
-
-def _placed(context: bool) -> tuple[Requirement, ...]:
-    """Of placements, over all ranks that hold the same weights.
-
-    Args:
-        context: whether those of context parallelism are counted among them.
-    """
-    ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
-    axes = ("cp",) if context else ()
-    split = [
-        Requirement(
-            f"{state}_by_dp",
-            f"{absent}{ranks} % {state_shard} == 0",
-            f"{state_shard} {{{state_shard}}} does not divide {said}; make {state_shard} a divisor "
-            "of it",
-            axes=axes,
-        )
-        for state, state_shard, absent in (
-            ("weights", "weight_shard", ""),
-            ("gradients", "gradient_shard", ""),
-            ("secondary", "secondary_shard", "secondary_shard == 0 or "),
-            ("optimizer", "optimizer_shard", ""),
-        )
-    ]
-    # With one replica nothing is on its way.
-    quantized = [
-        Requirement(
-            f"{name}_needs_split",
-            f"not {name} or gradient_shard > 1 or {otherwise}{ranks} == 1",
-            f"{name} needs split gradients, but gradient_shard is 1; raise gradient_shard, or set "
-            f"{name}: false",
-            builtin_only=True,
-            axes=axes,
-        )
-        # The grid gathers weights along gz, whatever the placement.
-        for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
-    ]
-    return (*split, *_NESTED, *quantized)
-
-
-_NESTED = (
-    # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
-    # else a rank would hold states of parameters that it has no part in.
-    Requirement(
-        "gradients_nest_weights",
-        "gradient_shard % weight_shard == 0",
-        "weight_shard {weight_shard} does not divide gradient_shard {gradient_shard}; make "
-        "weight_shard a divisor of it, or change gradient_shard",
-    ),
-    Requirement(
-        "optimizer_nests_gradients",
-        "optimizer_shard % gradient_shard == 0",
-        "gradient_shard {gradient_shard} does not divide optimizer_shard {optimizer_shard}; make "
-        "gradient_shard a divisor of it, or change optimizer_shard",
-    ),
-    Requirement(
-        "secondary_needs_split_weights",
-        "secondary_shard == 0 or weight_shard > 1",
-        "secondary_shard {secondary_shard}: a secondary copy needs split weights, but weight_shard "
-        "is {weight_shard}; raise weight_shard, or set secondary_shard: 0",
-    ),
-    Requirement(
-        "quantize_secondary_needs_copy",
-        "not quantize_secondary or secondary_shard > 0",
-        "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
-    ),
 )
 REQUIREMENTS = requirements()
 # Spaces can switch these off.

@@ -12,11 +12,13 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
 from foundation.documents import as_written
-from trainer.plan.rules.expression import Array
+
+Array = Any  # a number, or a numpy column
 
 NO_LAYOUT = "none"
 """The value of ``pipeline_layout`` with which a framework splits layers as it does without one."""

@@ -1,0 +1,256 @@
+"""What one rank sends in a training step, from the plan's exchanges: the counterpart of counters.
+
+The same purposes, links and bytes as ``trainer.parallel.collectives`` counts, in whole bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from search_spaces import framework_named
+from trainer.plan.axes import cp, dp, grid, pp, tp
+from trainer.plan.axes.axis import Exchanges
+from trainer.plan.config import TrainConfig
+from trainer.plan.exchange import Exchange
+from trainer.plan.formats import Format
+from trainer.plan.jobs import RECOMPUTE, Jobs, jobs
+from trainer.plan.placement import Level, Placement, Topology
+from trainer.plan.shapes import Parameter, Ranks, in_order, stage_parameters
+from trainer.plan.shards import UnitLayout, bucket_exchanges, fill, padded, unit_exchanges
+from trainer.plan.sizes import Matrix, layer_matrices
+
+Report = dict[str, dict[str, dict[str, int]]]
+MESHTUNE = framework_named("meshtune")
+REPEATED_GATHERS = 2  # of a layer whose pass is repeated with sequence parallelism
+_SUMMED_BYTES = 4  # gradients between ranks are summed in float32
+
+
+def job_of(config: TrainConfig, world_size: int, local_world_size: int | None = None) -> Jobs:
+    """A configuration as one row of what the cost model is asked about."""
+    placement = config.place(world_size, local_world_size)
+    copy = placement.secondary
+    formats = {
+        "gather_bits": placement.gather_format,
+        "reduce_bits": placement.reduce_format,
+        "secondary_bits": copy.format if copy else Format.FP32,
+    }
+    names = ("gy", "gz", "cp", "pp", "vpp", "mbs", "gas")
+    shards = ("weight_shard", "secondary_shard", "gradient_shard", "optimizer_shard")
+    stated = ("sequence_parallel", "first_stage_layers", "last_stage_layers")
+    return jobs(
+        {
+            **{name: getattr(config, name) for name in (*names, *stated)},
+            **{name: getattr(placement, name) for name in shards},
+            **{n: f.bits_with_scales if f.quantized else 0 for n, f in formats.items()},
+            "tp": config.tp * config.gx,
+            "dp": config.data_parallel(world_size),
+            "pp_inside": config.axes(world_size).pp_inside,
+            "reduces_once": config.reduce_gradients == "step",
+            "recompute": RECOMPUTE[config.recompute],
+            "element_bytes": config.format.bits / 8,
+        },
+        config.model,
+    )
+
+
+def expected_traffic(
+    config: TrainConfig, world_size: int, rank: int = 0, local_world_size: int | None = None
+) -> Report:
+    """All that a rank sends in one step, as ``result.json`` reports it under ``communication``.
+
+    Args:
+        config: what is trained, by this project's own engine.
+        world_size: ranks of the job.
+        rank: which one; first and last pipeline stages send more, and levels may differ.
+        local_world_size: ranks on a node, where the configuration does not say.
+
+    Returns:
+        ``{"bytes": {purpose: {level: n}}, "calls": {purpose: {level: n}}}``.
+
+    Raises:
+        ConfigError: if the configuration cannot run on so many ranks.
+    """
+    config.check(world_size, local_world_size)
+    walk = _Walk(config, world_size, rank, local_world_size)
+    counters: dict[str, Counter[tuple[str, Level]]] = {"bytes": Counter(), "calls": Counter()}
+    for sent, ranks in walk.everything():
+        times = round(float(_number(sent.times)))
+        if len(ranks) > 1 and times:
+            key = sent.purpose, walk.topology.level(ranks)
+            counters["bytes"][key] += int(_number(sent.once_bytes)) * times
+            counters["calls"][key] += times
+    report: Report = {}
+    for name, counter in counters.items():
+        report[name] = {}
+        for (purpose, level), total in sorted(counter.items()):
+            report[name].setdefault(purpose, {})[level.value] = total
+    return report
+
+
+def _number(value: object) -> float:
+    return float(np.asarray(value).item())
+
+
+Sent = tuple[Exchange, Sequence[int]]
+"""An exchange, and the ranks among which this one takes part in it."""
+
+
+class _Walk:
+    """The stages of one rank, and what it sends for each."""
+
+    def __init__(
+        self, config: TrainConfig, world_size: int, rank: int, local_world_size: int | None
+    ) -> None:
+        self.config, self.rank = config, rank
+        self.job = job_of(config, world_size, local_world_size)
+        self.topology: Topology = config.topology(world_size, local_world_size)
+        self.placement: Placement = config.place(world_size, local_world_size)
+        self.axes = config.axes(world_size)
+        self.pp_rank = self.axes.place(rank, "pp")
+        states = self.axes.of_states
+        size, stride = states.sizes["dp"], states.stride("dp")
+        self.holders = dp.Holders(size, stride, config.tp, self.placement, world_size)
+        self.copy = states.place(rank, "dp")
+        self.num_stages = config.pp * config.vpp
+
+    def everything(self) -> Iterator[Sent]:
+        config = self.config
+        ranks = Ranks(config.tp, config.gx, config.gy, config.gz)
+        for index in config.stages.of_rank(self.pp_rank):
+            layers = config.stages.layers(index)
+            units = stage_parameters(config.model, index, self.num_stages, ranks, layers)
+            states = self._sharded(units) if self.placement.fully_sharded else self._whole(units)
+            yield from states
+            for sent in self._of_stage(index):
+                yield sent, sent.group.of(self.rank)
+            yield from self._messages(index)
+        world = range(self.axes.world_size)
+        # Norm and loss; the share of tokens in the loss, and whether anybody is to stop.
+        numbers = 2 + config.masks_loss + (config.save is not None)
+        group = self.axes.of_states.group("dp", len(world))
+        yield Exchange("totals", "all_reduce", group, 8 * numbers), world
+
+    def _of_stage(self, index: int) -> Iterator[Exchange]:
+        """Of the activations of a stage, and of weights along the grid."""
+        config, job = self.config, self.job
+        first, last = index == 0, index == self.num_stages - 1
+        layers = config.stages.layers(index)
+        repeated = config.recomputed(layers)
+        each = tp.layer_exchanges(job, MESHTUNE, REPEATED_GATHERS)
+        sent = _of_layers(each, len(layers), repeated)
+        sent += tp.end_exchanges(job, MESHTUNE, first, last)
+        ring = (replace(e, num_bytes=e.num_bytes) for e in cp.layer_exchanges(job, MESHTUNE))
+        for one in _of_layers(tuple(ring), len(layers), repeated):
+            # The trainer passes blocks from rank to rank, and counts each.
+            steps = config.cp - 1
+            block = one.num_bytes / config.cp
+            yield replace(
+                one, operation="send", num_bytes=block, times=one.times * steps * config.gas
+            )
+        if config.grid_axes:
+            sent += self._of_grid(len(layers), repeated, first, last)
+        for one in sent:
+            yield one.repeated(config.gas)
+
+    def _of_grid(self, layers: int, repeated: int, first: bool, last: bool) -> Exchanges:
+        """Along gy and gz: products of layers and tables, norms and weights."""
+        job, hidden = self.job, self.config.model.hidden_size
+        matrices = layer_matrices(self.config.model)
+        table = Matrix("table", hidden, self.config.model.vocab_size, True)
+        sent: Exchanges = ()
+        for matrix in matrices:
+            sent += _of_layers(grid.product_sums(job, matrix), layers, repeated)
+            sent += _of_layers(self._depth(matrix), layers, repeated)
+        sent += _of_layers(grid.norm_exchanges(job), 2 * layers, 2 * repeated)
+        if last:
+            sent += _of_layers((*grid.product_sums(job, table), *self._depth(table)), 1, 0)
+            sent += _of_layers(grid.norm_exchanges(job), 1, 0)
+        return sent + (_of_layers(self._depth(table), 1, 0) if first else ())
+
+    def _depth(self, matrix: Matrix) -> Exchanges:
+        share = matrix.inputs * matrix.outputs // (self.config.gx * self.config.gy * self.config.gz)
+        reduce = Format(self.config.reduce_precision)
+        wires = self.placement.gather_format.num_bytes, reduce.num_bytes
+        return grid.depth_exchanges(self.job, share, *wires)
+
+    def _messages(self, index: int) -> Iterator[Sent]:
+        """Activations to the next stage, and their gradients to the one before."""
+        message = pp.message(self.job, MESHTUNE)
+        stages = self.axes.group_of(self.rank, "pp")
+        for near in (index + 1, index - 1):
+            peer = self.config.stages.rank_of(near) if 0 <= near < self.num_stages else self.pp_rank
+            if peer != self.pp_rank:
+                yield replace(message, times=self.config.gas), (self.rank, stages[peer])
+
+    def _sharded(self, units: list[list[Parameter]]) -> Iterator[Sent]:
+        """Weights that FSDP2 holds."""
+        config, placement, holders = self.config, self.placement, self.holders
+        node = self.topology.replicas_per_node(holders.size, holders.stride)
+        partial = 0
+        for parameters in units:
+            unit = UnitLayout(placement, tuple(p.shape for p in parameters), node)
+            outermost = config.pp == 1 and not parameters[0].name.startswith("blocks.")
+            reductions = 1 if config.sums_whole_gradients else config.gas
+            for sent in unit_exchanges(unit, holders, self._gathers(outermost), reductions):
+                yield sent, sent.group.of(self.rank)
+            whole = {number for number, p in enumerate(parameters) if not p.traits.split}
+            partial += sum(s.length for s in unit.updated(self.copy) if s.parameter in whole)
+            if parameters[0].traits.shared:
+                yield self._embedding(unit.slice)
+        if partial and config.tp > 1 and config.sequence_parallel:
+            yield self._sum("tensor", "tp", partial)
+
+    def _gathers(self, outermost: bool) -> tuple[int, int]:
+        """Gatherings of a unit in a step: from the stored weights, and from the secondary copy.
+
+        One before each forward and each backward pass, but for the outermost unit without a
+        pipeline: its backward pass begins where its forward pass has ended.
+        """
+        if self.placement.keeps_whole:
+            return 1, 0
+        stored, copies = dp.gathers_per_step(
+            self.config.gas,
+            self.placement.secondary is not None,
+            passes=1 if outermost else 2,
+            refresh_each=self.config.refresh_secondary == "micro_batch",
+        )
+        return int(stored), int(copies)
+
+    def _whole(self, units: list[list[Parameter]]) -> Iterator[Sent]:
+        """Whole weights, in buckets."""
+        config, placement = self.config, self.placement
+        each = placement.gradients.degree > 1 and not config.sums_whole_gradients
+        for bucket in fill(reversed(list(in_order(units))), config.ddp_bucket_size):
+            total = padded(bucket, placement.optimizer_shard)
+            reductions = config.gas if each else 1
+            for sent in bucket_exchanges(placement, total, self.holders, reductions):
+                yield sent, sent.group.of(self.rank)
+            share, traits = total // placement.optimizer_shard, bucket[0].traits
+            if traits.shared and not config.stages.folded:
+                yield self._embedding(share)
+            if config.tp > 1 and config.sequence_parallel and not traits.split:
+                yield self._sum("tensor", "tp", share)
+            if config.gz > 1 and "gz" not in traits.split:
+                yield self._sum("gradient_sync", "gz", share)
+
+    def _sum(self, purpose: str, axis: str, numel: int) -> Sent:
+        """Gradients of weights that all ranks of an axis hold, summed over them."""
+        group = self.axes.group(axis)
+        sent = Exchange(purpose, "all_reduce", group, numel * _SUMMED_BYTES)
+        return sent, group.of(self.rank)
+
+    def _embedding(self, numel: int) -> Sent:
+        stages = self.axes.group_of(self.rank, "pp")
+        peer = stages[-1 if self.pp_rank == 0 else 0]
+        return pp.tied_embedding(self.job, numel), (self.rank, peer)
+
+
+def _of_layers(exchanges: Exchanges, layers: int, repeated: int) -> Exchanges:
+    """Exchanges of one layer, for so many layers of which some are computed again."""
+    return tuple(
+        one.repeated(repeated if one.within == "repeated" else layers) for one in exchanges
+    )

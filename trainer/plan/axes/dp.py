@@ -1,0 +1,297 @@
+"""Data parallelism: replicas of the model, over which training states may be split.
+
+Weights, gradients and optimizer states are each split over a number of the ranks that hold the same
+parameters, and repeated beyond (see ``trainer.plan.placement``): ZeRO's stages (Rajbhandari et al.
+2020), a nearer copy of the weights (Wang et al. 2023), hierarchical splits (Xu et al. 2025). The
+sends follow from the degrees: split weights are gathered before each pass, gradients scattered over
+the ranks that accumulate them, summed beyond, and updated weights published where they are split
+less than the optimizer states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer.plan.axes.mesh import RankGroup, Size
+from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.jobs import Array, Jobs, Mask
+from trainer.plan.rules.requirement import Requirement
+from trainer.plan.states import Shards, in_flat_buckets
+
+
+def requirements(context: bool) -> tuple[Requirement, ...]:
+    """Conditions on placements, over all ranks that hold the same weights.
+
+    Args:
+        context: whether those of context parallelism are counted among them.
+    """
+    ranks, said = ("(dp * cp)", "dp {dp} * cp {cp}") if context else ("dp", "dp {dp}")
+    axes = ("cp",) if context else ()
+    split = [
+        Requirement(
+            f"{state}_by_dp",
+            f"{absent}{ranks} % {state_shard} == 0",
+            f"{state_shard} {{{state_shard}}} does not divide {said}; make {state_shard} a divisor "
+            "of it",
+            axes=axes,
+        )
+        for state, state_shard, absent in (
+            ("weights", "weight_shard", ""),
+            ("gradients", "gradient_shard", ""),
+            ("secondary", "secondary_shard", "secondary_shard == 0 or "),
+            ("optimizer", "optimizer_shard", ""),
+        )
+    ]
+    # With one replica nothing is on its way.
+    quantized = [
+        Requirement(
+            f"{name}_needs_split",
+            f"not {name} or gradient_shard > 1 or {otherwise}{ranks} == 1",
+            f"{name} needs split gradients, but gradient_shard is 1; raise gradient_shard, or set "
+            f"{name}: false",
+            builtin_only=True,
+            axes=axes,
+        )
+        # The grid gathers weights along gz, whatever the placement.
+        for name, otherwise in (("quantize_weights", "gz > 1 or "), ("quantize_gradients", ""))
+    ]
+    return (*split, *_NESTED, *quantized)
+
+
+_NESTED = (
+    # Xu et al. 2025, section V: optimizer states >= gradients >= weights, each within the next,
+    # else a rank would hold states of parameters that it has no part in.
+    Requirement(
+        "gradients_nest_weights",
+        "gradient_shard % weight_shard == 0",
+        "weight_shard {weight_shard} does not divide gradient_shard {gradient_shard}; make "
+        "weight_shard a divisor of it, or change gradient_shard",
+    ),
+    Requirement(
+        "optimizer_nests_gradients",
+        "optimizer_shard % gradient_shard == 0",
+        "gradient_shard {gradient_shard} does not divide optimizer_shard {optimizer_shard}; make "
+        "gradient_shard a divisor of it, or change optimizer_shard",
+    ),
+    Requirement(
+        "secondary_needs_split_weights",
+        "secondary_shard == 0 or weight_shard > 1",
+        "secondary_shard {secondary_shard}: a secondary copy needs split weights, but weight_shard "
+        "is {weight_shard}; raise weight_shard, or set secondary_shard: 0",
+    ),
+    Requirement(
+        "quantize_secondary_needs_copy",
+        "not quantize_secondary or secondary_shard > 0",
+        "quantize_secondary is set, but there is no secondary copy: set secondary_shard",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Holders:
+    """The ranks that hold the same parameters of a class, and how they share their states.
+
+    Dense parameters are held by all ranks of dp and cp; experts by fewer, since ep ranks have
+    different ones (``trainer.plan.axes.ep``).
+
+    Attributes:
+        size: ranks with the same parameters.
+        stride: from one of them to the next, in ranks.
+        divisor: ranks over which the parameters of a layer are split, whatever the placement.
+        placement: degrees to which each state is split over the holders.
+        world: ranks of the job.
+    """
+
+    size: Size
+    stride: Size
+    divisor: Size
+    placement: Shards
+    world: Size | None = None
+
+    def group(self, size: Size, apart: Size = 1) -> RankGroup:
+        """Groups of so many holders, ``apart`` from each other."""
+        stride = np.broadcast_to(np.asarray(apart * self.stride, np.float64), np.shape(size))
+        return RankGroup(size, stride, self.world)
+
+
+def dense_holders(jobs: Jobs) -> Holders:
+    """The holders of all parameters but experts."""
+    axes = jobs.layout.axes
+    return Holders(
+        axes.replicas,
+        axes.of_states.stride("dp"),
+        jobs.layout.layer_ranks,
+        jobs.placement,
+        axes.world_size,
+    )
+
+
+class Wires(NamedTuple):
+    """Bytes of so many numbers on their way, by what is sent."""
+
+    gather: Callable[[Any], Any]
+    """Weights."""
+    secondary: Callable[[Any], Any]
+    """Weights from their nearer copy."""
+    reduce: Callable[[Any], Any]
+    """Gradients that are scattered."""
+    total: Callable[[Any], Any]
+    """Gradients that are summed."""
+
+
+def gathers_per_step(
+    micro_batches: Any, has_copy: Any, passes: int = 2, refresh_each: bool = False
+) -> tuple[Any, Any]:
+    """Gatherings of split weights in a step: from the stored ones, and from the secondary copy.
+
+    Args:
+        micro_batches: per step; a number, or a column of them.
+        has_copy: whether there is a secondary copy, which the stored weights are gathered to renew.
+        passes: before each of which weights are gathered: forward and backward.
+        refresh_each: the copy is renewed in every micro-batch, not once a step.
+    """
+    every = passes * micro_batches
+    stored = np.where(has_copy, micro_batches if refresh_each else 1, every)
+    return stored, every - stored
+
+
+@dataclass(frozen=True)
+class StateExchanges:
+    """What happens to the states of a class of parameters in a step.
+
+    Attributes:
+        weights: gathers split weights from where they are stored.
+        secondary: gathers them from the nearer copy.
+        gradients: splits a micro-batch's gradients over the ranks that accumulate them.
+        gradient_scatter: once a step, between groups that have accumulated: over what is left of
+            the optimizer's split.
+        gradient_sum: between ranks that update the same weights.
+        publish: what was updated, where weights are split less than optimizer states.
+    """
+
+    weights: Exchange
+    secondary: Exchange
+    gradients: Exchange
+    gradient_scatter: Exchange
+    gradient_sum: Exchange
+    publish: Exchange
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return (getattr(self, f.name) for f in fields(self))
+
+
+class Cuts(NamedTuple):
+    """Elements of each state that one rank holds."""
+
+    stored: Size
+    """Of the weights that gathers start from."""
+    copied: Size
+    """Of their nearer copy."""
+    accumulated: Size
+    """Of the gradients."""
+    updated: Size
+    """Of the optimizer states."""
+
+
+def state_exchanges(
+    holders: Holders,
+    degrees: Shards,
+    cuts: Cuts,
+    wires: Wires,
+    gathers: tuple[Size, Size],
+    reductions: Size,
+    sums: Size = 1,
+) -> StateExchanges:
+    """Exchanges of a class of parameters in a step.
+
+    Args:
+        holders: its ranks.
+        degrees: to which states are split; those of the holders' placement, or coarser.
+        cuts: elements on a rank.
+        wires: bytes of them on their way.
+        gathers: from the stored weights, and from the copy.
+        reductions: of split gradients.
+        sums: of gradients between ranks that update the same weights.
+    """
+    weights, gradients = degrees.weight_shard, degrees.gradient_shard
+    optimizer, copy = degrees.optimizer_shard, np.maximum(degrees.secondary_shard, 1)
+    further = optimizer / gradients
+    between = optimizer / weights
+
+    def gather(
+        purpose: str, group: RankGroup, wire: Callable[[Any], Any], part: Size, times: Size
+    ) -> Exchange:
+        return Exchange(purpose, "all_gather", group, group.size * wire(part), times)
+
+    def scatter(purpose: str, group: RankGroup, part: Size, times: Size) -> Exchange:
+        whole = group.size * wires.reduce(part)
+        return Exchange(purpose, "reduce_scatter", group, whole, times, "backward")
+
+    return StateExchanges(
+        weights=gather("weights", holders.group(weights), wires.gather, cuts.stored, gathers[0]),
+        secondary=gather(
+            "secondary", holders.group(copy), wires.secondary, cuts.copied, gathers[1]
+        ),
+        gradients=scatter("gradients", holders.group(gradients), cuts.accumulated, reductions),
+        gradient_scatter=scatter(
+            "gradient_sync", holders.group(further, gradients), cuts.updated, 1
+        ),
+        gradient_sum=Exchange(
+            "gradient_sync",
+            "all_reduce",
+            holders.group(holders.size / optimizer, optimizer),
+            wires.total(cuts.updated),
+            sums,
+            "backward",
+        ),
+        publish=gather("publish", holders.group(between, weights), wires.gather, cuts.updated, 1),
+    )
+
+
+def in_buckets(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
+    """Where gradients are whole, or split in flat buckets beside whole weights."""
+    degrees, bits = holders.placement, jobs.placement
+    quantized = (bits.gather_bits > 0) | (bits.reduce_bits > 0)
+    flat = habits.flat_buckets & np.asarray(in_flat_buckets(degrees, quantized))
+    return np.asarray(flat | (degrees.gradient_shard == 1))
+
+
+def reduces_every_time(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
+    """Where whole gradients are reduced after every micro-batch, and not once a step."""
+    whole = (holders.size > 1) & (holders.placement.optimizer_shard == 1)
+    return np.asarray((jobs.layout.pp > 1) & whole & habits.gradients_synced_per_micro_batch)
+
+
+def job_exchanges(jobs: Jobs, habits: Habits, holders: Holders, weights: Array) -> StateExchanges:
+    """Exchanges of so many weights on a rank, with the formats that jobs and framework state."""
+    degrees, placement = holders.placement, jobs.placement
+    gather_bytes = jobs.gather_bytes
+    held_bits = placement.secondary_bits
+    held_bytes = np.where(held_bits > 0, held_bits / 8, gather_bytes)
+    bits = placement.reduce_bits
+    reduce_bytes = np.where(bits > 0, bits / 8, habits.reduce_bytes)
+    split = degrees.weight_shard > 1
+    stored, nearer = gathers_per_step(jobs.layout.gas, degrees.secondary_shard > 0)
+    return state_exchanges(
+        holders,
+        degrees,
+        Cuts(
+            weights / degrees.weight_shard,
+            weights / np.maximum(degrees.secondary_shard, 1),
+            weights / degrees.gradient_shard,
+            weights / degrees.optimizer_shard,
+        ),
+        Wires(
+            lambda n: n * gather_bytes,
+            lambda n: n * held_bytes,
+            lambda n: n * reduce_bytes,
+            lambda n: n * reduce_bytes,
+        ),
+        (np.where(split, stored, 0.0), np.where(split, nearer, 0.0)),
+        jobs.reductions,
+        np.where(reduces_every_time(jobs, habits, holders), jobs.layout.gas, 1.0),
+    )

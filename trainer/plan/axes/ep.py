@@ -1,0 +1,161 @@
+"""Expert parallelism: experts of a mixture dealt out over ranks, and tokens sent to them.
+
+As Megatron Core has it: ``ep`` ranks, each with a part of every layer's experts, are taken from
+those of data and context parallelism, so that the world is no larger. Experts' matrices are split
+over ``etp`` ranks, by default ``tp``. In the order of ranks ``etp`` is innermost, then ``ep``. A
+rank's experts are held by ``tp cp dp / (ep etp)`` ranks, among which gradients are reduced and
+states split (expert data parallelism). Each pass sends tokens to their experts and back. The
+built-in trainer has none of it; jobs without a mixture never come here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainer.plan.axes.dp import Holders
+from trainer.plan.axes.mesh import RankGroup
+from trainer.plan.exchange import Exchange
+from trainer.plan.jobs import Array, Jobs
+from trainer.plan.sizes import Mixture, expert_weights, ffn_weights, mixed_layers
+
+
+@dataclass(frozen=True)
+class _Degrees:
+    """Degrees to which experts' states are split; see ``trainer.plan.states.Shards``."""
+
+    weight_shard: Array
+    secondary_shard: Array
+    gradient_shard: Array
+    optimizer_shard: Array
+
+
+def expert_holders(jobs: Jobs) -> Holders:
+    """The ranks that hold the same experts.
+
+    States that are split over all ranks with the same dense weights are split over all with the
+    same experts.
+    """
+    layout, placement = jobs.layout, jobs.placement
+    divisor = layout.ep * layout.etp
+    copies = layout.tp * layout.cp * layout.dp / divisor
+    fewer = layout.replicas / copies
+
+    def shard(degree: Array) -> Array:
+        return np.where(degree > 1, np.clip(degree / fewer, 1, np.maximum(copies, 1)), degree)
+
+    degrees = _Degrees(
+        shard(placement.weight_shard),
+        shard(placement.secondary_shard),
+        shard(placement.gradient_shard),
+        shard(placement.optimizer_shard),
+    )
+    stride = layout.axes.of_states.stride("dp") / layout.tp * divisor
+    return Holders(copies, stride, divisor, degrees, layout.axes.world_size)
+
+
+def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
+    """Of all layers, those that have experts."""
+    return np.asarray(mixed_layers(jobs.model, mixture) / jobs.model.num_layers)
+
+
+def on_stage(jobs: Jobs, mixture: Mixture, layers: Array, first: Array) -> tuple[Array, Array]:
+    """Weights of a stage beside ``trainer.stage_weights``, before any split.
+
+    Args:
+        jobs: of which.
+        mixture: theirs.
+        layers: that the stage has.
+        first: 1 where it is the first stage: dense layers come before all others.
+
+    Returns:
+        What the stage's dense layers have beyond what is counted for layers with experts; and all
+        weights of its experts.
+    """
+    some = mixture.num_experts > 0
+    dense = np.where(some, np.minimum(mixture.dense_layers, layers) * first, 0.0)
+    beyond = ffn_weights(jobs.model, jobs.model.ffn_size - mixture.shared_ffn_size)
+    beyond = beyond - mixture.num_experts * jobs.model.hidden_size
+    return dense * beyond, (layers - dense) * expert_weights(jobs.model, mixture)
+
+
+def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
+    """Pairs of a token and its expert in one micro-batch that one rank's experts compute.
+
+    Tokens are dealt out over ``tp`` before they are sent, and gathered over ``etp`` after; the
+    router is taken to be balanced.
+    """
+    return np.asarray(
+        jobs.tokens
+        * jobs.layout.etp
+        / jobs.layout.tp
+        * mixture.experts_per_token
+        * mixture.capacity
+    )
+
+
+def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
+    """Of one layer, on one rank; 1 where there are none."""
+    return np.asarray(np.maximum(mixture.num_experts / jobs.layout.ep, 1))
+
+
+def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
+    """What the experts of one layer keep of a micro-batch: their inputs, what is between their
+    matrices, and their outputs, which the router's gradient needs.
+
+    Fused, the gate's kernel weighs tokens as well, so that neither its result before the product
+    nor the outputs are kept.
+    """
+    inner = (
+        np.where(jobs.model.gated, 3 if fused else 4, 2) * mixture.expert_ffn_size / jobs.layout.etp
+    )
+    kept = jobs.options.element_bytes * ((1 if fused else 2) * jobs.model.hidden_size + inner)
+    return np.asarray(assigned_tokens(jobs, mixture) * kept)
+
+
+def dispatch(
+    jobs: Jobs, mixture: Mixture, places: Array | None = None, near: Array | None = None
+) -> Exchange:
+    """One way of a micro-batch's tokens to the experts of one layer, or back.
+
+    Args:
+        jobs: whose.
+        mixture: theirs.
+        places: ranks or nodes over which experts are spread, to each of which a token is sent
+            once, however many of its experts are there; None: once for each expert.
+        near: ranks of a group where only some of those with experts take part.
+    """
+    layout = jobs.layout
+    group = RankGroup(layout.ep if near is None else near, layout.etp, layout.world_size)
+    return Exchange("experts", "all_to_all", group, dispatched_bytes(jobs, mixture, places))
+
+
+def split_exchanges(jobs: Jobs, mixture: Mixture) -> tuple[Exchange, Exchange]:
+    """Tokens gathered over the ranks that split an expert, and its outputs summed, in one pass."""
+    split = RankGroup(jobs.layout.etp, np.ones(len(jobs)), jobs.layout.world_size)
+    size = jobs.model.hidden_size * jobs.options.element_bytes
+    rows = assigned_tokens(jobs, mixture) * size
+    return (
+        Exchange("experts", "all_gather", split, rows),
+        Exchange("experts", "reduce_scatter", split, rows),
+    )
+
+
+def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
+    """What a rank sends in one pass of one layer, one way.
+
+    Args:
+        jobs: of which.
+        mixture: theirs.
+        places: ranks or nodes over which experts are spread, to each of which a token is sent
+            once, however many of its experts are there; None: once for each expert.
+    """
+    copies = mixture.experts_per_token * mixture.capacity
+    if places is not None:
+        # Those that at least one of a token's experts is on.
+        met = places * (1 - (1 - 1 / places) ** mixture.experts_per_token)
+        copies = np.minimum(copies, met)
+    return np.asarray(
+        jobs.tokens / jobs.layout.tp * copies * jobs.model.hidden_size * jobs.options.element_bytes
+    )

@@ -1,0 +1,167 @@
+"""The grid: three-dimensional tensor parallelism over gx * gy * gz ranks (Singh et al. 2024, V-A).
+
+Along gx each layer's outputs are split, and the inputs of every second layer; along gy the others.
+Along gz a replica's sequences are split, and what gx and gy leave of the weights, which are
+gathered for each pass. gx alone is plain tensor parallelism: a priced job counts it as ``tp``, with
+the same sums. The sums along gy are equation 3 of section V-B, the gathers and scatters along gz
+equations 1 and 2; equation 7, the bandwidth that a group reaches, is the cost model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from trainer.plan.axes.axis import Axis, Exchanges
+from trainer.plan.axes.mesh import Size
+from trainer.plan.exchange import Exchange, Habits
+from trainer.plan.jobs import Array, Jobs
+from trainer.plan.rules.requirement import Requirement
+from trainer.plan.sizes import Matrix, layer_matrices, layer_weights
+
+Wire = Callable[[Size], Size]
+"""Bytes of so many numbers on their way."""
+
+REQUIREMENTS = (
+    *(
+        Requirement(
+            f"grid_{name}",
+            condition,
+            f"not divisible: {words}",
+            builtin_only=True,
+        )
+        for name, condition, words in (
+            ("heads", "num_kv_heads % gx == 0", "num_kv_heads {num_kv_heads} by gx {gx}"),
+            (
+                "hidden",
+                "hidden_size % (gy * gz) == 0 and hidden_size % (gx * gz) == 0",
+                "hidden_size {hidden_size} by gx {gx} * gz {gz} or gy {gy} * gz {gz}",
+            ),
+            (
+                "ffn",
+                "ffn_hidden_size % (gx * gz) == 0",
+                "ffn_hidden_size {ffn_hidden_size} by gx {gx} * gz {gz}",
+            ),
+            (
+                "vocab",
+                "vocab_size % (gx * gz) == 0",
+                "vocab_size {vocab_size} by gx {gx} * gz {gz}",
+            ),
+            ("sequences", "mbs % gz == 0", "mbs {mbs} by gz {gz}, which share its sequences"),
+            (
+                "key_values",
+                "2 * hidden_size * num_kv_heads % (num_heads * gx * gz) == 0",
+                "rows of keys and values, 2 * hidden_size {hidden_size} * num_kv_heads "
+                "{num_kv_heads} / num_heads {num_heads}, by gx {gx} * gz {gz}",
+            ),
+        )
+    ),
+    Requirement(
+        "grid_without_tp",
+        "tp == 1 or gx * gy * gz == 1",
+        "tp {tp} beside the grid gx {gx}, gy {gy}, gz {gz}: gx is its tensor parallelism; set "
+        "tp: 1",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_by_placement",
+        "gradient_shard == 1 or gx * gy * gz == 1",
+        "gradient_shard {gradient_shard} beside the grid gx {gx}, gy {gy}, gz {gz}: gz splits "
+        "weights and gradients, the replicas optimizer states; set zero_stage to 0 or 1",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_without_compile",
+        "not compile or gx * gy * gz == 1",
+        "compile beside the grid gx {gx}, gy {gy}, gz {gz}: its layers are no one graph; set "
+        "compile: false",
+        builtin_only=True,
+    ),
+    Requirement(
+        "grid_without_cp",
+        "cp == 1 or gx * gy * gz == 1",
+        "cp {cp} beside the grid gx {gx}, gy {gy}, gz {gz}: sequences are split along one axis "
+        "only; set cp: 1",
+        builtin_only=True,
+        axes=("cp",),
+    ),
+)
+
+
+def product_sums(jobs: Jobs, matrix: Matrix) -> Exchanges:
+    """Sums along gy of one product and its gradients; those along gx are ``tp``'s.
+
+    The output is summed where the inputs lie along gy, the gradient of the input elsewhere.
+    """
+    group, element = jobs.layout.axes.group("gy"), jobs.tokens * jobs.options.element_bytes
+    element = element / jobs.layout.tp
+    if not matrix.splits_outputs:
+        num_bytes = element * matrix.inputs
+        return (Exchange("tensor", "all_reduce", group, num_bytes, 1, "backward"),)
+    num_bytes, full = element * matrix.outputs, np.where(jobs.repeats_layers, 1.0, 0.0)
+    return (
+        Exchange("tensor", "all_reduce", group, num_bytes, 1, "forward"),
+        Exchange("tensor", "all_reduce", group, num_bytes, full, "repeated"),
+    )
+
+
+def gy_exchanges(jobs: Jobs, habits: Habits) -> Exchanges:
+    """Sums along gy of one layer: queries, keys and values; up; and back through the others."""
+    return tuple(one for each in layer_matrices(jobs.model) for one in product_sums(jobs, each))
+
+
+def depth_exchanges(jobs: Jobs, weights: Size, gather: Wire, reduce: Wire) -> Exchanges:
+    """Weights gathered along gz for each forward pass, their gradients scattered behind the
+    backward pass; gathers begin a layer ahead, scatters end with the step (section V-D).
+
+    Args:
+        jobs: whose.
+        weights: that a rank holds of the matrix, layer or stage.
+        gather, reduce: bytes of so many weights, and gradients, on their way.
+    """
+    group, ranks = jobs.layout.axes.group("gz"), jobs.layout.gz
+    whole, full = ranks * gather(weights), np.where(jobs.repeats_layers, 1.0, 0.0)
+    scattered = ranks * reduce(weights)
+    return (
+        Exchange("weights", "all_gather", group, whole, 1, "forward", "layer"),
+        Exchange("weights", "all_gather", group, whole, full, "repeated", "layer"),
+        Exchange("gradients", "reduce_scatter", group, scattered, 1, "backward", "layer_backward"),
+    )
+
+
+def gz_exchanges(jobs: Jobs, habits: Habits, weights: Size | None = None) -> Exchanges:
+    """Along gz, of one layer's weights, or so many on a rank; formats as the framework has them."""
+    weights = layer_weights(jobs.model) / jobs.layout.layer_ranks if weights is None else weights
+    wires = jobs.gather_bytes, habits.reduce_bytes
+    return depth_exchanges(jobs, weights, lambda n: n * wires[0], lambda n: n * wires[1])
+
+
+def norm_exchanges(jobs: Jobs) -> Exchanges:
+    """Moments of one norm's inputs, which lie along gy, in float32; the backward pass sums two."""
+    group, moments = jobs.layout.axes.group("gy"), 2 * jobs.tokens * 4
+    full = np.where(jobs.repeats_layers, 1.0, 0.0)
+    gathered = jobs.layout.gy * moments
+    return (
+        Exchange("tensor", "all_gather", group, gathered, 1, "forward"),
+        Exchange("tensor", "all_gather", group, gathered, full, "repeated"),
+        Exchange("tensor", "all_reduce", group, moments, 1, "backward"),
+    )
+
+
+def kept_weight_bytes(jobs: Jobs, layers: Array) -> Array:
+    """Whole blocks that a micro-batch keeps for its backward pass, of a stage's layers.
+
+    Where layers are repeated there are only the one in work and the next one.
+    """
+    held = np.where(jobs.repeats_layers, np.minimum(layers, 2.0), layers)
+    block = layer_weights(jobs.model) / (jobs.layout.tp * jobs.layout.gy)
+    return np.where(jobs.layout.gz > 1, held * (block * jobs.options.element_bytes), 0.0)
+
+
+GY = Axis("gy", layer_exchanges=gy_exchanges)
+GZ = Axis(
+    "gz",
+    requirements=REQUIREMENTS,
+    layer_exchanges=gz_exchanges,
+)

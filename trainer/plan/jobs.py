@@ -1,0 +1,466 @@
+"""Training jobs as columns, one job per row: what axes, exchanges and the cost model compute with.
+
+A space has one model and many configurations; a published sweep has a model per row. Both are
+columns here, so a formula is written once and computed for all rows together. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.plan.annotations import codes_of
+from trainer.plan.axes.mesh import (
+    PRICED_AXES,
+    SPLIT_TOKENS,
+    SPLIT_WEIGHTS,
+    Axes,
+    beside_dp,
+    ordered,
+    ranks_of_replica,
+)
+from trainer.plan.fields import Choices, OtherChoices, further_columns
+from trainer.plan.layouts import NO_LAYOUT
+from trainer.plan.model import ModelConfig
+from trainer.plan.sizes import Latent, Mixture
+from trainer.plan.states import BUCKET_ELEMENTS
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+RECOMPUTE = codes_of(Choices, "recompute")
+NONE, SELECTIVE, FULL = RECOMPUTE.values()
+SCHEDULES = codes_of(Choices, "pipeline_schedule")
+ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE, ZERO_BUBBLE_V, DUAL_PIPE_V = SCHEDULES.values()
+DISPATCHERS = codes_of(OtherChoices, "moe_token_dispatcher")
+ALL_TO_ALL, FLEX = DISPATCHERS.values()
+BY_HABIT = -1
+GRAPHS = codes_of(OtherChoices, "cuda_graphs")
+NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
+
+
+class Column(NamedTuple):
+    """How a column of a job is read.
+
+    Attributes:
+        default: where nothing is said; None: it must be.
+        kind: numbers are float64, so that products of sizes cannot overflow.
+        least: smallest number accepted.
+    """
+
+    default: Any = None
+    kind: type = float
+    least: float | None = None
+
+    @property
+    def dtype(self) -> Any:
+        return np.float64 if self.kind is float else self.kind
+
+
+def column(default: Any = None, kind: type = float, least: float | None = None) -> Any:
+    """A field of a job's part; see ``Column``."""
+    return field(metadata={"column": Column(default, kind, least)})
+
+
+def mask(default: bool | None = False) -> Any:
+    """A truth value of a job's part."""
+    return column(default, bool)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Base of a job's parts: columns of shape (n,) and, where few models have them, records of
+    columns, or None."""
+
+    @classmethod
+    def declared(cls) -> dict[str, Column]:
+        """The part's columns by name."""
+        return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
+
+    def rows(self, rows: Any) -> Self:
+        """The rows that a mask, a slice or an array of indices selects."""
+        return type(self)(**{name: _selected(value, rows) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Shape(Part):
+    """Shape of the model, under the names of ``ModelConfig``.
+
+    Attributes:
+        num_layers: transformer layers of the whole model.
+        hidden_size: h.
+        num_heads: a, attention heads.
+        attention_size: channels of all their queries: h, unless heads have a size of their own;
+            of latent attention the mean of keys' and values'.
+        kv_heads: groups of grouped-query attention; equals ``num_heads`` without.
+        ffn_size: f, inner size of the feed-forward part.
+        gated: SwiGLU: two projections up instead of one.
+        vocab_size: V.
+        seq_length: s, tokens.
+        attended: keys of each query, masked ones included: s, or fewer where layers have windows.
+        tied_embeddings: the output layer is the embedding.
+        mixture: experts in place of feed-forward parts; None where no job has any.
+        latent: latent attention; None where no job has it.
+    """
+
+    num_layers: Array = column(least=1)
+    hidden_size: Array = column(least=1)
+    num_heads: Array = column()
+    attention_size: Array = column()
+    kv_heads: Array = column()
+    ffn_size: Array = column()
+    gated: Mask = mask(None)
+    vocab_size: Array = column()
+    seq_length: Array = column()
+    attended: Array = column()
+    tied_embeddings: Mask = mask(None)
+    mixture: Mixture | None = None
+    latent: Latent | None = None
+
+    @property
+    def head_dim(self) -> Array:
+        """Channels of one attention head."""
+        return self.attention_size / self.num_heads
+
+
+@dataclass(frozen=True)
+class Layout(Part):
+    """Degrees of parallelism, and how the batch is cut.
+
+    Attributes:
+        world_size: GPUs, ``tp * cp * gy * gz * dp * pp``.
+        tp: tensor parallelism; the grid's first axis ``gx`` splits a layer alike and counts as it.
+        cp: context parallelism, which splits every sequence.
+        gy, gz: the grid's second and third axis.
+        pp: pipeline ranks.
+        vpp: model chunks per pipeline rank.
+        dp: replicas.
+        ep: ranks over which a layer's experts are dealt out; taken from those of ``dp`` and ``cp``,
+            so that it is no factor of ``world_size``.
+        etp: ranks that split each expert's matrices.
+        mbs: sequences per micro-batch and replica.
+        gas: micro-batches per step and replica.
+        pp_inside: stages are numbered before the ranks of ``cp`` and ``dp`` (see ``Axes``).
+        further: degrees of axes that have no name of their own here.
+    """
+
+    world_size: Array = column()
+    tp: Array = column(least=1)
+    cp: Array = column(1, least=1)
+    gy: Array = column(1, least=1)
+    gz: Array = column(1, least=1)
+    pp: Array = column(least=1)
+    vpp: Array = column(1, least=1)
+    dp: Array = column(least=1)
+    ep: Array = column(1, least=1)
+    etp: Array = column(least=1)
+    mbs: Array = column(least=1)
+    gas: Array = column(least=1)
+    pp_inside: Mask = mask()
+    further: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> Axes:
+        """The parallel axes and their sizes."""
+        own = {**vars(self), **self.further}
+        return Axes({name: own[name] for name in ordered(PRICED_AXES)}, self.pp_inside)
+
+    @property
+    def replicas(self) -> Array:
+        """Ranks that hold the same weights."""
+        return np.asarray(self.axes.replicas)
+
+    @property
+    def layer_ranks(self) -> Array:
+        """Ranks that split a layer's weights, whatever the placement."""
+        return np.asarray(self.axes.product(SPLIT_WEIGHTS))
+
+    @property
+    def token_ranks(self) -> Array:
+        """Ranks that split a micro-batch's tokens."""
+        return np.asarray(self.axes.product(SPLIT_TOKENS))
+
+
+@dataclass(frozen=True)
+class StatePlacement(Part):
+    """Placement of training states over the ranks that hold the same weights.
+
+    Attributes:
+        weight_shard, gradient_shard, optimizer_shard: degrees; 1 is not split.
+        secondary_shard: degree of the nearer copy of the weights; 0 is no copy.
+        gather_bits, reduce_bits, secondary_bits: of one element on its way, or in the copy, scales
+            included; 0 stands for the framework's habit.
+        zero_stage: 0 to 3 where the job says it in ZeRO's words, else -1.
+        reduces_once: split gradients are summed whole and reduced once a step, not behind each
+            micro-batch.
+    """
+
+    weight_shard: Array = column()
+    gradient_shard: Array = column()
+    optimizer_shard: Array = column()
+    secondary_shard: Array = column(0)
+    gather_bits: Array = column(0)
+    reduce_bits: Array = column(0)
+    secondary_bits: Array = column(0)
+    zero_stage: Array = column(-1)
+    reduces_once: Mask = mask()
+
+
+@dataclass(frozen=True)
+class Stages(Part):
+    """Layers of the pipeline's stages, as ``trainer.plan.stages.StageSettings`` has them.
+
+    Attributes:
+        first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
+        account_for_embedding, account_for_loss: layers that either counts as; -1 is the
+            framework's habit.
+        pipeline_layout: the layers of all stages in place of these, as a text; ``none`` is none.
+    """
+
+    first_stage_layers: Array = column(0)
+    last_stage_layers: Array = column(0)
+    account_for_embedding: Array = column(-1)
+    account_for_loss: Array = column(-1)
+    pipeline_layout: NDArray[np.str_] = column(NO_LAYOUT, str)
+
+
+@dataclass(frozen=True)
+class Options(Part):
+    """How the job computes, beside its degrees.
+
+    Attributes:
+        sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
+        recompute: NONE, SELECTIVE (the attention core) or FULL (all but a layer's input).
+        schedule: of a pipeline: ONE_F_ONE_B, plain or interleaved, BREADTH_FIRST, ZERO_BUBBLE,
+            ZERO_BUBBLE_V or DUAL_PIPE_V.
+        element_bytes: of weights and activations in the computation: 2 or 4.
+        fp8: the layers' matrix products are computed in 8 bits.
+        masks_documents: attention takes a mask that keeps documents apart.
+        bucket_elements: parameters of a flat bucket of gradients, where the job says it.
+        fused_loss: one kernel, which leaves the logits' gradient in their own place.
+        dispatcher: how tokens are sent to experts: ALL_TO_ALL, once to each; FLEX, once to each
+            node, and from there once to each rank; BY_HABIT, the framework's own way.
+        overlaps_dispatch: that happens behind the layers of another micro-batch.
+        graphs: CUDA graphs, whose kernels the host launches at once: NO_GRAPHS; LAYER_GRAPHS, of a
+            layer without its experts; STEP_GRAPHS, of the whole step.
+        engine: number of the model, where a space has several; see ``CostModel.others``.
+        further: columns that the trainer's fields declare beside these (``trainer.plan.fields``).
+    """
+
+    sequence_parallel: Mask = mask()
+    recompute: Array = column(NONE)
+    schedule: Array = column(ONE_F_ONE_B)
+    element_bytes: Array = column(2)
+    fp8: Mask = mask()
+    masks_documents: Mask = mask()
+    bucket_elements: Array = column(BUCKET_ELEMENTS)
+    fused_loss: Mask = mask()
+    dispatcher: Array = column(BY_HABIT)
+    overlaps_dispatch: Mask = mask()
+    graphs: Array = column(NO_GRAPHS)
+    engine: Array = column(0)
+    further: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        try:
+            return vars(self)["further"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"no option {name!r}: declare its column") from None
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Training jobs, one per row, in parts."""
+
+    model: Shape
+    layout: Layout
+    placement: StatePlacement
+    stages: Stages
+    options: Options
+
+    def __len__(self) -> int:
+        return int(self.layout.tp.size)
+
+    def __getitem__(self, rows: Any) -> Jobs:
+        """The jobs that a mask, a slice or an array of indices selects."""
+        return Jobs(**{name: part.rows(rows) for name, part in vars(self).items()})
+
+    def columns(self) -> dict[str, Array]:
+        """All numbers by name, those of mixtures and latent attention too."""
+        found: dict[str, Array] = {}
+        for part in vars(self).values():
+            for name, value in vars(part).items():
+                if isinstance(value, np.ndarray) and value.dtype.kind != "U":
+                    found[name] = np.asarray(value, np.float64)
+                elif isinstance(value, dict):
+                    found |= {key: np.asarray(own, np.float64) for key, own in value.items()}
+        for name in ("mixture", "latent"):
+            if (few := getattr(self.model, name)) is not None:
+                found |= {f"{name}.{key}": value for key, value in few._asdict().items()}
+        return found
+
+    @property
+    def folded(self) -> Mask:
+        """Where the first of several pipeline ranks has the last stage as well."""
+        return np.asarray((self.options.schedule >= ZERO_BUBBLE_V) & (self.layout.pp > 1))
+
+    @property
+    def tokens(self) -> Array:
+        """Tokens of one micro-batch on one rank."""
+        return self.layout.mbs * self.model.seq_length / self.layout.token_ranks
+
+    @property
+    def activation_bytes(self) -> Array:
+        """Bytes of a micro-batch's activations between two layers, sequences whole over ``tp``."""
+        width = self.model.hidden_size / self.layout.gy
+        return self.tokens * width * self.options.element_bytes
+
+    @property
+    def gather_bytes(self) -> Array:
+        """Bytes of a weight that is gathered."""
+        bits = self.placement.gather_bits
+        return np.where(bits > 0, bits / 8, self.options.element_bytes)
+
+    @property
+    def repeats_layers(self) -> Mask:
+        """Where the backward pass computes whole layers again."""
+        return np.asarray(self.options.recompute == FULL)
+
+    @property
+    def global_batch(self) -> Array:
+        """Sequences per step over all replicas."""
+        return self.layout.mbs * self.layout.gas * self.layout.dp
+
+    @property
+    def reductions(self) -> Array:
+        """Times that split gradients are reduced in a step."""
+        return np.where(self.placement.reduces_once, 1.0, self.layout.gas)
+
+    @property
+    def recompute_words(self) -> NDArray[np.str_]:
+        """What is recomputed, as ``TrainConfig`` says it."""
+        words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
+        return words
+
+
+_PARTS: Mapping[str, Any] = get_type_hints(Jobs)
+_FEW: dict[str, Any] = {"mixture": Mixture, "latent": Latent}
+"""Records of columns in the model's shape."""
+_DECLARED: dict[str, dict[str, Column]] = {name: part.declared() for name, part in _PARTS.items()}
+_FURTHER = {
+    "layout": {name: Column(1, least=1) for name in PRICED_AXES if name not in _DECLARED["layout"]},
+    "options": {
+        name: Column(*one)
+        for name, one in further_columns({n for p in _DECLARED.values() for n in p}).items()
+    },
+}
+"""Columns that parts have without a field of their own: degrees of axes that the mesh lists, and
+options that the trainer's fields declare."""
+_EVERY = {
+    name: one for part in (*_DECLARED.values(), *_FURTHER.values()) for name, one in part.items()
+}
+
+
+def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
+    """Jobs from columns or scalars that broadcast against each other.
+
+    Args:
+        columns: by the name of their field in whichever part; ``zero_stage`` may stand in for the
+            shard degrees. ``dp`` or ``world_size`` may be left out, since one follows from the
+            other.
+        model: gives the shape where the columns do not.
+
+    Raises:
+        ValueError: if a field is missing, or a degree is below 1; it names the field.
+    """
+    given = {name: one.default for name, one in _EVERY.items() if one.default is not None}
+    if model is not None:
+        given |= {name: getattr(model, name) for name in (*_DECLARED["model"], *_FEW)}
+    given |= columns
+    given.setdefault("etp", given.get("tp"))
+    given.setdefault("attention_size", given.get("hidden_size"))
+    given.setdefault("attended", given.get("seq_length"))
+    given = _with_ranks(given)
+    given = {**_shards(given), **given}
+    if missing := [name for name in _EVERY if given.get(name) is None]:
+        raise ValueError(f"jobs need the columns {', '.join(missing)}")
+    arrays = [np.atleast_1d(np.asarray(given[name], one.dtype)) for name, one in _EVERY.items()]
+    whole: dict[str, Any] = dict(zip(_EVERY, np.broadcast_arrays(*arrays), strict=True))
+    for name, one in _EVERY.items():
+        if one.least is not None and np.any(~(whole[name] >= one.least)):
+            raise ValueError(f"{name} must be {one.least} or more in every job")
+    made: dict[str, dict[str, Any]] = {
+        part: {name: whole[name] for name in names} for part, names in _DECLARED.items()
+    }
+    made["model"] |= {name: _broadcast(given.get(name), whole["tp"].shape) for name in _FEW}
+    for part, names in _FURTHER.items():
+        made[part]["further"] = {name: whole[name] for name in names}
+    return Jobs(**{part: cls(**made[part]) for part, cls in _PARTS.items()})
+
+
+def joined(parts: Sequence[Jobs]) -> Jobs:
+    """The jobs of several records, one after the other."""
+    made: dict[str, Any] = {}
+    for part, cls in _PARTS.items():
+        several = [getattr(one, part) for one in parts]
+        names = vars(several[0])
+        sizes = [len(one) for one in parts]
+        made[part] = cls(**{n: _joined(n, [getattr(o, n) for o in several], sizes) for n in names})
+    return Jobs(**made)
+
+
+def _joined(name: str, values: list[Any], sizes: list[int]) -> Any:
+    if name in _FEW:
+        if not any(value is not None for value in values):
+            return None
+        kind = _FEW[name]
+        without = [kind(*np.zeros((len(kind._fields), size))) for size in sizes]
+        filled = [value or none for value, none in zip(values, without, strict=True)]
+        return kind(*(np.concatenate(columns) for columns in zip(*filled, strict=True)))
+    if isinstance(values[0], dict):
+        return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
+    return np.concatenate(values)
+
+
+def _selected(value: Any, rows: Any) -> Any:
+    """Rows of a column, or of every column of a record or mapping."""
+    if isinstance(value, dict):
+        return {name: one[rows] for name, one in value.items()}
+    if isinstance(value, tuple):
+        return type(value)(*(one[rows] for one in value))
+    return None if value is None else value[rows]
+
+
+def _broadcast(few: Any, shape: tuple[int, ...]) -> Any:
+    if few is None:
+        return None
+    return type(few)(*(np.broadcast_to(np.asarray(size, np.float64), shape) for size in few))
+
+
+def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns with ``dp`` and ``world_size``, of which one may be left out."""
+    made = dict(given)
+    if "dp" not in made:
+        degrees = {name: np.asarray(made[name]) for name in beside_dp(PRICED_AXES)}
+        made["dp"] = np.asarray(made["world_size"]) / ranks_of_replica(degrees, PRICED_AXES)
+    if "world_size" not in made:
+        sizes = {name: np.asarray(made[name]) for name in ordered(PRICED_AXES)}
+        made["world_size"] = Axes(sizes).world_size
+    return made
+
+
+def _shards(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Degrees of the stages of ZeRO (Rajbhandari et al. 2020)."""
+    if "weight_shard" in given:
+        return {}
+    stage = np.asarray(given["zero_stage"])
+    replicas = np.asarray(given["dp"]) * np.asarray(given["cp"])
+    return {
+        "weight_shard": np.where(stage >= 3, replicas, 1),
+        "gradient_shard": np.where(stage >= 2, replicas, 1),
+        "optimizer_shard": np.where(stage >= 1, replicas, 1),
+    }
