@@ -1,6 +1,7 @@
 # The facade: what __init__.py exports, each from its module when it is first used.
 from . import minicluster, processes
 from .clock import Clock
+from .forked_rank import parsed_python
 from .launcher import (
     AllocationGoneError,
     AllocationState,
@@ -21,7 +22,6 @@ from .outcome.texts import LauncherTexts
 from .outcome.watch import STDOUT_NAME, watch
 from .pool import NodePool
 from .python import module_argv
-from .rank_server import parsed_python
 from .registry import launcher_names, make_launcher
 from .simulated.cluster import EPOCH, SimulatedCluster
 from .simulated.launcher import SimulatedLauncher

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 
 from slurm.outcome.watch import STDERR_NAME
 from slurm.trial import Lease, TrialSpec
+
+# After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
+# of an out-of-memory by themselves, and write its result: a shorter time would cut them off.
+FAILURE_GRACE_S = 12.0
+
+
+class FailureGrace:
+    """The time that a trial's other ranks have to end by themselves once one has failed."""
+
+    def __init__(self, grace_s: float = FAILURE_GRACE_S) -> None:
+        self._grace_s = grace_s
+        self._failed_s: float | None = None  # when the first failure was seen
+        self._used = False
+
+    def is_over(self, codes: Mapping[int, int]) -> bool:
+        """Whether the ranks that still run have to be killed now; true at most once.
+
+        Args:
+            codes: see :func:`first_failure`.
+        """
+        if self._failed_s is None and any(codes.values()):
+            self._failed_s = time.monotonic()
+        late = self._failed_s is not None and time.monotonic() - self._failed_s > self._grace_s
+        if late and not self._used:
+            self._used = True
+            return True
+        return False
 
 
 def first_failure(codes: Mapping[int, int]) -> int | None:

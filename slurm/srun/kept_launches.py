@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foundation.writing import write_private
-from slurm import rank_server
+from slurm import fork_server
 from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
@@ -185,7 +185,7 @@ class KeptLaunches:
 def _step_spec(spec: TrialSpec) -> TrialSpec:
     """A step for trials like this one."""
     assert spec.kept is not None
-    server = (spec.argv[0], rank_server.__file__, ",".join(spec.kept.modules))
+    server = (spec.argv[0], fork_server.__file__, ",".join(spec.kept.modules))
     name = f"{spec.kept.mark}-{secrets.token_hex(4)}"
     return replace(spec, name=name, argv=server, timeout_s=float("inf"))
 

@@ -1,8 +1,8 @@
 """A step that is kept from trial to trial: its ranks have the trainer's imports done.
 
-Its tasks are :mod:`slurm.rank_server`'s, each of which forks a rank for every trial. So only the
-first of them waits for a step, and for Python and torch on all its nodes; and each has processes of
-its own nevertheless, which no other can disturb.
+Each task is a :class:`slurm.fork_server.TaskShepherd`, which forks a rank for every trial. So only
+the first trial waits for a step, and for Python and torch on all its nodes; yet each has processes
+of its own, which no other can disturb.
 """
 
 from __future__ import annotations
@@ -18,27 +18,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurm import rank_server
+from slurm.forked_rank import parsed_python, read_at_start
 from slurm.log_file import LogFile
+from slurm.outcome.rank_ends import FailureGrace
 from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
 from slurm.srun.ending import Step
 from slurm.srun.rank_words import RankWords
 from slurm.trial import Lease, TrialSpec
 
-FAILURE_GRACE_S = 12.0  # for a trial's other ranks to end by themselves once one has failed
 _LAST_TRIES_S = 2.0  # of what a full disk does not take
 _POLL_S = 0.2
 _MOST_UNCLAIMED = 1 << 16  # bytes that srun says while no trial runs; the newest are kept
-# Of the loader, the interpreter or a module that is imported: a fork would have missed them.
-_READ_AT_START = (
-    *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
-    *("TORCH", "PYTORCH", "TRITON_", "NVTE_", "DS_", "XLA_", "JAX_", "HF_", "TRANSFORMERS_"),
-)
 
 
 def can_be_forked(spec: TrialSpec) -> bool:
     """Whether the trial's ranks can be forked from a kept step's."""
-    return spec.kept is not None and rank_server.parsed_python(spec.argv) is not None
+    return spec.kept is not None and parsed_python(spec.argv) is not None
 
 
 @dataclass
@@ -75,8 +70,7 @@ class KeptStep:
         self._world_size = step_spec.world_size
         self._lock = threading.Lock()
         self._trial: TrialSpec | None = None
-        self._failed_s: float | None = None  # when the first rank had failed
-        self._killed = False
+        self._grace = FailureGrace()
         self._unclaimed = b""
         self._problem = ""
         srun = subprocess.Popen(
@@ -125,7 +119,7 @@ class KeptStep:
             env: what its ranks have in their environment that the step has not.
         """
         with self._lock:
-            self._trial, self._failed_s, self._killed, self._problem = spec, None, False, ""
+            self._trial, self._grace, self._problem = spec, FailureGrace(), ""
             for output, name in ((self._out, STDOUT_NAME), (self._err, STDERR_NAME)):
                 output.log, output.codes = LogFile(spec.directory / name), {}
             assert self._err.log is not None
@@ -133,21 +127,27 @@ class KeptStep:
             self._unclaimed = b""
         whole = {k: v for k, v in self._before.items() if v is not None} | {**env}
         unset = sorted(self._before.keys() - whole.keys())
-        order = {"trial": spec.name, "argv": list(spec.argv), "cwd": str(spec.started_in)}
-        self._order({**order, "env": whole, "unset": unset})
+        self._order(
+            {
+                "trial": spec.name,
+                "argv": spec.argv,
+                "cwd": str(spec.started_in),
+                "unset": unset,
+                "env": whole,
+                "ranks": [{}],  # srun has given each task its own variables
+                "memory_bytes": None,
+                "forked": True,
+            }
+        )
 
     def over(self) -> bool:
         """Whether the trial is: nothing of it is left, or srun has ended. Does not block.
 
-        Ranks that wait for one that has failed are killed after :data:`FAILURE_GRACE_S`.
+        Ranks that outlive one that has failed for too long are killed.
         """
         if self.all_ended or not self.alive:
             return True
-        if self._failed_s is None and any(self.codes.values()):
-            self._failed_s = time.monotonic()
-        late = self._failed_s and time.monotonic() - self._failed_s > FAILURE_GRACE_S
-        if late and not self._killed:
-            self._killed = True
+        if self._grace.is_over(self.codes):
             self._order({"end": signal.SIGKILL})
         return False
 
@@ -226,5 +226,5 @@ def likeness(spec: TrialSpec, lease: Lease) -> object:
         spec.memory_bytes_per_rank,
         spec.argv[0],
         spec.kept,
-        sorted(item for item in spec.env.items() if item[0].startswith(_READ_AT_START)),
+        read_at_start(spec.env),
     )

@@ -7,13 +7,13 @@ import json
 import re
 from dataclasses import dataclass
 
-from slurm import rank_server
+from slurm import fork_server
 
 LONGEST_LINE_BYTES = 1024  # what is longer is passed on in pieces, as by slurmstepd
-_NAME = rank_server.WORD.encode()
+_NAME = fork_server.WORD.encode()
 # Anywhere: a piece of another rank's long line may stand before it.
 _WORD = re.compile(_NAME + rb" (\{[^{}\n]*\})\n")
-_MARK, _NEWLINE = rank_server.END_OF_LINE[:1].encode(), rank_server.END_OF_LINE[1:].encode()
+_MARK, _NEWLINE = fork_server.END_OF_LINE[:1].encode(), fork_server.END_OF_LINE[1:].encode()
 _END_OF_LINE = re.compile(_MARK + _NEWLINE + b"?")  # slurmstepd may cut between the two
 
 

@@ -16,7 +16,7 @@ import pytest
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
-from slurm.local.shepherd import marker
+from slurm.local.server import marker
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
 from slurm.python import module_argv
