@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from foundation import failures
+
 
 class SaidOf(enum.Enum):
     """Whom an end says something about."""
@@ -60,19 +62,8 @@ class Consequences:
 
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
 # groups), for a log may be made of nothing but their beginnings.
-_DEVICE_OOM = re.compile(
-    r"torch(?:\.cuda)?\.OutOfMemoryError|(?:CUDA|HIP) out of memory\. Tried to allocate"
-    r"|(?:CUDA|HIP) (?:driver )?error: out of memory|hipErrorOutOfMemory|cudaErrorMemoryAllocation"
-    r"|Triton Error \[(?:CUDA|HIP)\]: [^\n]{0,60}out of memory"
-    r"|(?:(?:CU|HIP)BLAS|CUDNN|MIOPEN)_STATUS_ALLOC_FAILED"
-    r"|(?m:^(?>.*?(?:Cuda failure|HIP failure|CUDA error \d)).*'out of memory')"
-)
-_PROCESS_OOM = re.compile(
-    r"DefaultCPUAllocator: can't allocate memory"
-    r"|(?m:^(?:\[rank\d+\]: *)?(?:[\w.]+\._Array)?MemoryError\b)"
-    r"|std::bad_alloc|cannot allocate memory for thread-local data|cannot map zero-fill pages"
-    r"|OpenBLAS error: Memory allocation|\[Errno 12\] Cannot allocate memory"
-)
+_DEVICE_OOM = failures.any_of(failures.DEVICE_OOM, failures.DEVICE_OOM_IN_LOGS)
+_HOST_OOM = failures.any_of(failures.HOST_OOM, failures.HOST_OOM_IN_LOGS)
 _BROKEN_DEVICE = re.compile(
     r"uncorrectable (?:ECC|NVLink) error|cudaErrorECCUncorrectable|hipErrorECCNotCorrectable"
     r"|GPU has fallen off the bus"
@@ -116,7 +107,7 @@ class Kind(enum.StrEnum):
         "host_oom",
         Consequences(
             "out of host memory", _CONFIGURATION, "failure", False, "red",
-            texts=(LogText(_PROCESS_OOM, Before.LAUNCH),), out_of="host memory",
+            texts=(LogText(_HOST_OOM, Before.LAUNCH),), out_of="host memory",
         ),
     )  # fmt: skip
     INVALID = (
