@@ -21,16 +21,16 @@ from trainer.train import Trainer
 
 
 class Engine(Protocol):
-    """What trains a model on this rank: ``Trainer``, or DeepSpeed's counterpart."""
+    """A training engine on this rank: ``Trainer``, or DeepSpeed's counterpart."""
 
     @property
     def traffic(self) -> Traffic | None:
-        """What this rank sent; None if the engine's collectives are its own."""
+        """Counters of what this rank sent; None if the engine has collectives of its own."""
         ...
 
     @property
     def kernels(self) -> dict[str, Any] | None:
-        """What its matrix products were found to need; None if they were not timed."""
+        """Report of the tuned matrix products; None if they were not timed."""
         ...
 
     def resume(self) -> int:
@@ -56,10 +56,10 @@ class Engine(Protocol):
         ...
 
     def finish(self, stopped: bool = False) -> None:
-        """Until everything is written; raises what went wrong with it.
+        """Wait until everything is written; raises what writing raised.
 
         Args:
-            stopped: before the last step: what belongs to the end is left out.
+            stopped: training ended before its last step, so exports of the end are left out.
         """
         ...
 
@@ -109,48 +109,87 @@ def train(
     """
     device = Device.of_this_rank(config.device)
     engine = build_engine(config, device)
-    first = engine.resume()
-    last = first + config.steps
-    times_s: list[float] = []
-    reports: list[StepReport] = []
-    validations: dict[int, float] = {}
-    with _metrics(config, folder, first) as note:
+    training = _Training(config, engine, device, dataset, held_out)
+    with _metrics(config, folder, training.first) as note:
         dist.barrier()
-        for number in range(first, last):
-            if number == first + config.warmup_steps and engine.traffic is not None:
+        training.run(progress, step_done, note, stop)
+    return training.results()
+
+
+class _Training:
+    """The steps of one run, and their results so far."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        engine: Engine,
+        device: Device,
+        dataset: Dataset,
+        held_out: Dataset | None,
+    ) -> None:
+        self.config, self.engine, self.device = config, engine, device
+        self.dataset, self.held_out = dataset, held_out
+        self.first = engine.resume()
+        self.last = self.first + config.steps
+        self.times_s: list[float] = []
+        self.reports: list[StepReport] = []
+        self.validations: dict[int, float] = {}
+
+    def run(
+        self,
+        progress: Callable[[str], None],
+        step_done: Callable[[int, float], None],
+        note: Note,
+        stop: Callable[[], bool],
+    ) -> None:
+        """Train until the last step, or until a rank is asked to stop."""
+        config, engine, last = self.config, self.engine, self.last
+        for number in range(self.first, last):
+            if number == self.first + config.warmup_steps and engine.traffic is not None:
                 engine.traffic.clear()
-            begin_s = time.perf_counter()
-            with attention_backends(device.type):
-                report = engine.step(number, dataset, stop() if config.save else None)
-            times_s.append(device.clock() - begin_s - report.aside_s)
-            reports.append(report)
+            report, time_s = self._step(number, stop() if config.save else None)
             done = number + 1
-            end = done if report.stop else last
-            progress(_progress_line(done, last, report, times_s[-1]))
-            step_done(done - first, times_s[-1])
-            if held_out is not None and _validates(config, done, last):
-                with attention_backends(device.type):
-                    validations[done] = engine.validate(held_out)
-                progress(f"step {done}/{last} validation loss {validations[done]:.4f}")
-            note(done, report, times_s[-1], validations.get(done))
-            saved = engine.save_if_due(done, end)
+            progress(_progress_line(done, last, report, time_s))
+            step_done(done - self.first, time_s)
+            if self.held_out is not None and _validates(config, done, last):
+                with attention_backends(self.device.type):
+                    self.validations[done] = engine.validate(self.held_out)
+                progress(f"step {done}/{last} validation loss {self.validations[done]:.4f}")
+            note(done, report, time_s, self.validations.get(done))
+            saved = engine.save_if_due(done, done if report.stop else last)
             if saved is not None:
                 progress(f"{'saving' if config.async_save else 'saved'} {saved}")
             if report.stop:
                 break
-        stopped = reports[-1].stop and len(reports) < config.steps
+
+    def _step(self, number: int, stop: bool | None) -> tuple[StepReport, float]:
+        """One step, and its seconds without those spent on anything but training."""
+        begin_s = time.perf_counter()
+        with attention_backends(self.device.type):
+            report = self.engine.step(number, self.dataset, stop)
+        time_s = self.device.clock() - begin_s - report.aside_s
+        self.reports.append(report)
+        self.times_s.append(time_s)
+        return report, time_s
+
+    def results(self) -> dict[str, Any]:
+        """See ``train``; waits until everything is written."""
+        reports, engine = self.reports, self.engine
+        stopped = reports[-1].stop and len(reports) < self.config.steps
         engine.finish(stopped)
-    sent = engine.traffic.report(config.measured_steps) if engine.traffic is not None else {}
-    return {
-        "step_times_s": times_s,
-        **_figures(reports),
-        "validation_losses": validations,
-        "stopped": stopped,
-        "device": device.facts(),
-        "memory": device.memory(),
-        "communication": sent,
-        "kernels": engine.kernels,
-    }
+        traffic = engine.traffic
+        return {
+            "step_times_s": self.times_s,
+            "losses": [report.loss for report in reports],
+            "grad_norms": [report.grad_norm for report in reports],
+            "skipped_steps": sum(not report.done for report in reports),
+            "validation_losses": self.validations,
+            "stopped": stopped,
+            "device": self.device.facts(),
+            "memory": self.device.memory(),
+            "communication": {} if traffic is None else traffic.report(self.config.measured_steps),
+            "kernels": engine.kernels,
+        }
 
 
 def _validates(config: TrainConfig, done: int, last: int) -> bool:
@@ -158,12 +197,12 @@ def _validates(config: TrainConfig, done: int, last: int) -> bool:
 
 
 Note = Callable[[int, StepReport, float, float | None], None]
-"""Of a finished step: its number, report and time, and the loss on held-out data if there is."""
+"""Called after a step: its number, report, seconds, and the held-out loss if there is one."""
 
 
 @contextmanager
 def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[Note]:
-    """What the first rank writes of each step, if asked to."""
+    """Writer of per-step metrics on rank 0, if the configuration asks for them."""
     if config.metrics is None or folder is None or dist.get_rank() != 0:
         yield lambda *_: None
         return
@@ -184,14 +223,6 @@ def _metrics(config: TrainConfig, folder: Path | None, first: int) -> Iterator[N
 
     with closing(writer):
         yield note
-
-
-def _figures(reports: list[StepReport]) -> dict[str, Any]:
-    return {
-        "losses": [report.loss for report in reports],
-        "grad_norms": [report.grad_norm for report in reports],
-        "skipped_steps": sum(not report.done for report in reports),
-    }
 
 
 def _progress_line(step: int, last: int, report: StepReport, time_s: float) -> str:

@@ -1,4 +1,4 @@
-"""Figures of single steps while a run trains: JSON lines, TensorBoard, Weights & Biases."""
+"""Metrics of single steps while a run trains: JSON lines, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Figures = Mapping[str, float | int | None]
 
 
 class MetricsWriter:
-    """Writes where the settings say; only the first rank needs one.
+    """Writes metrics to the files and services in the settings; used on rank 0 only.
 
     Args:
         metrics: the settings.
         folder: of ``metrics.jsonl`` and of TensorBoard's files.
-        first: steps that are finished. Lines of later ones, of a run that was lost after its last
-            checkpoint, are removed: every step is there once.
+        first: finished steps. Lines of later steps, from a run that died after its last
+            checkpoint, are removed, so that every step appears once.
         config: of the run, for Weights & Biases.
 
     Raises:
@@ -61,7 +61,7 @@ class MetricsWriter:
             self.ends.append(run.finish)
 
     def write(self, step: int, figures: Figures) -> None:
-        """Of one step, counted from 1; figures that are not finite become null."""
+        """Write one step, counted from 1; values that are not finite become null."""
         if step % self.log_freq and "validation_loss" not in figures:
             return
         line = {name: _finite(value) for name, value in figures.items()}
@@ -72,13 +72,13 @@ class MetricsWriter:
             write(step, numbers)
 
     def close(self) -> None:
-        """Everything written is then where it belongs."""
+        """Flush and close all writers."""
         for end in self.ends:
             end()
 
 
 def _lines_until(path: Path, step: int) -> list[str]:
-    """Of an earlier run that this one goes on from."""
+    """Lines of the resumed run up to this step."""
     if step == 0 or not path.exists():
         return []
     kept = []

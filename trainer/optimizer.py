@@ -17,16 +17,16 @@ from trainer.plan.shapes import Traits
 from trainer.runtime.phase import phase
 
 ROW = 1024
-"""Gradients whose norm is taken at once."""
+"""Elements of a gradient whose norm is taken at once."""
 
 
 class Weights(Protocol):
-    """What a way of data parallelism offers to the optimizer."""
+    """Interface of a data-parallel method to the optimizer."""
 
     masters: dict[Traits, list[nn.Parameter]]
     """Float32 weights that this rank updates."""
     counts: bool
-    """Whether this rank's masters are in global sums: one of the ranks that update the same is."""
+    """Whether this rank's masters count in global sums; one of the ranks with equal ones does."""
 
     def pieces(self) -> Iterator[Piece]: ...
     def receive(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
@@ -39,7 +39,7 @@ class Weights(Protocol):
 
 @dataclass(frozen=True)
 class StepReport:
-    """Of one optimizer step; the same on every rank, but for ``aside_s``."""
+    """Result of one optimizer step; the same on every rank, except ``aside_s``."""
 
     loss: float
     grad_norm: float
@@ -48,18 +48,18 @@ class StepReport:
     stop: bool = False
     """Whether a rank was asked to stop."""
     aside_s: float = 0.0
-    """Time that this rank spent on what is no part of training."""
+    """Seconds that this rank spent on work that is not training."""
 
 
 class Totals(NamedTuple):
-    """Of the whole job, each a number in float64."""
+    """Sums over the whole job, each a number in float64."""
 
     squares: Tensor
     """The squared gradient norm."""
     loss: Tensor
-    """Sum of the losses of tokens, as a mean over all of them."""
+    """Sum of token losses, divided by the number of all tokens."""
     share: Tensor
-    """Of tokens that are in the loss; 0 where none is."""
+    """Share of tokens that are in the loss; 0 if none is."""
     asked: Tensor
     """Ranks that were asked to stop."""
 
@@ -105,7 +105,7 @@ class Optimizer:
         )
 
     def set_lr(self, lr: float) -> None:
-        """Of the updates from now on."""
+        """Set the learning rate of the next updates."""
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = lr
@@ -124,7 +124,7 @@ class Optimizer:
         self.weights.finish_gradients()
         totals = self.totals(loss, counted, stop)
         phase.name = "optimizer"
-        # Of a batch without any token in it, loss and gradients are 0 as they are.
+        # If no token of a batch is in the loss, loss and gradients are already 0.
         share = torch.where(totals.share > 0, totals.share, 1.0)
         scale = self.scaler.scale * share  # of loss and gradients, until the update
         norm = totals.squares.sqrt() / scale
@@ -172,7 +172,7 @@ class Optimizer:
 
 
 def squared_norm(grads: Sequence[Tensor]) -> Tensor:
-    """The squared 2-norm of all together, in float64.
+    """Squared 2-norm of all gradients together, in float64.
 
     An accelerator takes the norms of all tensors in one call, and sums each as a tree.
     """

@@ -1,8 +1,8 @@
-"""The figures of a training run and the one file that carries them, ``result.json``.
+"""Metrics of a training run, and the file that holds them, ``result.json``.
 
-Whoever knows the outcome first writes it: rank 0 when training ended, else the rank that failed.
-The file appears whole or not at all and is never replaced within a run, so that the root cause
-stands even if the other ranks fail after it. Torch-free.
+The first rank that knows the outcome writes it: rank 0 at the end of training, or the rank that
+failed. The file appears whole or not at all and is never replaced within a run, so that the root
+cause stands even if other ranks fail later. Torch-free.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trainer.plan.config import TrainConfig
 from trainer.plan.flops import hardware_flops, model_flops
 
 RESULT_NAME = "result.json"
-# What an ``ok`` result holds, and what a search may seek. Keys that begin with ``communication_``
-# are tables by purpose and link.
+# Metrics of an ``ok`` result, which may be a search's objective. Keys that begin with
+# ``communication_`` are tables by purpose and link.
 FIGURES = (
     *("tflops_per_gpu", "hardware_tflops_per_gpu", "tokens_per_second"),
     *("tokens_per_second_per_gpu", "samples_per_second", "step_time_s", "dp", "global_batch_size"),
@@ -48,11 +48,11 @@ def completed(
         memory: of every rank, in rank order, as ``Device.memory`` gives it.
 
     Returns:
-        For ``ok`` the figures that DESIGN names, from the measured steps only; ``loss`` and
-        ``step_time_s`` keep their order, ``loss`` with the warm-up steps. For ``diverged`` the
-        first step that went wrong as ``where``. ``peak_memory_bytes`` is ``allocated`` of the rank
-        that has most, ``memory`` has every rank's; ``device`` is the first rank's;
-        ``validation_loss`` is by step, where it was asked for.
+        For ``ok`` the metrics in ``FIGURES``, from the measured steps only; ``loss`` and
+        ``step_time_s`` are in step order, ``loss`` includes the warm-up steps. For ``diverged``
+        the first step that went wrong as ``where``. ``peak_memory_bytes`` is the largest
+        ``allocated`` of all ranks, ``memory`` has every rank's; ``device`` is that of rank 0;
+        ``validation_loss`` is by step, if it was asked for.
     """
     losses = list(training["losses"])
     validations = {str(step): loss for step, loss in training["validation_losses"].items()}
@@ -83,13 +83,13 @@ def completed(
 
 
 def step_line(config: TrainConfig, world_size: int, number: int, step_time_s: float) -> str:
-    """What a search reads while a trial runs: the figures of one step, counted from 1."""
+    """Line with the metrics of one step, counted from 1, for a search that watches the trial."""
     figures = {"step": number, "step_time_s": step_time_s, **rates(config, world_size, step_time_s)}
     return "MESHTUNE_STEP " + json.dumps(figures)
 
 
 def rates(config: TrainConfig, world_size: int, step_time_s: float) -> dict[str, float]:
-    """The speed of one step, as a result has that of all."""
+    """Rates of one step, under the names that a result has."""
     speed = _speed(config, world_size, [step_time_s])
     return {key: value for key, value in speed.items() if isinstance(value, float)}
 
@@ -115,7 +115,7 @@ def _speed(config: TrainConfig, world_size: int, measured: Sequence[float]) -> d
 
 
 def _executed(config: TrainConfig, batch: int) -> float:
-    """FLOPs of a step with those that are done again."""
+    """FLOPs of a step, recomputation included."""
     useful = float(model_flops(config.model, batch))
     if config.recompute == "selective" and config.keeps_products:
         return useful
@@ -164,7 +164,7 @@ def failure(
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
+    """Versions of the software that the metrics depend on."""
     found = {"python": platform.python_version()}
     for package in ("meshtune", "torch"):
         try:
@@ -175,7 +175,7 @@ def versions() -> dict[str, str]:
 
 
 def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
-    """Write ``result.json`` unless it is there already.
+    """Write ``result.json`` unless it exists.
 
     A hard link is the one operation that is atomic and exclusive on local disks, NFS and Lustre
     alike; the file is complete and on disk before it gets its name.
@@ -185,7 +185,7 @@ def write_result(directory: Path, result: Mapping[str, Any]) -> bool:
         result: JSON-like; NaN and infinities are written as null, which JSON can carry.
 
     Returns:
-        Whether this call wrote it; False if another rank had been first.
+        Whether this call wrote it; False if another rank was first.
     """
     path = directory / RESULT_NAME
     draft = directory / f".{RESULT_NAME}.{uuid.uuid4().hex}"

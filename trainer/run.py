@@ -1,4 +1,4 @@
-"""One training run from its configuration to ``result.json``, whatever happens on the way."""
+"""One training run, from its configuration to ``result.json``, failures included."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run(path: Path, environ: MutableMapping[str, str]) -> int:
 
 
 def _rank(environ: Mapping[str, str]) -> int:
-    """For the report of an environment that may be wrong itself."""
+    """Rank for the report of an environment that may itself be wrong."""
     text = environ.get("RANK", environ.get("SLURM_PROCID", "0"))
     return int(text) if text.isdecimal() else 0
 
@@ -186,7 +186,7 @@ class _Run:
             return self._fail("oom", phase.name, cause, EXIT_OUT_OF_MEMORY)
         if isinstance(error, ConfigError):
             return self._fail("invalid", "config", error, EXIT_INVALID)
-        # A peer that goes breaks this rank's connections, with as many texts as there are places.
+        # A peer that leaves breaks this rank's connections; the error's text depends on the place.
         if isinstance(error, (RuntimeError, OSError)) and self.peers.have_failed():
             self.peers.leave()
         traceback.print_exception(error)
@@ -247,7 +247,7 @@ def _stop_requests(wanted: bool) -> Iterator[threading.Event]:
 
 
 def _end_process(code: int) -> NoReturn:
-    """Leave without the interpreter's own end, which may wait for a collective for ever."""
+    """End the process at once; the interpreter's own shutdown may wait forever for a collective."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

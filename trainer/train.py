@@ -228,7 +228,7 @@ class Trainer:
         return self.ahead.take(step).each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _read_on_host(self, before: int, dataset: Dataset) -> Batches:
-        """Of the step that so many samples come before."""
+        """Batches of the step that ``before`` samples precede."""
         mesh, z = self.mesh, self.mesh.grid.z
         held = held_chunks(self.config.model.seq_length, mesh.cp.rank, mesh.cp.size)
         batches = micro_batches(self.config, dataset, before, mesh.replica)

@@ -273,7 +273,7 @@ def test_a_token_that_one_replica_meets_is_an_invalid_run(run: Run, config: Conf
     ("changes", "says"),
     [
         ({"tp": 3}, "tp 3 * pp 1 does not divide the number of ranks, 4"),
-        ({"data": "/nowhere/x"}, "/nowhere/x.idx: No such file"),
+        ({"data": "/nowhere/x"}, "/nowhere/x.idx: there is no such file"),
         ({"mbs": 0}, "mbs: "),
     ],
 )

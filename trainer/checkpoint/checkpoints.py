@@ -45,7 +45,7 @@ from trainer.runtime.phase import phase
 
 
 class Checkpointed(Protocol):
-    """What a checkpoint saves and restores the state of; ``train.Trainer`` is one."""
+    """An object whose state a checkpoint saves and restores, such as ``train.Trainer``."""
 
     config: TrainConfig
     mesh: Mesh
@@ -58,7 +58,7 @@ class Checkpointed(Protocol):
 
 
 class Checkpoints:
-    """Where one run saves, and where it goes on from. Every rank must call each method.
+    """Saves and loads the checkpoints of one run. Every rank must call each method.
 
     Args:
         config: of the run.
@@ -73,10 +73,10 @@ class Checkpoints:
         self.pending: Future[None] | None = None
 
     def load(self, trainer: Checkpointed) -> int:
-        """Go on from the latest complete checkpoint, where one is asked for.
+        """Resume from the latest complete checkpoint, if the configuration names a folder.
 
-        A run that saves where it loads from begins anew if there is none yet: the same
-        configuration then both starts a run and goes on with it.
+        A run that saves where it loads from starts from scratch if there is none yet: the same
+        configuration then starts a run and resumes it.
 
         Returns:
             Steps that are finished.
@@ -105,7 +105,7 @@ class Checkpoints:
         return found[max(found)] if found else None
 
     def _claim(self, finished: int) -> None:
-        """See before the first step whether the last one can be saved."""
+        """Check before the first step that the last one can be saved."""
         if self.folder is None:
             return
         try:
@@ -164,13 +164,13 @@ class Checkpoints:
         return final
 
     def wait(self) -> None:
-        """Until no checkpoint is being written; raises what went wrong with it."""
+        """Wait until no checkpoint is being written; raises what writing raised."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
             pending.result()
 
     def _complete(self, written: Future[Any], draft: Path, final: Path, record: Record) -> None:
-        """Of a checkpoint that torch writes, in a thread."""
+        """Finish a checkpoint once torch has written it; runs in a thread."""
         with self._failing(final):
             written.result()
             _conclude(draft, final, record, self.group)
@@ -188,7 +188,7 @@ class Checkpoints:
 def _conclude(
     draft: Path, final: Path, record: Record, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Give a checkpoint its checksums and its name, once every rank has written its part."""
+    """Write checksums and rename the checkpoint, once every rank has written its part."""
     written = f"__{dist.get_rank()}_*.distcp"
     own = on_each(lambda: {file.name: checksum(file) for file in draft.glob(written)}, group)
     checksums = {name: value for rank in own for name, value in rank.items()}
@@ -196,7 +196,7 @@ def _conclude(
 
 
 def restore(trainer: Checkpointed, path: Path) -> int:
-    """Give a trainer the state of one complete checkpoint; returns its finished steps.
+    """Load one complete checkpoint into a trainer; returns its finished steps.
 
     Raises:
         ConfigError: if it is of another model or seed.

@@ -35,7 +35,7 @@ from trainer.optimizer import Optimizer
 from trainer.parallel.mesh import Mesh
 
 CHUNK_ELEMENTS = 1 << 20
-"""Of a chunk of several rows. Whoever needs a part of a chunk reads all of it."""
+"""Largest chunk of several rows. Loading any part of a chunk reads all of it."""
 
 
 class Chunk(NamedTuple):
@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
     slice: Slice
     data: Tensor
     writes: bool
-    """Of the ranks that hold the chunk, this one saves it."""
+    """This rank saves the chunk, of all ranks that hold it."""
 
     @property
     def extent(self) -> ChunkStorageMetadata:
@@ -94,7 +94,7 @@ def _shard(slot: Slot) -> TensorShard:
 
 
 def _states(optimizer: Optimizer, piece: Piece) -> dict[str, Tensor]:
-    """What a checkpoint keeps of a master weight, each flat like the master."""
+    """Master weight and both moments, as a checkpoint keeps them: flat like the master."""
     assert optimizer.adamw is not None
     state = optimizer.adamw.state[piece.master]
     if not state:  # as AdamW begins
@@ -145,7 +145,7 @@ class LoadChunks(DefaultLoadPlanner):
                 self.copies.append((chunk.data, first.data))
 
     def fill_copies(self) -> None:
-        """What this rank holds twice is loaded once."""
+        """Copy what was loaded once to where this rank holds it a second time."""
         for copy, loaded in self.copies:
             copy.copy_(loaded)
 

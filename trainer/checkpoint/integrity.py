@@ -1,13 +1,12 @@
-"""That a checkpoint is what was saved: a checksum per file, and contents that are only data.
+"""Integrity of a checkpoint: a checksum per file, and contents that are only data.
 
-CRC-32 finds every error of up to 32 bits in a row, and all but one in 4e9 of the others; it is
-against disks and copies, not against people. It is the fastest that Python has (2.6 GB/s on one
-core, SHA-256 1.1 GB/s, BLAKE2 0.6 GB/s).
+CRC-32 finds every error of up to 32 bits in a row, and all but one in 4e9 of the others. It guards
+against failing disks and copies, not against people, and is the fastest checksum in Python
+(2.6 GB/s on one core; SHA-256 1.1 GB/s, BLAKE2 0.6 GB/s).
 """
 
 from __future__ import annotations
 
-import json
 import pickle
 import zlib
 from collections.abc import Iterable
@@ -18,6 +17,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from foundation.files import FileError, parse_json, read_bytes
+from foundation.messages import shown
 
 CHECKSUMS_NAME = "checksums.json"
 TABLE_NAME = ".metadata"
@@ -58,27 +60,19 @@ def read_checksums(folder: Path) -> dict[str, str]:
 
 
 def read_json(file: Path) -> Any:
-    """What a file of JSON says.
+    """The content of a JSON file of at most ``MAX_BYTES``.
 
     Raises:
-        CheckpointError: if it is no such file.
+        CheckpointError: if there is no such file, or it is not JSON.
     """
-    if not file.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{file.name}: there is no such file")
     try:
-        with file.open("rb") as source:
-            data = source.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise CheckpointError(f"{file.name}: larger than {MAX_BYTES:,} bytes")
-        return json.loads(data)
-    except RecursionError:
-        raise CheckpointError(f"{file.name}: not JSON: nested too deep") from None
-    except ValueError as error:
-        raise CheckpointError(f"{file.name}: not JSON: {error}") from None
+        return parse_json(read_bytes(file, MAX_BYTES), file.name)
+    except FileError as error:  # the caller names the folder
+        raise CheckpointError(str(error).replace(shown(file), file.name)) from None
 
 
 def verify(folder: Path, checksums: dict[str, str], names: Iterable[str]) -> None:
-    """See that files are as they were saved.
+    """Check that files are as they were saved.
 
     Raises:
         CheckpointError: if one is not; the message names it.
@@ -95,7 +89,7 @@ def verify(folder: Path, checksums: dict[str, str], names: Iterable[str]) -> Non
 
 
 class SafeReader(FileSystemReader):
-    """Reads the table of contents, which torch keeps as a pickle, without running what it names.
+    """Reads the table of contents, a pickle of torch's, without running what it names.
 
     The tensors themselves torch reads with ``weights_only``.
     """

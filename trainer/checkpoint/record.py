@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from foundation.records import Record as StrictRecord
 from trainer.checkpoint.integrity import CheckpointError, read_json
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
@@ -15,14 +16,12 @@ RECORD_NAME = "training.json"
 _SHOWN = 100  # characters of a wrong value
 
 
-class Record(BaseModel):
-    """What the file says. Strict: what is not as it was written is not guessed at."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+class Record(StrictRecord):
+    """The content of ``training.json``; anything unexpected in it is an error."""
 
     step: int = Field(ge=1)
     samples: int | None = Field(default=None, ge=0)
-    """That were read; None in a checkpoint of a version that did not count them."""
+    """Samples read so far; None in a checkpoint of a version that did not count them."""
     updates: int = Field(ge=0)
     loss_scale: float | None = Field(gt=0)
     good_steps: int = Field(ge=0)
@@ -46,14 +45,14 @@ def read_record(folder: Path) -> Record:
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
-    """What a run must share with the one it goes on from; all else may change."""
+    """Settings that a run shares with the one it resumes; all others may change."""
     model = config.model
     shape = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
     return {"seed": config.seed, "model": model.model_dump() | shape}
 
 
 def check_same(record: Record, config: TrainConfig, path: Path) -> None:
-    """See that a checkpoint is of this run's model and seed.
+    """Check that a checkpoint has this run's model and seed.
 
     Raises:
         ConfigError: if it is not; the message names the fields and both values.

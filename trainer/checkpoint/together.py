@@ -1,4 +1,4 @@
-"""What one rank does for all, or each for itself, with one outcome on every rank."""
+"""Actions of one rank, or of each, whose outcome every rank learns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
-    """Every rank gets what rank 0 found, or its error."""
+    """Run on rank 0; every rank gets its result, or raises its error."""
     found: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
@@ -29,7 +29,7 @@ def on_first(action: Callable[[], T], group: dist.ProcessGroup | None = None) ->
 
 
 def on_each(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
-    """Every rank gets what each found, or the error of the first that had one."""
+    """Run on every rank; each gets all results, or raises the first rank's error."""
     found: list[Any] = [None] * dist.get_world_size()
     try:
         own: Any = action()

@@ -13,7 +13,7 @@ from trainer.plan.config import TrainConfig
 
 
 class Dataset(Protocol):
-    """Where the tokens come from; ``trainer.data.dataset.TokenDataset`` is one."""
+    """Source of tokens, such as ``trainer.data.dataset.TokenDataset``."""
 
     def samples(
         self, first: int, count: int, *, seq_length: int, seed: int
@@ -29,21 +29,21 @@ class Dataset(Protocol):
         ...
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> Tensor:
-        """Where each token's document begins in its sample, int64 (count, seq_length + 1).
+        """Start of each token's document in its sample, int64 (count, seq_length + 1).
 
-        Asked for where boundaries of documents matter.
+        Called only where document boundaries matter.
         """
         ...
 
 
 class Consumed(NamedTuple):
-    """How far training had come where this run began: a checkpoint's record, or nothing."""
+    """Training progress at the start of this run: a checkpoint's record, or zero."""
 
     steps: int = 0
     samples: int = 0
 
     def before(self, step: int, global_batch: int) -> int:
-        """Samples that steps before this one have read, where this run's have so many each."""
+        """Samples read before this step, if each step of this run reads ``global_batch``."""
         return self.samples + (step - self.steps) * global_batch
 
 
@@ -54,10 +54,10 @@ class Batches(NamedTuple):
     targets: list[Tensor]
     """``goldfish.IGNORED`` where a target is not in the loss."""
     starts: list[Tensor]
-    """Where each token's document begins in its sample; empty where that does not matter."""
+    """Start of each token's document in its sample; empty where documents do not matter."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batches:
-        """The same with every tensor changed."""
+        """These batches with ``change`` applied to every tensor."""
         return Batches(*([change(tensor) for tensor in part] for part in self))
 
 
@@ -104,7 +104,7 @@ class BatchesAhead:
         self.coming: tuple[int, Future[Batches]] | None = None
 
     def take(self, step: int) -> Batches:
-        """Of this step; that of the next is begun. Raises what reading it raised."""
+        """Batches of this step; reading the next step's begins. Raises what reading raised."""
         found = self.coming
         if found is None or found[0] != step:  # the first, or another than the one after the last
             found = (step, self.thread.submit(self._prepared, step))

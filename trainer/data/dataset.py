@@ -73,10 +73,10 @@ class TokenDataset:
         return samples[:, :-1].contiguous(), targets
 
     def starts(self, first: int, count: int, *, seq_length: int, seed: int) -> torch.Tensor:
-        """Where the document of each token of these samples begins within its sample.
+        """Start of each token's document within its sample.
 
         Returns:
-            int64 of shape (count, seq_length + 1): also of the last target.
+            int64 of shape (count, seq_length + 1), the last target included.
         """
         places = [self._place(first + row, seq_length, seed) for row in range(count)]
         return torch.from_numpy(
@@ -108,12 +108,12 @@ class TokenDataset:
 
 
 def shuffled(position: int, size: int, seed: int, epoch: int) -> int:
-    """Where a random permutation of ``range(size)`` sends ``position``, without storing it.
+    """Image of ``position`` under a random permutation of ``range(size)``, without a table.
 
-    A four-round Feistel network permutes the next power of four; what falls outside ``size`` is
-    sent through again until it falls inside (cycle walking; Black and Rogaway 2002, "Ciphers with
-    arbitrary finite domains"). At most four passes on average, no memory: an epoch of a trillion
-    tokens has 10^9 samples.
+    A four-round Feistel network permutes the next power of four; a result outside ``size`` is
+    permuted again until it is inside (cycle walking; Black and Rogaway 2002, "Ciphers with
+    arbitrary finite domains"). It takes at most four passes on average and no memory: an epoch of
+    a trillion tokens has 10^9 samples.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half_bits) - 1

@@ -1,8 +1,7 @@
-"""Which tokens the goldfish loss leaves out (Hans et al. 2024, arXiv 2406.10209).
+"""Tokens that the goldfish loss leaves out (Hans et al. 2024, arXiv 2406.10209).
 
-A model that is never trained on some tokens of a text cannot recite it. The mask comes from the
-tokens themselves, so it is the same in every layout, and, where it is hashed, in every copy of a
-passage, wherever it begins.
+A model that is never trained on some tokens of a text cannot recite it. The mask depends on the
+tokens alone: it is the same in every layout and, if hashed, in every copy of a passage.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ def without(tokens: Tensor, targets: Tensor, goldfish: Goldfish) -> Tensor:
 
 
 def left_out(tokens: NDArray[np.int64], goldfish: Goldfish) -> NDArray[np.bool_]:
-    """Where the token that follows is left out: of the shape of ``tokens``.
+    """Mask of the shape of ``tokens``: true where the token that follows is left out.
 
-    Static: the last of every k. Hashed: by a hash of the h tokens before it; where a sequence has
-    fewer, it is not left out.
+    Static: every k-th token. Hashed: chosen by a hash of the h tokens before it; a token with
+    fewer before it in its sequence stays.
     """
     k, h = goldfish.k, goldfish.h
     result = np.zeros(tokens.shape, dtype=np.bool_)

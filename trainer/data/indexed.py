@@ -42,7 +42,7 @@ _REMEDY = "build it with `meshtune prepare-data FILES --out {prefix}`"
 
 @dataclass(frozen=True)
 class Index:
-    """What ``PREFIX.idx`` says about ``PREFIX.bin``."""
+    """Number and type of the tokens in ``PREFIX.bin``, from ``PREFIX.idx``."""
 
     dtype: np.dtype
     num_tokens: int
@@ -84,7 +84,7 @@ def read_index(prefix: str | Path) -> Index:
 
 
 class Documents:
-    """Where the documents of a dataset begin, in tokens; read from the index when asked.
+    """Starts of a dataset's documents, in tokens; read from the index when asked.
 
     Args:
         prefix: path without ``.idx``, which ``read_index`` has checked.
@@ -117,7 +117,7 @@ class Documents:
 
 
 def _data_bytes(idx: Path, num_sequences: int, itemsize: int) -> int:
-    """Where the last sequence ends; sequences lie one after the other."""
+    """Byte at which the last sequence ends; sequences are stored one after the other."""
     if num_sequences == 0:
         return 0
     sizes_end = HEADER.size + 4 * num_sequences

@@ -21,7 +21,7 @@ from trainer.data.tokenizers import Tokenizer, tokenizer_named
 from trainer.plan.limits import ConfigError
 
 END_OF_DOCUMENT = 256
-"""Of the byte-level tokenizer, whose other ids are the 256 bytes."""
+"""End-of-document token of the byte-level tokenizer; its other ids are the 256 bytes."""
 
 _CHUNK_BYTES = 1 << 20
 _MAX_SEQUENCE_TOKENS = 1 << 30  # the index counts a sequence's tokens in 32 bits

@@ -15,7 +15,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """How text becomes tokens.
+    """A conversion of text to tokens.
 
     Attributes:
         encode: tokens of a text, without any that mark a beginning or an end.

@@ -14,11 +14,11 @@ DEEPSPEED_BUCKET_ELEMENTS = 16 * 2**20
 
 
 def deepspeed_config(config: TrainConfig, placement: Placement) -> dict[str, Any]:
-    """What ``deepspeed.initialize`` is given.
+    """The configuration for ``deepspeed.initialize``.
 
     Args:
-        config: one that ``deepspeed.rules.unsupported`` has nothing against.
-        placement: what ``config.place`` makes of it.
+        config: one that ``deepspeed.rules.unsupported`` accepts.
+        placement: result of ``config.place``.
     """
     stage = zero_stage(placement)
     values: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Which tensors of ``transformers`` a parameter of ours consists of, for Llama and GPT-2.
+"""Our parameters as tensors of ``transformers``, for Llama and GPT-2.
 
-Ours stacks what is multiplied with the same input: queries, keys and values, and the two
-projections of SwiGLU. GPT-2's matrices are there the other way round.
+Ours stack what is multiplied with the same input: queries, keys and values, and the two
+projections of SwiGLU. GPT-2's matrices are transposed there.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What ``transformers`` takes where a file does not say."""
+"""Defaults of ``transformers`` for keys that a file lacks."""
 _AT_LEAST = ("max_position_embeddings", "n_positions")  # a shorter sequence reads fewer of them
 _AT_MOST = ("vocab_size",)  # ours may be rounded up
 _NO_MATTER = ("architectures", "torch_dtype", "head_dim")  # the last, where it is not said

@@ -1,9 +1,9 @@
 """Weights' gradients computed later than their inputs' (Qi et al. 2023, "Zero Bubble").
 
-A stage of a pipeline waits for the gradient of the next stage's input, and for nothing else. So a
-backward pass first computes gradients of inputs alone; the products that give weights theirs fill
-what would be idle time. That is at a step's end, when no forward pass is left. Before, nobody is
-idle, and products that wait hide the sums of inputs' gradients over tensor-parallel ranks.
+A pipeline stage waits only for the gradient of the next stage's input. So a backward pass first
+computes the gradients of inputs, and the products for weight gradients fill idle time: the end of
+a step, when no forward pass is left. Earlier nobody is idle, and deferred products hide the
+all-reduce of inputs' gradients over tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class DeferredKernels(Kernels):
     def __init__(self, inner: Kernels) -> None:
         self.inner = inner
         self.waiting: deque[Callable[[], None]] = deque()
-        """Of the backward pass at work."""
+        """Weight gradients that the current backward pass has deferred."""
         self.passes: deque[deque[Callable[[], None]]] = deque()
-        """Of those before it, the oldest first."""
+        """Weight gradients of earlier backward passes, oldest first."""
         self.forwards_left = 0
         """Forward passes through this rank's stages that the step still has."""
 
     def take_over(self, stages: Iterable[Stage], receive: Receive) -> None:
-        """Let autograd leave the weights of all products to these kernels.
+        """Take the weights of all products away from autograd, and compute their gradients here.
 
         Args:
             stages: with the parameters that are trained.
@@ -71,7 +71,7 @@ class DeferredKernels(Kernels):
                 oldest.popleft()()
 
     def taken(self) -> Callable[[], None]:
-        """What waits of one backward pass; to be computed by calling, as far as it still does."""
+        """Deferred gradients of one backward pass; calling the result computes what still waits."""
         mine, self.waiting = self.waiting, deque()
         while self.passes and not self.passes[0]:
             self.passes.popleft()

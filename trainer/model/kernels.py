@@ -1,9 +1,9 @@
-"""Matrix products of layers, and which of a library's kernels computes each.
+"""Matrix products of layers, and the choice of kernel for each.
 
-A library of matrix products has one kernel for operands that are stored by rows (N), others for
-those stored by columns (T), and not all are equally fast. A layer's three products come as they
-lie in memory: outputs as NT, the gradient of inputs as NN, that of weights as TN. Another form
-costs a copy of an operand, which a much faster kernel is worth (Singh et al. 2024, section V-C).
+A BLAS library has different kernels for operands stored by rows (N) and by columns (T), and they
+are not equally fast. A layer's three products use operands as they lie in memory: outputs NT, the
+gradient of inputs NN, that of weights TN. Another form costs a copy of an operand, which pays if
+its kernel is much faster (Singh et al. 2024, section V-C).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Kernels:
 
     @property
     def of_head(self) -> Kernels:
-        """Those that compute logits."""
+        """Kernels for the output layer."""
         return self
 
     def outputs(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -42,15 +42,15 @@ class Kernels:
         return F.linear(x, weight, bias)
 
     def input_gradient(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """That of x, by that of y."""
+        """Gradient of x, from that of y."""
         return grad @ weight
 
     def weight_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        """That of W, by that of y; None where it comes later."""
+        """Gradient of W, from that of y; None if it is deferred."""
         return grad.flatten(0, 1).t() @ x.flatten(0, 1)
 
     def behind_sum(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor | None:
-        """``weight_gradient`` while the gradient of x is summed over ranks: it is to hide that."""
+        """``weight_gradient`` computed while the gradient of x is all-reduced, to hide that."""
         return self.weight_gradient(grad, x, weight)
 
 

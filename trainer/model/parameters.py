@@ -13,7 +13,7 @@ from trainer.plan.shapes import Traits
 
 
 class Slot(NamedTuple):
-    """Where a parameter lives."""
+    """The module and the name under which a parameter is found."""
 
     module: nn.Module
     name: str
@@ -37,10 +37,10 @@ class Piece(NamedTuple):
     slot: Slot
     master: nn.Parameter
     begin: int
-    """Where they begin in the master, flat."""
+    """First element in the flattened master."""
     length: int
     start: int
-    """Where they begin in the parameter of this rank, flat."""
+    """First element in this rank's flattened parameter."""
 
 
 def slots(stage: Stage) -> Iterator[Slot]:

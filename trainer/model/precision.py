@@ -18,7 +18,7 @@ WIRE_DTYPE: dict[Format, torch.dtype] = {
     Format.BF16: torch.bfloat16,
     Format.FP16: torch.float16,
 }
-"""Formats on their way that torch has itself."""
+"""torch's dtypes of formats that are sent unquantized."""
 
 
 class LossScaler:
@@ -37,7 +37,7 @@ class LossScaler:
         self.good_steps = 0
 
     def update(self, finite: bool) -> bool:
-        """Take note of a step's gradients; returns whether the step counts as done."""
+        """Update the scale after a step; returns whether the step was done, not skipped."""
         if not self.enabled:
             return True
         if not finite:

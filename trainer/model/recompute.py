@@ -1,9 +1,9 @@
-"""What a layer computes again in its backward pass, instead of keeping it.
+"""Activation recomputation in a layer's backward pass.
 
-``full`` keeps a layer's input alone. ``selective`` keeps what costs most to compute again, the
-outputs of matrix products and of attention, and repeats all between them: norms, rotations and
-activation functions, whose outputs are the larger part of a layer's activations. The product that
-a layer ends with is not kept: nothing in the layer reads it.
+``full`` keeps only a layer's input. ``selective`` keeps the outputs of matrix products and
+attention, which cost most to compute again, and repeats norms, rotations and activation functions,
+whose outputs are most of a layer's activations. The output of the layer's last product is not
+kept: nothing in the layer reads it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def recomputed(
 def _policy(
     last_input: int, ctx: Any, operator: Any, *args: Any, **kwargs: Any
 ) -> CheckpointPolicy:
-    """Of one operator, as torch asks before it is called."""
+    """Save or recompute one operator's output; torch asks before it calls the operator."""
     if operator in _ATTENTION:
         return CheckpointPolicy.MUST_SAVE
     place = _PRODUCTS.get(operator)

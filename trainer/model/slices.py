@@ -1,8 +1,8 @@
-"""Where a flat part of a rank's parameter lies in the whole parameter.
+"""Position of a flat part of a rank's parameter in the whole parameter.
 
-Data parallelism splits parameters without regard to their rows; tensor parallelism splits rows or
-columns, of several stacked matrices each by itself, and a grid of ranks both. Initial weights and
-checkpoints speak of slices of the whole. Torch-free.
+Data parallelism splits parameters without regard to rows; tensor parallelism splits rows or
+columns, each of several stacked matrices by itself, and a grid of ranks splits both. Initial
+weights and checkpoints refer to slices of the whole. Torch-free.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Slice(NamedTuple):
     """A slice of the whole parameter whose elements are consecutive in the rank's shard, flat."""
 
     begin: int
-    """Where they begin in the rank's shard."""
+    """First element in the rank's flattened shard."""
     offsets: Shape
     sizes: Shape
 
@@ -32,15 +32,15 @@ class Cut(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How the ranks of one replica share a parameter; by default each holds the whole."""
+    """A parameter's split over the ranks of one replica; by default each holds the whole."""
 
     axes: tuple[str, ...] = ()
     """Parallel axes along which each rank holds a share of its own."""
     rows: Cut = Cut()
-    """Of each of the stacked matrices, or of a vector."""
+    """Cut of the rows of each stacked matrix, or of a vector."""
     columns: Cut = Cut()
     again: Cut = Cut()
-    """Of the rows that ``rows`` leaves, in their order."""
+    """Second cut, of the rows that ``rows`` leaves, in their order."""
 
 
 WHOLE = Split()

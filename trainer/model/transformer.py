@@ -22,12 +22,12 @@ from trainer.plan.shapes import equal_share
 
 NORM_EPS = 1e-5
 Attend = Callable[..., Tensor]
-"""Of queries, keys and values (sequence, batch, heads, head), and, unless all see what is before
-them, of ``Places.seen``: heads joined out."""
+"""Attention: queries, keys and values (sequence, batch, heads, head), and a mask ``Places.seen``
+unless attention is simply causal, to the joined heads (sequence, batch, heads * head)."""
 
 
 class SplitProduct(Protocol):
-    """How a projection that is split over ranks is computed."""
+    """Computation of a projection that is split over ranks."""
 
     def product(self, linear: Linear, x: Tensor) -> Tensor: ...
 
@@ -63,7 +63,7 @@ def norm_layer(model: ModelConfig) -> nn.Module:
 
 
 def chosen(whole: Tensor, chunks: Sequence[range], dim: int = 0) -> Tensor:
-    """What a rank holds of whole sequences: these positions, or all if there are none."""
+    """Positions ``chunks`` of whole sequences; all positions if there are no chunks."""
     if not chunks:
         return whole
     return torch.cat([whole.narrow(dim, chunk.start, len(chunk)) for chunk in chunks], dim)
@@ -104,10 +104,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None
 
 
 class Places(NamedTuple):
-    """Where tokens stand, for attention."""
+    """Positions of tokens, and which keys each may see."""
 
     table: tuple[Tensor, Tensor] | None
-    """Of rotary positions, see ``rotary_table``; (sequence, batch or 1, 1, head/2) each."""
+    """Rotary positions, see ``rotary_table``; (sequence, batch or 1, 1, head/2) each."""
     seen: Tensor | None
     """Added to scores: 0 where a query sees a key, else -inf; (batch, 1, sequence, sequence).
 
@@ -205,7 +205,7 @@ class Block(nn.Module):
         return (compiled_layer() if self.compiled else run_layer)(self, x, places)
 
     def repeat_attention_only(self) -> None:
-        """Let ``selective`` mean this: products or attention exchange something in between."""
+        """Set what ``selective`` recomputes where products or attention communicate."""
         if self.recompute == "selective":
             self.recompute, self.attention.recompute = "none", True
 
@@ -215,7 +215,7 @@ class Block(nn.Module):
 
 
 def run_layer(block: Block, x: Tensor, places: Places) -> Tensor:
-    """A layer's passes, with what is computed again in the backward one."""
+    """Run a layer with its recomputation."""
     if block.recompute == "none":
         return block.compute(x, places)
     width = block.mlp.down.weight.size(1)  # of this tensor-parallel rank
@@ -252,11 +252,11 @@ class Positions(nn.Module):
         self.chunks: Sequence[range] = ()
 
     def rows(self, positions: Tensor | None) -> Tensor:
-        """Of the positions that this rank holds, (sequence, 1, hidden).
+        """Embeddings of the positions that this rank holds, (sequence, 1, hidden).
 
         Args:
-            positions: those of each token, (sequence, batch), where sequences differ; the rows
-                then are (sequence, batch, hidden).
+            positions: of each token, (sequence, batch), where sequences differ; the result is
+                then (sequence, batch, hidden).
         """
         if positions is not None:
             return F.embedding(positions, self.weight)

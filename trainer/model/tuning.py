@@ -28,7 +28,7 @@ from trainer.runtime.cache import cpu_identity, user_cache
 from trainer.runtime.device import Device
 
 WORTH = 0.95
-"""Of the default's time that another form may take, in each of two measurements."""
+"""Another form is chosen if it takes at most this share of the default's time, twice."""
 _SAMPLE_S = 0.001  # below it, clocks and launches weigh more than products
 _PRODUCT_S = 0.06
 _ROUNDS = range(5, 12)
@@ -54,7 +54,7 @@ class Choice(BaseModel):
 
 
 class Cache(BaseModel):
-    """What is known of one kind of device, number format and library; a file in the user's cache.
+    """Tuned products of one kind of device, number format and library; a file in the user's cache.
 
     Attributes:
         products: choices by the product's name.
@@ -74,12 +74,12 @@ class Cache(BaseModel):
         return user_cache() / f"products-{digest}.json"
 
     def read(self) -> None:
-        """Take up what is on disk; a file that is no such record counts as none."""
+        """Read the cache file; a file that is no such record counts as empty."""
         with contextlib.suppress(FileError, ValidationError):
             self.products |= Cache.model_validate(read_json(self.path)).products
 
     def write(self) -> None:
-        """Add to what is on disk. Of two jobs that end at once one may have to time again."""
+        """Merge into the cache file. If two jobs end at once, one's times may be lost."""
         mine = dict(self.products)
         self.read()
         self.products |= mine
@@ -148,7 +148,7 @@ class Tuning:
         return {"products": rows, "saved_s_per_step": saved_s, "tuning_s": self.tuning_s}
 
     def _cache(self) -> Cache:
-        """As the first rank reads it, of all ranks' devices."""
+        """The cache for all ranks' devices, as rank 0 reads it."""
         names = _every(_identity(self.device))
         library = f"torch {torch.__version__} {self.device.facts()['runtime'] or ''}".strip()
         cache = Cache(device="; ".join(sorted(set(names))), dtype=str(self.dtype), library=library)
@@ -160,7 +160,7 @@ class Tuning:
         return cache
 
     def _measure(self, products: Iterable[Product]) -> dict[Product, Choice]:
-        """Time all forms, then once more those that seem better: the luck of one does not last."""
+        """Time all forms, then the better ones again, so that a lucky time does not win."""
         mine = sorted(set(products) & self.kernels.calls.keys())
         first = self._slowest(dict.fromkeys(mine, FORMS))
         promising = {
@@ -178,7 +178,7 @@ class Tuning:
         }
 
     def _slowest(self, forms: Mapping[Product, Iterable[Form]]) -> Times:
-        """Each product's times on the rank that needs most."""
+        """Each product's times on the slowest rank."""
         dist.barrier()
         own = {product: self._time(product, tuple(which)) for product, which in forms.items()}
         merged: Times = {}
@@ -246,7 +246,7 @@ def alternately(
 
 
 def _identity(device: Device) -> str:
-    """What kernels are chosen for: the kind of device; of a CPU with the threads of a rank."""
+    """The device that kernels are chosen for; on a CPU with the number of threads per rank."""
     if device.type != "cpu":
         return str(device.facts()["name"])
     digest = hashlib.sha256(cpu_identity().encode()).hexdigest()[:16]
@@ -254,7 +254,7 @@ def _identity(device: Device) -> str:
 
 
 def _every(own: Any) -> list[Any]:
-    """What every rank has to say."""
+    """One value per rank, gathered on every rank."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, own)
     return said

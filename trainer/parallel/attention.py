@@ -1,4 +1,4 @@
-"""Attention to one block of keys, with what it takes to join blocks: torch's own kernels.
+"""Attention to one block of keys, by torch's own kernels, with the log-sums that join blocks.
 
 Their public function returns no log-sum-exp, so the operators are called by name. The backward
 kernels compute probabilities from the log-sum-exp they are given: with that of all blocks, the
@@ -19,7 +19,7 @@ _FLASH_WIDTH = 8
 
 
 class Attended(NamedTuple):
-    """What queries take from the keys they have seen.
+    """Attention's result over the keys seen so far.
 
     Attributes:
         output: (batch, heads, queries, head).
@@ -62,7 +62,7 @@ def attend_block(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Att
 def block_gradients(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, attended: Attended, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of queries, keys and values, by these keys.
+    """Gradients of queries, keys and values from one block of keys.
 
     Args:
         grad: of the output.
@@ -120,7 +120,7 @@ def _flash_gradients(tensors: _Tensors, log_sum: Tensor, causal: bool) -> tuple[
 
 
 def _filled(x: Tensor) -> Tensor:
-    """With channels that add nothing, where the kernel needs a multiple."""
+    """The tensor padded with zero channels to the multiple that the kernel needs."""
     missing = -x.size(-1) % _FLASH_WIDTH
     return F.pad(x, (0, missing)) if missing else x
 

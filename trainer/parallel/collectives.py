@@ -36,10 +36,10 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 
 
 class Traffic:
-    """What this rank has sent: calls, bytes and, if asked, seconds.
+    """Counter of what this rank sent: calls, bytes and, if timed, seconds.
 
-    Bytes are those that the usual algorithms send from one rank of d: (d-1) shares for gathering,
-    (d-1)/d of the whole for scattering and all-to-all, twice that for all-reduce (rings).
+    Bytes are those that ring algorithms send from one rank of d: d - 1 shares in an all-gather,
+    (d-1)/d of the whole tensor in a reduce-scatter or all-to-all, twice that in an all-reduce.
 
     Args:
         clock: seconds once the device is idle; given, every collective is waited for and timed.
@@ -53,7 +53,7 @@ class Traffic:
         self.counting = True
 
     def add(self, purpose: Purpose, level: Level, num_bytes: int) -> None:
-        """Note one call."""
+        """Count one call."""
         if not self.counting:
             return
         self.calls[purpose, level] += 1
@@ -61,7 +61,7 @@ class Traffic:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """While it is entered nothing is noted: what is sent is no part of a step."""
+        """Pause the counters: what is sent meanwhile is not part of a step."""
         clock, self.clock, self.counting = self.clock, None, False
         try:
             yield
@@ -116,7 +116,7 @@ class Group:
     def all_gather(
         self, whole: Tensor, share: Tensor, purpose: Purpose, async_op: bool = False
     ) -> dist.Work | None:
-        """Join every rank's ``share`` in ``whole``, along the first dimension."""
+        """All-gather every rank's ``share`` into ``whole``, along the first dimension."""
         sent = (self.size - 1) * _bytes(share)
         return self._do(
             purpose, sent, async_op, lambda wait: _gather(whole, share, self.handle, not wait)
@@ -166,7 +166,7 @@ class Group:
         )
 
     def all_to_all(self, received: Tensor, sent: Tensor, purpose: Purpose) -> None:
-        """Row r of ``sent`` goes to rank r, whose row for this rank arrives as row r."""
+        """All-to-all: row r of ``sent`` goes to rank r; its row for this rank arrives as row r."""
         num_bytes = _bytes(sent) // self.size * (self.size - 1)
         self._do(
             purpose,
@@ -176,7 +176,7 @@ class Group:
         )
 
     def rotate(self, received: Tensor, sent: Tensor, purpose: Purpose) -> Callable[[], None]:
-        """Begin to send to the next rank what arrives there as ``received``; wait by calling."""
+        """Start sending to the next rank and receiving from the previous; call result to wait."""
         before, after = (self.ranks[(self.rank + step) % self.size] for step in (-1, 1))
         ops = [
             dist.P2POp(dist.isend, sent, after, self.handle),
@@ -216,7 +216,7 @@ class Group:
 
 
 class _Done(dist.Work):
-    """Of a collective that was waited for, because it was timed."""
+    """Handle of a collective that has finished: it was waited for in order to be timed."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True

@@ -23,7 +23,7 @@ from trainer.parallel.zigzag import held_chunks
 
 
 def split_sequences(stage: Stage, mesh: Mesh) -> None:
-    """Let a stage work on this rank's chunks of each sequence, and attend to all others'."""
+    """Make a stage work on this rank's chunks of each sequence and attend to all chunks."""
     group = mesh.cp.group
     assert group is not None
     stage.chunks = held_chunks(stage.model.seq_length, group.rank, group.size)
@@ -132,7 +132,7 @@ class _Homeward:
         self.wait: Callable[[], None]
 
     def add(self, part: Tensor) -> None:
-        """This rank's part for the keys that it has used next."""
+        """Add this rank's part for the keys that it has just used."""
         if self.arriving is not None:
             self.wait()
             part = part + self.arriving

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-    """Sum over the ranks what each sends to the rank that keeps it.
+    """Reduce-scatter by one all-to-all.
 
     Args:
         share: of this rank, contiguous.
@@ -27,14 +27,14 @@ def scatter_directly(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> 
 
 
 def begin_scatter(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> dist.Work:
-    """As ``scatter_directly``, to be waited for before ``share`` is read; the same sums."""
+    """Asynchronous ``scatter_directly``: wait before reading ``share``. The sums are the same."""
     received = torch.empty_like(whole)
     work = dist.all_to_all_single(received, whole, group=group, async_op=True)
     return _Sum(work, received, share, group.size())
 
 
 class _Sum(dist.Work):
-    """Of what an all-to-all brings."""
+    """Handle that sums what the all-to-all has received."""
 
     def __init__(self, work: Any, received: Tensor, share: Tensor, size: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Sum(dist.Work):
 
 
 def scatter_in_ring(share: Tensor, whole: Tensor, group: dist.ProcessGroup) -> None:
-    """The same in size - 1 steps between neighbours; each adds its own part and passes it on."""
+    """Reduce-scatter by a ring: size - 1 steps between neighbours, each adds its own part."""
     size, rank = group.size(), group.rank()
     rows = whole.view(size, -1)
     right, left = (rank + 1) % size, (rank - 1) % size

@@ -1,4 +1,4 @@
-"""Where each rank stands: ``trainer.plan.axes`` as torch's device mesh and process groups."""
+"""The parallel axes of ``trainer.plan.axes`` as torch's device mesh and process groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Grid:
 
     @property
     def transposed(self) -> Grid:
-        """For every second layer, whose inputs lie as the outputs of the one before."""
+        """The grid for every second layer, whose inputs are split as the previous outputs."""
         return Grid(self.y, self.x, self.z)
 
     @property
@@ -60,16 +60,16 @@ class Mesh:
     world: Group
     traffic: Traffic
     timeout: timedelta
-    """Of every collective in every group."""
+    """Limit for every collective in every group."""
     folded: bool
-    """The last stage is on the first pipeline rank: see ``StageLayout``."""
+    """Whether the last stage is on the first pipeline rank, see ``StageLayout``."""
     embedding: Group | None
     """First and last pipeline rank, when they share a tied embedding."""
     _blocks: dict[tuple[int, int, str], Group] = field(default_factory=dict)
 
     @property
     def replica(self) -> int:
-        """Which of the replicas this rank is part of: the sequences that it reads."""
+        """Number of this rank's replica, which decides the sequences that it reads."""
         return self.axes.place(dist.get_rank(), "dp")
 
     @property
@@ -190,7 +190,7 @@ def build_mesh(
 def _subgroup(
     every: list[list[int]], topology: Topology, traffic: Traffic, timeout: timedelta
 ) -> Group:
-    """This rank's own among groups that hold every rank once."""
+    """This rank's group, among groups that hold every rank once."""
     handle, _ = dist.new_subgroups_by_enumeration(every, timeout=timeout)
     rank = dist.get_rank()
     mine = next(ranks for ranks in every if rank in ranks)

@@ -36,8 +36,8 @@ LossFn = Callable[[Tensor, Tensor], Tensor]
 class _Opaque(nn.Module):
     """Hides a stage's data parallelism from the pipeline.
 
-    torch would otherwise let FSDP keep whole gradients until the last micro-batch, which gives up
-    what ZeRO 2 and 3 are for.
+    torch would otherwise make FSDP keep whole gradients until the last micro-batch, which defeats
+    ZeRO 2 and 3.
     """
 
     def __init__(self, stage: Stage, deferred: DeferredKernels | None) -> None:
@@ -55,10 +55,10 @@ class _Opaque(nn.Module):
 
 
 class _LeanStage(PipelineStage):
-    """Holds buffers only of micro-batches in flight.
+    """Keeps buffers only for micro-batches in flight.
 
-    torch's own stage keeps one for every micro-batch of a step, in both directions, for ever:
-    at gas 320 far more than the activations that 1F1B is meant to bound.
+    torch's own stage keeps one for every micro-batch of a step, in both directions, forever: at
+    gas 320 far more than the activations that 1F1B bounds.
     """
 
     count: Callable[[dist.P2POp], None]
@@ -223,7 +223,7 @@ class Pipeline:
             starts: of each micro-batch, if documents matter: see ``Batches``; used by all stages.
 
         Returns:
-            What ``loss_fn`` gave for each micro-batch; empty but on the last stage.
+            The result of ``loss_fn`` for each micro-batch; empty except on the last stage.
         """
         losses: list[Tensor] = []
         inputs = (torch.cat(tokens),) if self.mesh.is_first else ()
@@ -237,7 +237,7 @@ class Pipeline:
     def evaluate(
         self, tokens: list[Tensor], targets: list[Tensor], starts: Sequence[Tensor] = ()
     ) -> list[Tensor]:
-        """The losses alone, of each micro-batch; empty but on the last stage.
+        """The loss of each micro-batch, without a backward pass; empty except on the last stage.
 
         One stage after another: torch's schedules would set all stages up anew, twice.
         """
@@ -261,7 +261,7 @@ class Pipeline:
 
 
 class GradientAccumulation:
-    """The same without a pipeline: micro-batches one after another."""
+    """Gradient accumulation without a pipeline: micro-batches one after another."""
 
     def __init__(self, stage: Stage, loss_fn: LossFn) -> None:
         self.stage = stage

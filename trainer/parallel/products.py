@@ -11,13 +11,13 @@ from trainer.parallel.collectives import Group
 
 
 def gather_sequence(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
-    """Join the ranks' tensors along the first dimension."""
+    """All-gather the ranks' tensors along the first dimension."""
     whole = x.new_empty(x.size(0) * group.size, *x.shape[1:])
     return whole, group.all_gather(whole, x.contiguous(), "tensor", async_op)
 
 
 def scatter_sum(x: Tensor, group: Group, async_op: bool = False) -> tuple[Tensor, Any]:
-    """Sum over the ranks; each keeps its share of the first dimension."""
+    """Reduce-scatter over the ranks along the first dimension."""
     share = x.new_empty(x.size(0) // group.size, *x.shape[1:])
     return share, group.reduce_scatter(share, x.contiguous(), "tensor", async_op=async_op)
 

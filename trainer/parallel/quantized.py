@@ -1,7 +1,7 @@
 """Collectives whose payload is quantized on its way: qwZ and qgZ of ZeRO++ (Wang et al. 2023).
 
-Codes and scales travel in one piece of memory. Whatever one rank sends, every receiver decodes to
-the same numbers, the sender included; sums are taken in float32.
+Codes and scales travel in one piece of memory. Every receiver decodes what a rank sends to the same
+numbers, the sender included; sums are in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gather_rows(
 def quantized_all_gather(
     whole: Tensor, share: Tensor, group: Group, fmt: Format, purpose: Purpose
 ) -> None:
-    """Join every rank's ``share``, as its format can tell, in ``whole``.
+    """All-gather every rank's ``share``, rounded to the format, into ``whole``.
 
     Args:
         whole: (ranks * n,), any floating-point format.

@@ -130,11 +130,11 @@ class Style(ParallelStyle):
         return module
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """What a projection becomes."""
+        """The projection's output, computed over the group."""
         return self.compute(linear, self.group, x)
 
     def compute(self, module: Any, group: Group, *inputs: Any) -> Tensor:
-        """What the module's ``forward`` becomes."""
+        """The replacement of the module's ``forward``."""
         raise NotImplementedError
 
 

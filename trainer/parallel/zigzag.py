@@ -1,4 +1,4 @@
-"""Which part of each sequence a rank of context parallelism holds. Torch-free."""
+"""The part of each sequence that a rank of context parallelism holds. Torch-free."""
 
 from __future__ import annotations
 

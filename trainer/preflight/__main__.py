@@ -40,14 +40,14 @@ _SMALL_LAYERS = ((512, 768, 256), (256, 1024, 256))
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Extent of the measurements.
 
     Attributes:
-        seconds: of one measurement, about.
+        seconds: approximate duration of one measurement.
         squares: sizes of square matrix products.
-        layers: (rows, columns, inner) of products as training has them.
-        copy_bytes: copied.
-        message_bytes: of collectives.
+        layers: (rows, columns, inner) of products as in training.
+        copy_bytes: size of a device copy.
+        message_bytes: sizes of collectives.
     """
 
     seconds: float
@@ -58,7 +58,7 @@ class Effort:
 
 
 def effort(device: str, quick: bool) -> Effort:
-    """What is enough for a device of this type."""
+    """The measurements that suffice for a device of this type."""
     if device == "cpu":
         if quick:
             return Effort(0.03, (256, 512), _SMALL_LAYERS[:1], 8 * MIB, (LATENCY_BYTES, MIB))
@@ -71,7 +71,7 @@ def effort(device: str, quick: bool) -> Effort:
 
 
 class Record:
-    """What has been measured; on rank 0 also a file.
+    """The measurements so far; rank 0 also keeps them in a file.
 
     Args:
         path: of the file.

@@ -28,12 +28,12 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True)
 class GroupShape:
-    """What groups of one sort have in common; ranks of a node are consecutive.
+    """Shape of a group of ranks; ranks of a node are consecutive.
 
     Attributes:
-        gpus: ranks in it.
-        nodes: that it is on.
-        stride: from one member's rank to the next one's.
+        gpus: its ranks.
+        nodes: over which they are spread.
+        stride: distance from one member's rank to the next one's.
     """
 
     gpus: int
@@ -120,7 +120,7 @@ class Probe:
         return [float(v) for v in every]
 
     def gemm_tflops(self, rows: int, columns: int, inner: int, dtype: torch.dtype) -> list[float]:
-        """Of a linear layer's product on each rank, all at once (which heats them all)."""
+        """TFLOP/s of a linear layer's product on each rank, measured on all ranks at once."""
         x = torch.randn(rows, inner, dtype=dtype, device=self.device.torch)
         weight = torch.randn(columns, inner, dtype=dtype, device=self.device.torch)
         flops = 2.0 * rows * columns * inner
@@ -166,7 +166,7 @@ class Links:
             dist.destroy_process_group(self.group.handle)
 
     def seconds(self, operation: str, num_bytes: int) -> float:
-        """Of the slowest group.
+        """Seconds of one operation in the slowest group.
 
         Args:
             operation: one of ``OPERATIONS``, or ``send`` in groups of two.

@@ -206,7 +206,7 @@ def _columns(first, n, BITS: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def _absmax(x):
-    """As integers, which orders finite < inf < NaN."""
+    """Largest magnitude, compared as integers, which order finite < inf < NaN."""
     return tl.max(x.to(tl.int32, bitcast=True) & _SIGNLESS, axis=1, keep_dims=True)
 
 

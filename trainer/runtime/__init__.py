@@ -1,1 +1,1 @@
-"""What a rank stands on: device, memory, peers, phase."""
+"""The environment of a rank: device, memory, peers, phase."""

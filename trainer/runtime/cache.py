@@ -1,4 +1,4 @@
-"""Where a user's machines keep what is costly to find out twice. Torch-free."""
+"""The user's cache folder, for what is costly to find out twice. Torch-free."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def user_cache() -> Path:
 
 
 def cpu_identity() -> str:
-    """What tells this CPU from others: nodes of one cluster may share a home, but not a CPU."""
+    """Identity of this CPU model: nodes that share a home folder may have different CPUs."""
     names = ("flags", "Features", "model name", "CPU part")  # x86-64, then aarch64
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

@@ -62,7 +62,7 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """Of ``torch.distributed``; on AMD ``nccl`` is RCCL."""
+        """Backend of ``torch.distributed``; on AMD ``nccl`` is RCCL."""
         return "nccl" if self.type == "cuda" else "gloo"
 
     @property
@@ -95,11 +95,12 @@ class Device:
         return {"backend": self.backend, **bound}
 
     def facts(self) -> dict[str, str | int | None]:
-        """What torch says of the device: ``type``, ``name``, ``memory_bytes``, ``compute_units``
-        (None on a CPU), ``driver`` and ``runtime`` with their versions (None on a CPU), and
-        ``library``, the collectives' with its version.
+        """Properties of the device.
 
-        A CPU rank has an equal share of its node's memory.
+        ``type``, ``name``, ``memory_bytes``; ``compute_units``, ``driver`` and ``runtime`` with
+        versions (None on a CPU); ``library``: the collectives' library with its version.
+
+        A CPU rank counts an equal share of its node's memory.
         """
         if self.type == "cuda":
             seen = torch.cuda.get_device_properties(self.torch)
@@ -161,7 +162,7 @@ class Device:
         return {"allocated": peak, "reserved": peak, "used": peak}
 
     def free_bytes(self) -> int | None:
-        """What an accelerator has left, or None: on a CPU, and where it no longer answers."""
+        """Free memory of an accelerator; None on a CPU, or if the device no longer answers."""
         if self.type != "cuda":
             return None
         try:

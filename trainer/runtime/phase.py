@@ -1,4 +1,4 @@
-"""What this rank is doing now, so that a failure such as out of memory can name its place."""
+"""This rank's current phase, so that a failure such as out of memory can name it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Where collectives run beside the computation: a stream of the device, or a thread of the host.
+"""Collectives beside the computation: on a stream of the device, or a thread of the host.
 
-An accelerator has streams, and FSDP2 calls its hooks inside them. On a CPU a call blocks, so one
-worker thread per purpose does what a stream does: it runs what it is given in the given order,
-while this thread computes.
+On an accelerator FSDP2 calls its hooks inside streams. On a CPU a call blocks, so one worker
+thread per purpose takes a stream's place: it runs its calls in order while the main thread
+computes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class CommunicationStream(Protocol):
     """Runs collectives one after another, beside the caller."""
 
     def run(self, work: Callable[[], None]) -> dist.Work | None:
-        """Begin a collective; returns what to wait for, or None where the device keeps order."""
+        """Start a collective; returns a handle to wait for, or None if the device keeps order."""
         ...
 
     def finish(self) -> None:
-        """Until all is done; raises what a collective raised."""
+        """Wait for all collectives; raises what one of them raised."""
         ...
 
 
@@ -34,16 +34,16 @@ class OrderedStream(Protocol):
     def run(self, work: Callable[[], None]) -> None: ...
 
     def record_event(self) -> Any:
-        """Stands for all that was given to this stream before."""
+        """Event that marks all work submitted to this stream so far."""
         ...
 
     def wait_event(self, event: Any) -> None:
-        """Let what is given to this stream from now on wait for an event of another."""
+        """Make later work of this stream wait for an event of another stream."""
         ...
 
 
 class DeviceStream:
-    """The stream that is current at each call, on an accelerator: of both protocols."""
+    """The accelerator's current stream at each call; implements both protocols."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -57,11 +57,11 @@ class DeviceStream:
             torch.accelerator.current_stream().wait_event(event)
 
     def finish(self) -> None:
-        """FSDP2 lets the main stream wait for its own at the end of the backward pass."""
+        """Nothing to do: FSDP2 makes the main stream wait at the end of the backward pass."""
 
 
 class InlineStream:
-    """Of what is called inside one stream's work, and is in order by that."""
+    """Stream for calls that already run, in order, inside another stream's work."""
 
     def run(self, work: Callable[[], None]) -> None:
         work()
@@ -99,7 +99,7 @@ class ThreadStream:
 
 
 class _ThreadWork(dist.Work):
-    """What FSDP2 waits for before it uses gathered weights."""
+    """Handle that FSDP2 waits for before it uses gathered weights."""
 
     def __init__(self, future: Future[None]) -> None:
         super().__init__()

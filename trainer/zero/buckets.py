@@ -1,11 +1,10 @@
 """Data parallelism with whole weights: ZeRO stages 0 to 2 (Rajbhandari et al. 2020).
 
-Weights of a rank live in a few flat buckets, whose gradients are reduced together, while the
-backward pass goes on. Stage 0 gives every rank all gradients, once a step; stage 1 gives each rank
-its share, whose weights it alone updates; stage 2 does so behind every micro-batch, so that whole
-gradients never stay. Updated weights travel back while the next forward pass goes on, which waits
-for those of each layer in turn. The ranks that share may also be fewer than all, say those of a
-node.
+A rank's weights lie in a few flat buckets, whose gradients are reduced together during the backward
+pass. Stage 0 all-reduces gradients once a step. Stage 1 reduce-scatters them: each rank gets and
+updates its share. Stage 2 does so after every micro-batch, so that whole gradients are never kept.
+Updated weights are gathered during the next forward pass, which waits for each layer's in turn. The
+ranks that share states may be fewer than all, for example those of a node.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Bucket:
         return self.master
 
     def publish(self) -> None:
-        """Begin to bring the updated weights to the model on every replica."""
+        """Start gathering the updated weights on every replica."""
         assert self.master is not None
         if self.master.dtype != self.weights.dtype:
             self.weight_share.copy_(self.master.detach())
@@ -91,14 +90,14 @@ class Bucket:
             self.waiting.append(work)
 
     def wait(self) -> None:
-        """Until the updated weights are there."""
+        """Wait for the updated weights."""
         for work in self.waiting:
             if work is not None:
                 work.wait()
         self.waiting.clear()
 
     def pieces(self) -> Iterator[Piece]:
-        """This rank's share of each parameter that has a part in it."""
+        """The parts of parameters in this rank's share."""
         assert self.master is not None
         end = self.begin + self.master.numel()
         offset = 0
@@ -143,7 +142,7 @@ class WholeWeights:
             self.masters.setdefault(bucket.traits, []).append(bucket.make_master())
 
     def _wait_before_use(self, stage: Stage) -> None:
-        """Let each part of a stage wait for its own weights, should they be on their way."""
+        """Make each part of a stage wait for its own weights, if they are still being gathered."""
         holder = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
         blocks = stage.blocks.values()
         others = (m for m in stage.children() if m is not stage.blocks)
@@ -167,7 +166,7 @@ class WholeWeights:
             bucket.gradients.start_step(self.micro_batches)
 
     def end_evaluation(self) -> None:
-        """Nothing stays of passes without a backward pass."""
+        """Nothing to do: passes without a backward pass leave nothing behind."""
 
     def finish_gradients(self) -> None:
         """Complete the sums over the mesh; the masters' gradients are then final."""
@@ -190,16 +189,16 @@ class WholeWeights:
                 depth.group.all_reduce(bucket.gradients.share, "gradient_sync")
 
     def _sum_both_ends(self) -> None:
-        """Of a tied embedding and its copy in the last stage, where one rank has both."""
+        """Sum the gradients of a tied embedding and its output copy where one rank holds both."""
         ends = [bucket.gradients.share for bucket in self.buckets if bucket.traits.shared]
         if ends:
             one, other = ends
             other.copy_(one.add_(other))
 
     def publish(self) -> None:
-        """Bring the updated weights to the model on every replica, those of its first layers first.
+        """Gather the updated weights on every replica, the first layers' first.
 
-        The grid's products take weights as they like, some ahead: it begins when all are there.
+        The grid gathers some weights ahead, in its own order: there this waits for all of them.
         """
         for bucket in reversed(self.buckets):
             bucket.publish()
@@ -207,7 +206,7 @@ class WholeWeights:
             self.wait()
 
     def wait(self) -> None:
-        """Until all weights are there."""
+        """Wait for all weights."""
         for bucket in self.buckets:
             bucket.wait()
 

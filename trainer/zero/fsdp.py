@@ -1,10 +1,9 @@
 """Data parallelism with split gradients or weights: ZeRO 2 and 3, hpZ, MiCS, ZeRO++, ZeRO-topo.
 
 torch's FSDP2 does what all of them share: it gathers a layer's weights before a pass, frees them
-behind it, and hands over the gradients. Over how many ranks each state is split, and in which
-format it travels, is the placement's; ``hooks`` does that. Gradients are scattered after every
-micro-batch, so that no rank holds more than its piece of them and those on their way; or once a
-step, if there is memory for all of them.
+after it, and hands over the gradients. The placement says over how many ranks each state is split
+and in which format it is sent; ``hooks`` does that. Gradients are reduce-scattered after every
+micro-batch, so that a rank holds its piece and those being sent; or once a step, if memory allows.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ShardedWeights:
             self.masters.setdefault(piece.slot.traits, []).append(piece.master)
 
     def _place(self, stage: Stage, config: TrainConfig) -> list[FsdpUnit]:
-        """Give a stage its storage and first weights, a unit at a time, under FSDP2."""
+        """Allocate and initialize a stage unit by unit, and put each under FSDP2."""
         whole_slots = list(slots(stage))
         pipelined = not (stage.is_first and stage.is_last)
         modules: list[nn.Module] = list(stage.blocks.values())
@@ -106,7 +105,7 @@ class ShardedWeights:
         return [FsdpUnit(module, members, layout, mesh, self.context)]
 
     def _set_prefetches(self, stage: Stage, pipelined: bool) -> None:
-        """Say which weights to gather while others are computed with."""
+        """Set which weights are prefetched while others are used."""
         blocks = list(stage.blocks.values())
         if pipelined:
             # By itself, FSDP2 prefetches what ran before in any micro-batch: for a stage's first
@@ -125,7 +124,7 @@ class ShardedWeights:
         self.context.in_forward = False
 
     def _fill(self, members: list[Slot], stage: Stage, config: TrainConfig) -> None:
-        """First weights, as exact as the computation's format is, in the format of storage."""
+        """Initial weights, rounded to the compute format, in the storage format."""
         placement = self.mesh.placement
         computed = self.context.dtype
         are_masters = placement.storage_degree == placement.optimizer.degree
@@ -162,7 +161,7 @@ class ShardedWeights:
             unit.reduce.start_step()
 
     def end_evaluation(self) -> None:
-        """Leave nothing of passes without a backward pass to the next step."""
+        """Discard what passes without a backward pass have left."""
         for unit in self.units:
             unit.gather.weights_changed()
         for stage in self.stages:
@@ -189,10 +188,10 @@ class ShardedWeights:
             torch._foreach_copy_([grad.view(-1) for grad in partial], list(parts))
 
     def wait(self) -> None:
-        """Nothing of updated weights is on its way when ``publish`` returns."""
+        """Nothing to do: ``publish`` has waited for all updated weights."""
 
     def publish(self) -> None:
-        """Bring updated weights to where passes gather them from, and drop what was gathered."""
+        """Copy updated weights to the shards that passes gather from, and free gathered weights."""
         self.context.gathering.finish()
         with torch.no_grad():
             for unit in self.units:

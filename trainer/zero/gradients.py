@@ -1,9 +1,8 @@
 """Gradients of a bucket: taken from autograd, and averaged over the replicas.
 
-ZeRO 0 and 1 sum a rank's gradients whole over the micro-batches and reduce them once. ZeRO-2
-reduces those of each micro-batch (Rajbhandari et al. 2020, section 5.2): a rank keeps the sum of
-its share, and whole gradients only of the buckets that a backward pass fills and of a few that
-leave.
+ZeRO 0 and 1 accumulate a rank's whole gradients over the micro-batches and reduce them once.
+ZeRO-2 reduces each micro-batch's (Rajbhandari et al. 2020, section 5.2): a rank keeps the sum of
+its share, and whole gradients only of the buckets being filled and of a few being reduced.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from trainer.plan.states import PENDING_REDUCTIONS
 
 
 class BucketGradients(ABC):
-    """Of parameters that lie end to end in a bucket.
+    """Gradients of parameters that lie end to end in a bucket.
 
     Attributes:
-        share: of the mean over replicas and micro-batches, what this rank updates, in float32; all
-            of it where optimizer states are whole. Final once ``finish`` returns.
+        share: the float32 mean over replicas and micro-batches that this rank updates; the whole
+            bucket where optimizer states are not split. Final once ``finish`` returns.
 
     Args:
-        parameters: of the bucket, in its order.
-        numel: of the bucket with its padding, in elements.
-        mesh: where this rank stands, and over how many ranks optimizer states are split.
+        parameters: in the bucket's order.
+        numel: elements of the bucket, padding included.
+        mesh: this rank's groups, and the placement of optimizer states.
     """
 
     share: Tensor
@@ -64,7 +63,7 @@ class BucketGradients(ABC):
         self.used = end
 
     def part(self, whole: Tensor, parameter: Tensor) -> Tensor:
-        """Where a parameter's gradient lies in the bucket's."""
+        """View of one parameter's gradient in the bucket."""
         end = self.ends[parameter]
         return whole[end - parameter.numel() : end].view(parameter.shape)
 
@@ -82,10 +81,10 @@ class BucketGradients(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Until ``share`` is final."""
+        """Wait until ``share`` is final."""
 
     def _average_copies(self) -> None:
-        """Over the ranks that update the same share."""
+        """Sum over the ranks that update the same share."""
         if self.copies is not None:
             out = self.share.to(self.wire)
             self.copies.all_reduce(out, "gradient_sync", dist.ReduceOp.AVG)
@@ -94,7 +93,7 @@ class BucketGradients(ABC):
 
 
 class WholeGradients(BucketGradients):
-    """Summed whole in float32, and reduced behind the step's last micro-batch.
+    """Gradients accumulated whole in float32, reduced after the step's last micro-batch.
 
     The reduction begins when the bucket is full, while the backward pass goes on.
 
@@ -165,28 +164,27 @@ class WholeGradients(BucketGradients):
 
 
 class Reductions:
-    """Reductions of split gradients that are on their way, in the order in which they began."""
+    """Pending reductions of split gradients, oldest first."""
 
     def __init__(self) -> None:
         self.pending: deque[Callable[[], None]] = deque()
 
     def add(self, arrive: Callable[[], None]) -> None:
-        """Note one, and wait for the oldest where there are too many."""
+        """Add a reduction; wait for the oldest if there are too many."""
         self.pending.append(arrive)
         while len(self.pending) > PENDING_REDUCTIONS:
             self.pending.popleft()()
 
     def finish(self) -> None:
-        """Until all have arrived."""
+        """Wait for all reductions."""
         while self.pending:
             self.pending.popleft()()
 
 
 class SplitGradients(BucketGradients):
-    """Reduced behind each micro-batch, and summed in float32 where they are split.
+    """Gradients reduced after each micro-batch, and accumulated in float32 as shares.
 
-    A backward pass copies them into a buffer, in the format in which they travel; it is freed once
-    they have.
+    A backward pass copies them into a buffer in the format they are sent in; it is freed after.
 
     Args:
         parameters, numel, mesh: see ``BucketGradients``.
@@ -229,7 +227,7 @@ class SplitGradients(BucketGradients):
         parameter.grad = None
 
     def _reduce(self, whole: Tensor) -> None:
-        """Begin to sum a micro-batch's over the replicas."""
+        """Start reducing a micro-batch's gradients over the replicas."""
         share, first = self.share.view(-1), self.first
         direct = first and self.wire == share.dtype
         out = share if direct else torch.empty_like(share, dtype=self.wire)

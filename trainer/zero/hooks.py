@@ -1,4 +1,4 @@
-"""FSDP2's two hooks: how whole weights come together, and where gradients go.
+"""FSDP2's two hooks: gathering weights, and reducing gradients.
 
 FSDP2 keeps the weights of a unit (a layer, say) as one row per rank, calls the first object with
 the row before a pass needs the layer, and the second with all rows of gradients after each
@@ -26,7 +26,7 @@ from trainer.zero.secondary import SecondaryCopy
 
 @dataclass
 class HookContext:
-    """What the hooks of all FSDP units of a rank share.
+    """State shared by the hooks of all FSDP units of a rank.
 
     Attributes:
         device: of the memory.
@@ -61,7 +61,7 @@ class HookContext:
 
 
 class GatherWeights:
-    """Joins the rows of weights, quantized if so placed, or the secondary copy of them.
+    """Gathers the rows of weights, quantized if the placement says so, or their secondary copy.
 
     Args:
         unit: how the weights lie.
@@ -87,7 +87,7 @@ class GatherWeights:
         return torch.empty(size, dtype=dtype, device=device)
 
     def weights_changed(self) -> None:
-        """The secondary copy is of the past: the next gathering is from the rows themselves."""
+        """Mark the secondary copy as stale: the next gather reads the primary rows."""
         self.fresh = False
 
     def __call__(
@@ -114,9 +114,9 @@ class GatherWeights:
 
 
 class ReduceGradients:
-    """Sums each micro-batch's gradients into this rank's piece of them, in float32.
+    """Accumulates each micro-batch's gradients into this rank's piece, in float32.
 
-    Or, where so asked, into a whole sum of its own, which is reduced once.
+    Or, if configured, into a whole sum of its own, which is reduced once a step.
 
     After the step's last micro-batch the pieces of all groups are summed as well, which leaves
     ``final``: the mean over all replicas of the gradients whose weights this rank updates.

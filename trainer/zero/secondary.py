@@ -1,11 +1,11 @@
 """The secondary copy of a unit's weights (hpZ, Wang et al. 2023), without its race.
 
-After weights were gathered from far ranks, each rank keeps a share of them such that near ranks
-hold the whole; until the weights change, they are gathered from there. The copy into the share
-and the gathering from it are given to streams of the device. As Dai et al. 2024 show, a gathering
-that starts before the copy has ended reads memory that nobody wrote; here it waits for an event
-that is recorded behind the copy, for which no host waits. Where both are one stream, as when
-FSDP2 gathers in its own, the stream keeps the order and the event costs nothing.
+After weights were gathered from distant ranks, each rank keeps a share of them, so that nearby
+ranks hold the whole between them; until the weights change, they are gathered from there. The copy
+into the share and the gather from it run on streams of the device. A gather that starts before the
+copy has ended reads unwritten memory (the race of Dai et al. 2024); here it waits for an event
+recorded after the copy, and no host waits. If both use one stream, as when FSDP2 gathers in its
+own, the stream keeps the order and the event costs nothing.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class SecondaryCopy:
         self.written: Any = None
 
     def refresh(self, whole: Tensor) -> None:
-        """Begin to keep this rank's share of the whole weights, flat and with their filling."""
+        """Start copying this rank's share from the whole weights, flat and padded."""
         self.writing.run(lambda: self._write(whole))
         self.written = self.writing.record_event()
 
     def gather(self, whole: Tensor) -> None:
-        """Begin to write the whole weights, flat and with their filling, from the shares."""
+        """Start gathering the whole weights, flat and padded, from the shares."""
         self.reading.wait_event(self.written)
         self.reading.run(lambda: self._read(whole))
 

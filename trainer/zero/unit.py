@@ -1,4 +1,4 @@
-"""An FSDP unit: the parameters that are gathered together, and what a placement makes of them."""
+"""An FSDP unit: parameters that are gathered together, and their placement."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class FsdpUnit:
         )
 
     def _whole(self) -> Iterator[Piece]:
-        """Masters where the stored weights are they: one per parameter."""
+        """Masters if the stored weights are the masters: one per parameter."""
         start = 0
         rank = self.mesh.states.rank % self.layout.ranks
         for slot, local, chunk in zip(self.members, self.locals, self.layout.chunks, strict=True):
@@ -103,7 +103,7 @@ class FsdpUnit:
             start += chunk
 
     def _split(self) -> Iterator[Piece]:
-        """Masters where they are split further than the stored weights: cuts of the row."""
+        """Masters if they are split further than the stored weights: parts of the row."""
         layout = self.layout
         row = self.locals[0].new_zeros(layout.row)
         start = 0
@@ -120,7 +120,7 @@ class FsdpUnit:
             yield Piece(self.members[number], master, 0, length, first)
 
     def publish(self) -> None:
-        """Bring updated weights from the ranks that updated them to the stored ones."""
+        """Gather updated weights from the ranks that updated them into the stored weights."""
         self.gather.weights_changed()
         if self.flat is None:
             return
@@ -139,14 +139,14 @@ class FsdpUnit:
 
 
 def replica_group(mesh: Mesh, size: int, stride: int, stream: str) -> Group:
-    """As ``Mesh.replicas``, of more than one rank."""
+    """The group of ``Mesh.replicas``, which must have more than one rank."""
     group = mesh.replicas(size, stride, stream)
     assert group is not None
     return group
 
 
 def _drop_gradient(parameter: Tensor) -> None:
-    """Of what FSDP2 takes for a gradient: a view of scratch memory."""
+    """Drop the gradient that FSDP2 set: a view of scratch memory."""
     parameter.grad = None
 
 

@@ -80,10 +80,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no list": (lambda p: (p / "checksums.json").unlink(), "no checksums.json; "),
     "pipe": (
         lambda p: ((p / "checksums.json").unlink(), os.mkfifo(p / "checksums.json")),
-        "checksums.json: there is no such file",
+        "checksums.json: found a pipe, accepted a file",
     ),
     "deep": (
-        lambda p: (p / "checksums.json").write_text("[" * 100_000), "checksums.json: not JSON: "
+        lambda p: (p / "checksums.json").write_text("[" * 100_000), "checksums.json: nested deeper"
     ),
     "step": (lambda p: edit(p, step="2"), "training.json: step: Input should be a valid integer, "),
     "scale": (lambda p: edit(p, loss_scale=-1.0), "training.json: loss_scale: Input should be gr"),

@@ -1,8 +1,9 @@
-"""What the grid's third axis exchanges: whole weights before a product, gradients behind it.
+"""Exchanges along the grid's third axis: weights are gathered before a product, gradients scattered
+behind it.
 
 A layer's block of weights is cut once more over the ranks along z (Singh et al. 2024, algorithm 1,
-lines 2 and 14). Gathers of the next layer and scatters of the last ones can run while this layer
-is computed (section V-D, OAG and ORS); what is computed, and in which order, stays the same.
+lines 2 and 14). The next layer's gather and the last layers' scatters can run while this layer is
+computed (section V-D, OAG and ORS); results and their order stay the same.
 """
 
 from __future__ import annotations
@@ -122,9 +123,9 @@ class Block:
 
     @property
     def leaf(self) -> nn.Parameter:
-        """What autograd is to find a gradient of: nothing, where it would come too late.
+        """The tensor that autograd finds a gradient for; an empty anchor where scatters run late.
 
-        A leaf that gets none has its hooks called all the same, as if it had got one.
+        Autograd calls a leaf's hooks even if its gradient is empty.
         """
         late = self.depth.group is not None and self.depth.scatters_late
         return self.depth.anchor if late else self.weight

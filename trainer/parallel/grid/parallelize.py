@@ -1,12 +1,12 @@
-"""Which part of a stage lies how on the grid.
+"""The layout of a stage's parameters on the grid.
 
 | parameter | rows along | columns along | rows cut again along |
 |---|---|---|---|
 | query, key, value; up, gate; embedding, head | x | y | z |
 | what attention gives; down | y | x | z |
 
-Hidden states lie along y, heads and inner channels along x. Vectors lie as the features that they
-are of, and are the same on all ranks along z, which add up their gradients once a step.
+Hidden states are split along y, heads and inner channels along x. Vectors are split as their
+features and equal on all ranks along z, which sum their gradients once a step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _norm(module: nn.Module, grid: Grid) -> None:
 
 
 def _replace(module: Any, splits: dict[str, Split], forward: Callable[..., Tensor]) -> None:
-    """Shrink a module's parameters, and let it compute so."""
+    """Shrink a module's parameters to this rank's part, and replace its computation."""
     split(module, splits)
     module.forward = forward
 

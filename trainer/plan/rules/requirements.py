@@ -16,7 +16,7 @@ def requirements(own_axes: Sequence[str] = ()) -> tuple[Requirement, ...]:
 
     Args:
         own_axes: parallel axes beside those that every job has: of
-            ``trainer.plan.axes.FURTHER_AXES`` or ``GRID``, or such as only a user's own trainer knows.
+            ``trainer.plan.axes.FURTHER_AXES`` or ``GRID``, or a trainer's own.
     """
     return _requirements(tuple(own_axes))
 
