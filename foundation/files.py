@@ -13,7 +13,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeGuard
 
 from foundation.messages import shown
 
@@ -151,6 +151,11 @@ def machine_numbers(value: Any) -> Any:
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     return value
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of JSON is a number; true and false are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def has_room(path: Path) -> bool:

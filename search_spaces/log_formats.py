@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurm import PAUSES, LogFormat, Pattern
+from slurm.logs.patterns import PAUSES, LogFormat, Pattern
 
 _NUMBER = r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)"
 _LAST_LOSS = r"(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)"

@@ -3,7 +3,7 @@
 A name is imported when it is used first: the fork server and its ranks pay for what they need.
 
 >>> from slurm import Kind
->>> Kind.OOM.told, Kind.NODE_FAILURE.told
+>>> Kind.OOM.observed, Kind.NODE_FAILURE.observed
 (True, False)
 """
 

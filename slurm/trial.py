@@ -12,6 +12,8 @@ from slurm.logs.patterns import LogFormat
 TRIAL_VARIABLE = "MESHTUNE_TRIAL"
 """Names the attempt in every rank's environment; by it a later driver finds what was left."""
 
+STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"  # in a trial's folder
+
 TRIAL_DIR_VARIABLE = "MESHTUNE_TRIAL_DIR"
 """Names the trial's folder in every rank's environment, for those that change theirs."""
 

@@ -16,8 +16,9 @@ from shlex import join
 
 from analysis import NotMeasuredError, cluster_file, counted, preflight_summary, preflight_warnings
 from foundation.messages import printable
+from foundation.python import module_argv
 from foundation.writing import write_atomically
-from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt, module_argv
+from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt
 
 TIMEOUT_S = 3600.0
 # A collective that hangs is ended by its own timeout before that; a communicator takes long to

@@ -15,22 +15,12 @@ from pathlib import Path
 from shlex import join
 
 from analysis import TRIAL_DIR, Best, RunBusyError, RunFolder, counted, driver_of, lock
-from foundation.files import FileError, parse_json, read_text
+from foundation.files import FileError, is_number, parse_json, read_text
 from foundation.messages import printable
+from foundation.python import module_argv
 from foundation.writing import write_atomically
 from search_spaces import load_space
-from slurm import (
-    STDOUT_NAME,
-    Kind,
-    Launcher,
-    Lease,
-    ResultSource,
-    StepLog,
-    StepReport,
-    TrialSpec,
-    is_number,
-    module_argv,
-)
+from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 
@@ -157,7 +147,7 @@ class _Steps:
     """Prints each step that a training reports, as it is asked whether it may go on."""
 
     def __init__(self, out: Path) -> None:
-        self._log = StepLog(out / STDOUT_NAME, most=None)
+        self._out = out
         self._told = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
@@ -168,9 +158,7 @@ class _Steps:
 
     def rest(self) -> None:
         """Those between the last question and the end."""
-        while self._log.grew():
-            pass
-        self(self._log.steps)
+        self(reported_steps(self._out))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:

@@ -26,17 +26,9 @@ from analysis import (
 )
 from foundation.documents import plain_scalar
 from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
-from slurm import (
-    FoundNothingError,
-    Kind,
-    Launcher,
-    Lease,
-    LogMetrics,
-    Outcome,
-    TrialSpec,
-    cut_lines,
-    read_log,
-)
+from slurm import Kind, Launcher, Lease, Outcome, TrialSpec
+from slurm.logs.patterns import FoundNothingError, LogMetrics
+from slurm.logs.text import cut_lines, read_log
 from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations among which one with the given values is looked for

@@ -14,6 +14,7 @@ from analysis.run.folder import TRIAL_FILE, RunFolder
 from analysis.units import counted
 from foundation.documents import Document, read_document, written_document
 from foundation.files import parse_json, read_text
+from foundation.python import module_argv
 from foundation.records import validate
 from foundation.writing import write_atomically
 from search_spaces import (
@@ -24,7 +25,7 @@ from search_spaces import (
     VariableName,
     wrong_file_name,
 )
-from slurm import LogFormat, module_argv
+from slurm.logs.patterns import LogFormat
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
 

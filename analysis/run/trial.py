@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm import BLAMELESS, Kind
 
-TOLD = frozenset(kind.value for kind in Kind if kind.told)
+TOLD = frozenset(kind.value for kind in Kind if kind.observed)
 """Kinds of end that say something about the configuration, ``ok`` among them."""
 
 

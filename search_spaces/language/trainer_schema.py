@@ -13,7 +13,8 @@ from foundation.records import Record
 from search_spaces.frameworks import FRAMEWORKS
 from search_spaces.language.fields import Identifier, VariableName
 from search_spaces.log_formats import LOG_FORMATS
-from slurm import REDUCTIONS, LogFormat, Pattern, parsed_python
+from slurm import parsed_python
+from slurm.logs.patterns import REDUCTIONS, LogFormat, Pattern
 from trainer.plan.axes import FURTHER_AXES
 from trainer.plan.config import Precision
 from trainer.plan.loss_tokens import Documents, Goldfish

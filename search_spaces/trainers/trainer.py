@@ -11,7 +11,7 @@ from typing import Any
 from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import templates
-from slurm import LogFormat
+from slurm.logs.patterns import LogFormat
 from trainer.plan.model import ModelConfig
 
 DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from

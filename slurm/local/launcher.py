@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from foundation.python import module_arguments
 from foundation.writing import write_private
 from slurm import processes
 from slurm.fork_server import Order
@@ -25,7 +26,6 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.rank_ends import FAILURE_GRACE_S, first_failure, note_failures
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.watch import Termination, watch
-from slurm.python import module_arguments
 from slurm.rendezvous import rank_environment, rendezvous_environment
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 

@@ -22,13 +22,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.python import module_argv
 from slurm.fork_server import Order, Shepherd
 from slurm.forked_rank import load, started_threads
 from slurm.launcher import LauncherError
 from slurm.local.log_merger import LineLog
 from slurm.outcome.rank_ends import FAILURE_GRACE_S, FailureGrace
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
-from slurm.python import module_argv
+from slurm.trial import STDERR_NAME, STDOUT_NAME
 
 _FORKED, _EXECUTED = b"f", b"x"  # whether a trial's ranks need the imports
 _FULL_DISK_S = 0.5  # between two tries to write what a full disk did not take

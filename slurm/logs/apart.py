@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from foundation.python import module_argv
 from slurm.logs.patterns import FoundNothingError, LogFormat, Pattern, metrics_of
-from slurm.python import module_argv
 
 MAX_CPU_S = 20
 _MAX_WALL_S = 300.0

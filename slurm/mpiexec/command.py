@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from foundation.python import module_argv
 from slurm.launcher import LauncherError
 from slurm.mpiexec.dialects import Dialect
 from slurm.mpiexec.hosts import Host
-from slurm.python import module_argv
 from slurm.rendezvous import rendezvous_environment
 from slurm.sweep.node import ALL
 from slurm.trial import Lease, TrialSpec

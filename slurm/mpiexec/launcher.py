@@ -23,10 +23,10 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
+from slurm.outcome.watch import Termination, ended_by_others, watch
 from slurm.sweep.node import end_trials
 from slurm.sweep.sweeper import Swept, run_program
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _VERSION_S = 30.0
 _ORDERLY_END_S = 10.0  # after SIGTERM; Open MPI was seen to take 4 s if its ranks ignore the signal

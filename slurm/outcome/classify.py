@@ -19,7 +19,8 @@ from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import STATUSES, Before, Kind
 from slurm.outcome.result import find_result
 from slurm.outcome.step_log import EarlyStop
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination
+from slurm.outcome.watch import Termination
+from slurm.trial import STDERR_NAME, STDOUT_NAME
 
 TAIL_LINES, TAIL_CHARACTERS = 40, 500  # of each line
 MESSAGE_CHARACTERS = 1000

@@ -14,8 +14,8 @@ from slurm.logs.text import cut_lines, read_log
 from slurm.outcome.result import RESULT_NAME, find_result, result_of_lines
 from slurm.outcome.step_log import EarlyStop, steps_in
 from slurm.outcome.texts import NO_TEXTS, LauncherTexts
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, Watched
-from slurm.trial import Lease, TrialSpec
+from slurm.outcome.watch import Termination, Watched
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 WRITTEN_NAMES = ("config.json", "trial.json", "command.txt")  # into a trial's folder, by us
 

@@ -15,14 +15,6 @@ from typing import Literal
 from foundation import failures
 
 
-class SaidOf(enum.Enum):
-    """Whom an end says something about."""
-
-    CONFIGURATION = "configuration"
-    MACHINE = "machine"  # nobody asked for it: the trial is not to blame, nor counted
-    DRIVER = "driver"  # it was us
-
-
 class Before(enum.Enum):
     """What a line in a log outweighs; :func:`slurm.outcome.classify.classify` has the order."""
 
@@ -50,8 +42,9 @@ class Consequences:
     """What follows from one kind of end."""
 
     words: str  # what happened, in the report
-    said_of: SaidOf
-    told: Literal["success", "failure"] | None  # to the optimizer; a failure is a penalty
+    # A machine's fault is not the trial's, which does not count; "driver": we ended it.
+    cause: Literal["configuration", "machine", "driver"]
+    observed_as: Literal["success", "failure"] | None  # by the optimizer; a failure is penalized
     retried: bool  # whether the same configuration runs again
     colour: Literal["green", "red", "gray"]  # in the report
     status: str | None = None  # in result.json: the trainer's own word for it
@@ -77,8 +70,6 @@ _DISK_FULL = re.compile(  # not of what is memory in truth
     r".*(?:No space left on device|Disk quota exceeded).*"
 )
 
-_CONFIGURATION, _MACHINE, _DRIVER = SaidOf.CONFIGURATION, SaidOf.MACHINE, SaidOf.DRIVER
-
 
 class Kind(enum.StrEnum):
     """How a trial ended; each with what follows from it.
@@ -95,68 +86,68 @@ class Kind(enum.StrEnum):
         (kind.row,) = row
         return kind
 
-    OK = "ok", Consequences("succeeded", _CONFIGURATION, "success", False, "green", status="ok")
+    OK = "ok", Consequences("succeeded", "configuration", "success", False, "green", status="ok")
     OOM = (
         "oom",
         Consequences(
-            "out of device memory", _CONFIGURATION, "failure", False, "red",
+            "out of device memory", "configuration", "failure", False, "red",
             status="oom", texts=(LogText(_DEVICE_OOM, Before.LAUNCH),), out_of="device memory",
         ),
     )  # fmt: skip
     HOST_OOM = (
         "host_oom",
         Consequences(
-            "out of host memory", _CONFIGURATION, "failure", False, "red",
+            "out of host memory", "configuration", "failure", False, "red",
             texts=(LogText(_HOST_OOM, Before.LAUNCH),), out_of="host memory",
         ),
     )  # fmt: skip
     INVALID = (
         "invalid",
         Consequences(
-            "refused by the trainer", _CONFIGURATION, "failure", False, "red",
+            "refused by the trainer", "configuration", "failure", False, "red",
             status="invalid", texts=(LogText(_INDIVISIBLE, Before.CRASH, stderr_only=True),),
         ),
     )  # fmt: skip
     DIVERGED = (
         "diverged",
-        Consequences("loss diverged", _CONFIGURATION, "failure", False, "red", status="diverged"),
+        Consequences("loss diverged", "configuration", "failure", False, "red", status="diverged"),
     )
-    TIMEOUT = "timeout", Consequences("timed out or hung", _CONFIGURATION, "failure", False, "red")
+    TIMEOUT = "timeout", Consequences("timed out or hung", "configuration", "failure", False, "red")
     CRASH = (
         "crash",
         Consequences(
-            "crashed", _CONFIGURATION, "failure", False, "red",
+            "crashed", "configuration", "failure", False, "red",
             status="error", stops_search=True,
         ),
     )  # fmt: skip
     NODE_FAILURE = (
         "node_failure",
         Consequences(
-            "a node failed", _MACHINE, None, True, "gray",
+            "a node failed", "machine", None, True, "gray",
             texts=(LogText(_BROKEN_DEVICE, Before.RESULT, stderr_only=True, blames_node=True),),
         ),
     )  # fmt: skip
     LAUNCH_FAILURE = (
         "launch_failure",
         Consequences(
-            "could not be launched", _MACHINE, None, True, "gray",
+            "could not be launched", "machine", None, True, "gray",
             texts=(LogText(_ADDRESS_IN_USE, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
     DISK_FULL = (
         "disk_full",
         Consequences(
-            "found the disk full", _MACHINE, None, True, "gray",
+            "found the disk full", "machine", None, True, "gray",
             texts=(LogText(_DISK_FULL, Before.TIMEOUT),), stops_search=True,
         ),
     )  # fmt: skip
-    PREEMPTED = "preempted", Consequences("preempted", _MACHINE, None, True, "gray")
-    CANCELLED = "cancelled", Consequences("stopped with the search", _DRIVER, None, True, "gray")
+    PREEMPTED = "preempted", Consequences("preempted", "machine", None, True, "gray")
+    CANCELLED = "cancelled", Consequences("stopped with the search", "driver", None, True, "gray")
 
     @property
-    def told(self) -> bool:
-        """Whether the optimizer learns of it: it says something about the configuration."""
-        return self.row.told is not None
+    def observed(self) -> bool:
+        """Whether it is an observation for the optimizer: it depends on the configuration."""
+        return self.row.observed_as is not None
 
     @property
     def retried(self) -> bool:
@@ -164,11 +155,11 @@ class Kind(enum.StrEnum):
         return self.row.retried
 
 
-FAILURES = frozenset(kind for kind in Kind if kind.row.told == "failure")
-"""Those that the optimizer is told as failures."""
+FAILURES = frozenset(kind for kind in Kind if kind.row.observed_as == "failure")
+"""Kinds that the optimizer observes as failures."""
 
-BLAMELESS = frozenset(kind for kind in Kind if kind.row.said_of is SaidOf.MACHINE)
-"""Those that are the machine's fault: they do not count as trials."""
+BLAMELESS = frozenset(kind for kind in Kind if kind.row.cause == "machine")
+"""Kinds that are the machine's fault: such ends do not count as trials."""
 
 STATUSES = {status: kind for kind in Kind if (status := kind.row.status)}
-"""What ``result.json`` may say, and the kind that it means."""
+"""Statuses that ``result.json`` may have, and the kinds that they mean."""

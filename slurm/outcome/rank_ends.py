@@ -7,8 +7,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from slurm.outcome.watch import STDERR_NAME
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, Lease, TrialSpec
 
 # After one rank has failed, srun -K1 ends the others at once. The trainer's ranks leave within 10 s
 # of an out-of-memory by themselves, and write its result: a shorter time would cut them off.

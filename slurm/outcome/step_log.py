@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from foundation.files import FileError, machine_numbers, parse_json, read_from
+from foundation.files import FileError, is_number, machine_numbers, parse_json, read_from
 from slurm.logs.text import objects_after, unified
+from slurm.trial import STDOUT_NAME
 
 StepReport = Mapping[str, Any]  # "step", counted from 1 with the warm-up, and figures of that step
 _WORD = "MESHTUNE_STEP"
@@ -81,6 +82,14 @@ class StepLog:
             self.steps.append(step)
 
 
+def reported_steps(directory: Path) -> list[StepReport]:
+    """All steps that a trial has reported until now."""
+    log = StepLog(directory / STDOUT_NAME, most=None)
+    while log.grew():
+        pass
+    return log.steps
+
+
 def steps_in(text: str) -> list[StepReport]:
     """The steps that a whole log tells of, each once."""
     steps: list[StepReport] = []
@@ -121,8 +130,3 @@ def _parsed(said: str) -> dict[str, Any] | None:
         return None
     number = step.get("step") if isinstance(step, dict) else None
     return step if isinstance(number, int) and not isinstance(number, bool) else None
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of a result is a metric; true and false are none."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm.outcome.step_log import EarlyStop, StepLog, StopRule
-from slurm.trial import TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, TrialSpec
 
-STDOUT_NAME, STDERR_NAME = "stdout.log", "stderr.log"
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.02, 1.0
 
 

@@ -33,7 +33,8 @@ class SimulatedLauncher(Launcher):
     Args:
         cluster: its size and troubles.
         workload: what the trials would do.
-        start: virtual time at which this session begins, seconds since the epoch.
+        start: virtual time at which this session begins, seconds since the epoch; ``EPOCH`` at
+            the earliest.
 
     Raises:
         LauncherError: if there are no nodes.
@@ -42,14 +43,14 @@ class SimulatedLauncher(Launcher):
     name = "simulate"
     simulated = True
 
-    def __init__(self, cluster: SimulatedCluster, workload: Workload, start: float = EPOCH) -> None:
+    def __init__(self, cluster: SimulatedCluster, workload: Workload, start: float = 0.0) -> None:
         if cluster.nodes < 1:
             raise LauncherError(f"a cluster of {cluster.nodes} nodes has no place for a trial")
         self.cluster = cluster
         self.workload = workload
         self.max_concurrent = cluster.max_concurrent
-        self.clock = self._clock = VirtualClock(start)
-        self._start = start
+        self.clock = self._clock = VirtualClock(max(EPOCH, start))
+        self._start = self._clock.time()
         digits = len(str(cluster.nodes))
         self._names = tuple(f"n{i:0{digits}d}" for i in range(1, cluster.nodes + 1))
         speeds = random.Random(f"{cluster.seed}/speeds")

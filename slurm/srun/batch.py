@@ -22,7 +22,7 @@ LOG_NAME = "slurm-%j.log"
 UNPACK = Path(__file__).with_name("unpack.sh")
 # Lines of the journal that say something new: trials' ends, and those of repeats, which are not
 # final, unless they say nothing of the configuration.
-_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.told)})"'
+_ENDED = f'"final": true|"event": "ended",.*"kind": "({"|".join(k for k in Kind if k.observed)})"'
 _OPTION = re.compile(r"--[a-z][a-z0-9-]+(=.+)?")
 _OWN = {"account", "nodes", "partition", "qos", "time"}  # options of `meshtune submit`
 _NEEDED = {  # or what would undo it

@@ -20,7 +20,7 @@ from slurm.outcome.kinds import Kind
 from slurm.outcome.rank_ends import first_failure, note_failures
 from slurm.outcome.step_log import StopRule
 from slurm.outcome.texts import NO_TEXTS
-from slurm.outcome.watch import STDERR_NAME, Termination, Watched, ended_by_others, watch
+from slurm.outcome.watch import Termination, Watched, ended_by_others, watch
 from slurm.rendezvous import rendezvous_environment
 from slurm.srun.allocation import Allocation
 from slurm.srun.command import srun_argv, srun_environment
@@ -30,7 +30,7 @@ from slurm.srun.pacing import LaunchPacing
 from slurm.srun.shell import SlurmError
 from slurm.srun.site import Site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, Lease, TrialSpec
 
 _LET_GO_S = 10.0  # for a step whose servers have nothing left to do
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down

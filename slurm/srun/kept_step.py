@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from slurm.forked_rank import parsed_python, read_at_start
 from slurm.log_file import LogFile
 from slurm.outcome.rank_ends import FailureGrace
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME
 from slurm.srun.ending import Step
 from slurm.srun.rank_words import RankWords
-from slurm.trial import Lease, TrialSpec
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec
 
 _LAST_TRIES_S = 2.0  # of what a full disk does not take
 _POLL_S = 0.2

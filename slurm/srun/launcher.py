@@ -26,7 +26,7 @@ from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
 from slurm.outcome.kinds import Kind
 from slurm.outcome.step_log import StopRule
-from slurm.outcome.watch import STDERR_NAME, STDOUT_NAME, Termination, ended_by_others, watch
+from slurm.outcome.watch import Termination, ended_by_others, watch
 from slurm.srun.allocation import Allocation, JobStep
 from slurm.srun.command import srun_argv, srun_environment
 from slurm.srun.ending import Step, StepEnder
@@ -37,7 +37,7 @@ from slurm.srun.proof import NodeProof
 from slurm.srun.shell import PATIENCE_S, SlurmError
 from slurm.srun.site import Site, load_site
 from slurm.srun.texts import SRUN_TEXTS
-from slurm.trial import Lease, TrialSpec, carries, kept_mark
+from slurm.trial import STDERR_NAME, STDOUT_NAME, Lease, TrialSpec, carries, kept_mark
 
 GONE_DEADLINE_S = 60.0
 _PATIENCE_S = 60.0  # with a controller that must say whether a trial's nodes are down

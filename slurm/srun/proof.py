@@ -20,8 +20,8 @@ import re
 import time
 from collections.abc import Collection, Sequence
 
+from foundation.python import module_argv
 from slurm.launcher import AllocationState, LauncherError
-from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.shell import PATIENCE_S, SlurmError, scrubbed
 from slurm.srun.site import Site

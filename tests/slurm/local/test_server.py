@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from foundation.python import module_argv
 from slurm import processes
 from slurm.launcher import LauncherError
 from slurm.local.launcher import LocalLauncher
 from slurm.local.server import marker
 from slurm.outcome.classify import Outcome
 from slurm.outcome.kinds import Kind
-from slurm.python import module_argv
 from support.launched_trials import marked
 from support.local_trials import OK, fork_servers, log, run, start_driver
 from support.waiting import wait_for
