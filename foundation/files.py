@@ -1,8 +1,8 @@
 """Reading files that people and trainers wrote, with distrust.
 
 A FIFO would block for ever, a device need never end, and a file may be of any size, depth or
-encoding. What cannot be read is a :class:`FileError`, whose message is one line and begins with
-the file's name.
+encoding. Errors are :class:`FileError`, with a message of one line that begins with the file's
+name.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
 
 
 def machine_numbers(value: Any) -> Any:
-    """A value of JSON with floats, maybe infinite, in place of integers of more than 64 bits."""
+    """A value of JSON with floats, possibly infinite, for integers of more than 64 bits."""
     if isinstance(value, dict):
         return {k: machine_numbers(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -159,7 +159,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 
 def has_room(path: Path) -> bool:
-    """Whether the file system of a path has some; yes where it does not say, as of a quota."""
+    """Whether a path's file system has room; true if unknown, as with a quota."""
     try:
         status = os.statvfs(path)
     except OSError:

@@ -29,7 +29,7 @@ from slurm.outcome.watch import Termination, watch
 from slurm.rendezvous import rank_environment, rendezvous_environment
 from slurm.trial import TRIAL_VARIABLE, Lease, TrialSpec
 
-_GONE_S = 30.0  # SIGKILL works at once, unless a process is stuck in the kernel
+_GONE_S = 30.0  # SIGKILL acts at once, unless a process is stuck in the kernel
 
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
@@ -38,9 +38,9 @@ class LocalLauncher(Launcher):
     """Runs trials on this machine, cut into equal nodes ``local0``, ``local1`` ...
 
     Args:
-        num_nodes: how many trials can run at once, at most. GPUs are dealt out evenly to the
-            nodes; a node's ranks see its share, CPU cores and memory are shared by all.
-        preload: module whose imports are done once; ``module_argv`` of it then starts fast.
+        num_nodes: trials that can run at once. Each node has an equal share of the GPUs, which its
+            ranks see; all share CPU cores and memory.
+        preload: module that is imported once; ``module_argv`` of it then starts fast.
         failure_grace_s: how long the other ranks of a trial may go on after one has failed.
 
     Raises:
@@ -157,13 +157,13 @@ class LocalLauncher(Launcher):
         }
 
     def _env(self, spec: TrialSpec) -> dict[str, str]:
-        # A trainer that finds Slurm's variables would take the driver's job for its own.
+        # With Slurm's variables, a trainer would take the driver's job for its own.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SRUN"))}
         ranks = len(self._nodes) * spec.ranks_per_node
         threads = spec.cpus_per_rank or max(1, len(os.sched_getaffinity(0)) // ranks)
         env["OMP_NUM_THREADS"] = str(threads)
-        env["PYTHONUNBUFFERED"] = "1"  # growing logs are what shows progress
-        # Nobody else may connect to the ranks; and gloo would need the host's name to resolve.
+        env["PYTHONUNBUFFERED"] = "1"  # progress is seen by the growth of the logs
+        # Nobody else can connect to the ranks then, and the host's name need not resolve.
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = "lo"
         return {**env, **spec.env}
 
@@ -198,7 +198,7 @@ class LocalLauncher(Launcher):
 
 
 def visible_gpus(env: Mapping[str, str]) -> tuple[str | None, list[str]]:
-    """GPUs of this machine, found without asking a driver library.
+    """GPUs of this machine, found without a driver library.
 
     Returns:
         The environment variable that selects among them (None without GPUs), and its values.
@@ -235,7 +235,7 @@ def _free_port() -> int:
 
 
 def _exit_code(spec: TrialSpec, ranks: Ranks) -> int | None:
-    """Of the first rank that failed; None: nobody knows."""
+    """The first failed rank's exit code, or 0; None: unknown."""
     failed = first_failure(ranks.exit_codes)
     if failed is not None:
         return failed

@@ -1,8 +1,8 @@
-"""How a trial can end, and what follows from it: the one table that everybody reads.
+"""The kinds of ends of a trial, and what follows from each: the one table that all read.
 
-A new kind is a row of :class:`Kind`: its evidence stands there, too, unless it is what a launcher
-alone says (:class:`slurm.outcome.texts.LauncherTexts`) or what a trial's figures show
-(``workflows.search.trials.judge``).
+A new kind is a row of :class:`Kind`. Its texts in logs stand there, too; texts that only a launcher
+writes are in :class:`slurm.outcome.texts.LauncherTexts`, and ``workflows.search.trials.judge``
+decides by metrics.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from foundation import failures
 
 
 class Before(enum.Enum):
-    """What a line in a log outweighs; :func:`slurm.outcome.classify.classify` has the order."""
+    """Evidence that a line in a log outweighs; see :func:`slurm.outcome.classify.classify`."""
 
-    RESULT = "result"  # even the trainer's own words: a failing machine makes it say anything
-    LAUNCH = "launch"  # and timeouts: one rank says it, and the others hang or are torn down
+    RESULT = "result"  # even the trainer's statement: a failing machine makes it state anything
+    LAUNCH = "launch"  # and timeouts: one rank prints it, the others hang or are torn down
     TIMEOUT = "timeout"
-    CRASH = "crash"  # nothing else: it only tells one crash from another
+    CRASH = "crash"  # nothing else
 
 
 @dataclass(frozen=True)
 class LogText:
-    """Words that decide a kind wherever they are written, whatever the launcher.
+    """A pattern that decides a kind, whatever the launcher.
 
-    The message of the outcome is the line that they are in, or their group ``message``.
+    The outcome's message is the whole line of the match, or its group ``message``.
     """
 
     pattern: re.Pattern[str]
     before: Before
-    stderr_only: bool = False  # else in standard output, too, and in the result's message
-    blames_node: bool = False  # the node of the first task that ended is suspect
+    stderr_only: bool = False  # else also in standard output and the result's message
+    blames_node: bool = False  # makes the node of the first failed task suspect
 
 
 @dataclass(frozen=True)
 class Consequences:
-    """What follows from one kind of end."""
+    """Consequences of one kind of end."""
 
-    words: str  # what happened, in the report
+    words: str  # for it in the report
     # A machine's fault is not the trial's, which does not count; "driver": we ended it.
     cause: Literal["configuration", "machine", "driver"]
     observed_as: Literal["success", "failure"] | None  # by the optimizer; a failure is penalized
@@ -50,7 +50,7 @@ class Consequences:
     status: str | None = None  # in result.json: the trainer's own word for it
     texts: tuple[LogText, ...] = ()
     out_of: Literal["device memory", "host memory"] | None = None
-    stops_search: bool = False  # many in a row mean that nothing will run
+    stops_search: bool = False  # after many in a row
 
 
 # Linear in the length of a log: words within a line are sought from its start, each once (atomic
@@ -72,9 +72,9 @@ _DISK_FULL = re.compile(  # not of what is memory in truth
 
 
 class Kind(enum.StrEnum):
-    """How a trial ended; each with what follows from it.
+    """Kind of a trial's end, with its consequences.
 
-    Where the words of two kinds are found in the same logs, the upper one wins.
+    If texts of two kinds are in the same logs, the upper kind wins.
     """
 
     row: Consequences

@@ -1,4 +1,4 @@
-"""How single ranks ended, in the launcher's own words, where it knows them one by one."""
+"""Ends of single ranks, where the launcher knows them one by one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FailureGrace:
 
 
 def first_failure(codes: Mapping[int, int]) -> int | None:
-    """The exit code of the first rank that failed: those after it were dragged along.
+    """The exit code of the first rank that failed; later ones may be its consequences.
 
     Args:
         codes: of ranks, in the order of their ends; negative: the signal.
@@ -47,7 +47,7 @@ def first_failure(codes: Mapping[int, int]) -> int | None:
 
 
 def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> str:
-    """Which ranks failed, in lines that are also appended to the log, if it can be written.
+    """Lines that name the failed ranks, also appended to the log if it can be written.
 
     Args:
         spec, lease: of the trial.
@@ -60,7 +60,7 @@ def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> st
         if code != 0
     ]
     said, log = "".join(lines), spec.directory / STDERR_NAME
-    # Not if the disk is full, or the trainer has removed the log or put something in its place.
+    # The disk may be full, or the trainer may have removed or replaced the log.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.suppress(OSError), os.fdopen(os.open(log, flags), "wb", buffering=0) as file:
         file.write(said.encode())

@@ -77,8 +77,10 @@ class VirtualClock(Clock):
         senders: int,
         until_s: float = math.inf,
     ) -> T | None:
-        """As :meth:`Clock.receive`. Without senders, ``timeout_s`` passes; with them, it does not
-        count: between two events there is nothing to see.
+        """The next item, see :meth:`Clock.receive`.
+
+        Without senders ``timeout_s`` passes; with them it does not count, as nothing happens
+        between two events.
         """
         with self._changed:
             while inbox.empty() and len(self._sleepers) < senders:
@@ -93,14 +95,14 @@ class VirtualClock(Clock):
         return inbox.get()
 
     def _idle_until(self, until_s: float) -> bool:
-        """Whether it is ``until_s`` before anybody is woken."""
+        """Whether ``until_s`` comes before any sleeper's time."""
         if self._sleepers[0].next_t <= until_s or any(s.stop.is_set() for s in self._sleepers):
             return False
         self._now = max(self._now, until_s)
         return True
 
     def _next(self) -> _Sleeper:
-        """Take out who is woken next: somebody who is to stop, now, or the one whose time it is."""
+        """Take out the sleeper to wake next: one that is to stop, else the one whose time comes."""
         stopped = [s for s in self._sleepers if s.stop.is_set()]
         if stopped:
             first = min(stopped)

@@ -1,9 +1,8 @@
-"""A simulated cluster: trials end as a model and a seed say, in virtual time.
+"""A simulated cluster: trials end as a model and a seed decide, in virtual time.
 
-The driver, the pool and the journal are the real ones, and so is the verdict on a trial: this
-launcher makes up what a trial would leave (a result, the lines that srun or torch would write) and
-:mod:`slurm.outcome.classify` classifies it. What happens depends on the seed, the trial's
-name (number and attempt), its nodes and the virtual time only.
+Driver, pool, journal and classification are the real ones: this launcher makes up the evidence of a
+trial (a result, lines of srun or torch), and :mod:`slurm.outcome.classify` classifies it. All
+depends on the seed, the trial's name (number and attempt), its nodes and the virtual time only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class SimulatedLauncher(Launcher):
 
     Args:
         cluster: its size and troubles.
-        workload: what the trials would do.
+        workload: of the trials.
         start: virtual time at which this session begins, seconds since the epoch; ``EPOCH`` at
             the earliest.
 
@@ -101,7 +100,7 @@ class SimulatedLauncher(Launcher):
     def _end(
         self, spec: TrialSpec, lease: Lease, began: float
     ) -> tuple[Evidence, list[SimulatedStep]]:
-        """What a trial that begins now will leave, and after how long; and its steps until then."""
+        """Evidence that a trial that begins now will leave, and its steps until then."""
         chance = random.Random(f"{self.cluster.seed}/{spec.name}")
         slowness = max(self._slowness[node] for node in lease.nodes)
         evidence, steps = simulate(spec, lease, self.cluster, self.workload, slowness, chance)

@@ -1,4 +1,4 @@
-"""The distance between two launches, which a controller needs."""
+"""The least time between two launches, for the controller's sake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LaunchPacing:
         self._last = float("-inf")
 
     def wait(self, stop: threading.Event) -> bool:
-        """Wait for one's turn; False if stopped meanwhile."""
+        """Wait until a launch is due; False if stopped meanwhile."""
         with self._turn:
             if stop.wait(max(0.0, self._last + self._interval_s - self._monotonic())):
                 return False
