@@ -126,7 +126,6 @@ def read_document(path: Path, mistake: type[Exception] = FileError) -> Document:
     """Read a YAML file.
 
     Args:
-        path: of the file.
         mistake: the class of all errors in it; it takes a message.
 
     Raises:

@@ -110,7 +110,6 @@ def parse_json(text: str | bytes, name: str, *, finite: bool = False) -> Any:
     """Parse JSON that is at most :data:`MAX_JSON_DEPTH` deep.
 
     Args:
-        text: what is parsed.
         name: of the file or line, for messages.
         finite: refuse NaN and infinity, which Python writes and JSON does not know.
 

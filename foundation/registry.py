@@ -42,7 +42,6 @@ class Registry(Generic[P]):
         """The part of that name, imported now.
 
         Args:
-            name: of the part.
             more: parts that only the caller has.
 
         Raises:

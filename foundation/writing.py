@@ -13,7 +13,6 @@ def write_atomically(
     """Replace ``path`` in one step: no reader, and no killed process, ever sees half of it.
 
     Args:
-        path: of the file.
         content: text is written as UTF-8.
         private: only its owner may read it, as it may hold secrets (``trainer.env``).
         sync: it is on disk on return; else a crash of the machine may lose it.

@@ -218,7 +218,6 @@ class TaskShepherd(Shepherd):
 
     Args:
         modules: imported before the first fork.
-        rank: this task's number.
     """
 
     def __init__(self, modules: Sequence[str], rank: int) -> None:

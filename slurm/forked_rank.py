@@ -89,7 +89,6 @@ def run_rank(order: Mapping[str, Any], index: int, threads: int) -> NoReturn:
 
     Args:
         order: of the trial, see :mod:`slurm.fork_server`.
-        index: among the order's ranks.
         threads: that imports have started.
     """
     code: Any = 0

@@ -34,8 +34,6 @@ def make_launcher(
     """Make the launcher of that name.
 
     Args:
-        name: of the launcher.
-        options: for its factory.
         more: factories that only the caller has.
 
     Raises:

@@ -16,7 +16,6 @@ def rendezvous_environment(
     """Variables that are the same in every rank of a trial.
 
     Args:
-        spec: what to run.
         master_addr: address of the lease's first node, which gets rank 0.
         port: of rank 0; default :func:`master_port`.
     """
@@ -38,13 +37,7 @@ def rendezvous_environment(
 
 
 def rank_environment(rank: int, local_rank: int, node: int) -> dict[str, str]:
-    """Variables of one rank; each ``rank.sh`` sets the same.
-
-    Args:
-        rank: its number.
-        local_rank: its number on its node.
-        node: the node's number in the lease.
-    """
+    """Variables of one rank; each ``rank.sh`` sets the same."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

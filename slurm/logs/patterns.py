@@ -113,7 +113,6 @@ class LogMetrics:
     """The metrics of one trial's log, read line by line.
 
     Args:
-        log: its format.
         warmup_steps: first steps, which do not count.
         num_gpus: of the trial.
     """
@@ -219,7 +218,6 @@ def metrics_of(
     """A trial's result from its logs: the first text that has a metric gives it.
 
     Args:
-        log: their format.
         texts: of the logs, standard output first.
         warmup_steps: first steps, which do not count.
         num_gpus: of the trial.

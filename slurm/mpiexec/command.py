@@ -34,10 +34,6 @@ def mpiexec_argv(
     """The exact mpiexec line of a trial.
 
     Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        spec: what to run.
-        lease: on which hosts.
         hosts: by name; their slots, if given, limit a trial's ranks there.
         environ: from :func:`mpiexec_environment`.
 
@@ -66,10 +62,7 @@ def mpiexec_environment(
     """The environment of mpiexec, from which ranks get the variables that :func:`exported` names.
 
     Args:
-        spec: what to run.
-        lease: on which hosts.
         master_addr: address of the lease's first host, which gets rank 0.
-        environ: the driver's.
     """
     defaults = {"PYTHONUNBUFFERED": "1"}  # progress is seen by the growth of the logs
     if spec.cpus_per_rank is not None:
@@ -92,15 +85,7 @@ def sweep_argv(
     names: Iterable[str],
     environ: Iterable[str],
 ) -> list[str]:
-    """The mpiexec line that ends whatever is left of these trials, one process a host.
-
-    Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        hosts: to sweep.
-        names: of trials.
-        environ: names of the driver's variables.
-    """
+    """The mpiexec line that ends whatever is left of these trials, one process a host."""
     line = dialect.argv(program, hosts, 1, exported(environ))
     return [*line, *module_argv("slurm.sweep.node", dialect.rank_variable, ALL, *names)]
 

@@ -44,7 +44,6 @@ class Dialect:
         """The line up to the command of the ranks. Rank 0 is on the first host.
 
         Args:
-            program: mpiexec's name or path.
             hosts: in the order of ranks; consecutive ranks share a host.
             ranks_per_host: the same on each.
             exported: names of variables that every rank gets from mpiexec's environment.

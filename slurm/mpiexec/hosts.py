@@ -61,7 +61,6 @@ def read_hostfile(path: Path, variable: str = "") -> tuple[Host, ...]:
     starts a comment.
 
     Args:
-        path: of the file.
         variable: that names it, for messages.
 
     Raises:

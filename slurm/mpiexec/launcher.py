@@ -38,7 +38,6 @@ class MpiexecLauncher(Launcher):
 
     Args:
         hosts: that may be leased; default: those of the surrounding PBS or LSF job.
-        program: mpiexec's name or path.
         environ: the driver's; ranks get it without variables that hold on the driver's host only.
         address: from a host's name to the address at which ranks reach it.
         answer_s: how long hosts may take to answer a sweep before they are given up.

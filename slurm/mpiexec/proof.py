@@ -22,9 +22,6 @@ class Sweeper:
     """Ends trials on hosts, and proves it.
 
     Args:
-        program: mpiexec's name or path.
-        dialect: its dialect.
-        environ: the driver's.
         answer_s: how long hosts may take to answer.
         run: runs a command; :func:`run_program` unless a test replaces it.
     """

@@ -101,7 +101,6 @@ def gather(
     """Collect the evidence of a trial whose processes are gone.
 
     Args:
-        spec, lease, watched, exit_code: of the trial.
         down_nodes, stuck_nodes, severed, unwritten, texts: see :class:`Evidence`.
         said: the launcher's own last lines, if the log may lack them.
     """

@@ -23,11 +23,7 @@ class FailureGrace:
         self._used = False
 
     def is_over(self, codes: Mapping[int, int]) -> bool:
-        """Whether the ranks that still run have to be killed now; true at most once.
-
-        Args:
-            codes: see :func:`first_failure`.
-        """
+        """Whether the ranks that still run have to be killed now; true at most once."""
         if self._failed_s is None and any(codes.values()):
             self._failed_s = time.monotonic()
         late = self._failed_s is not None and time.monotonic() - self._failed_s > self._grace_s
@@ -47,12 +43,7 @@ def first_failure(codes: Mapping[int, int]) -> int | None:
 
 
 def note_failures(spec: TrialSpec, lease: Lease, codes: Mapping[int, int]) -> str:
-    """Lines that name the failed ranks, also appended to the log if it can be written.
-
-    Args:
-        spec, lease: of the trial.
-        codes: see :func:`first_failure`.
-    """
+    """Lines that name the failed ranks, also appended to the log if it can be written."""
     lines = [
         f"meshtune: rank {rank} on {lease.nodes[rank // spec.ranks_per_node]} "
         + (f"ended with exit code {code}\n" if code > 0 else f"was ended by signal {-code}\n")

@@ -29,7 +29,6 @@ def find_result(directory: Path, stdout: str) -> tuple[Result | None, str]:
     """The trainer's statement and "", or None and the reason.
 
     Args:
-        directory: the trial's folder.
         stdout: its standard output, lines of any length.
     """
     try:
@@ -50,7 +49,6 @@ def result_of_lines(spec: TrialSpec, stdout: str, logs: Sequence[str]) -> tuple[
     """The result by patterns, else by lines of steps; or None and the reason.
 
     Args:
-        spec: of the trial.
         stdout: its standard output, lines of any length.
         logs: in which the patterns are searched, with lines of bounded length.
     """

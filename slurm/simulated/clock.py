@@ -35,9 +35,6 @@ class VirtualClock(Clock):
     :meth:`sleep`. Time stands still until every sender sleeps. Then the one whose time is nearest
     is woken, alone, and nothing else happens until its item is there. So the order of events is
     that of (time, name), whatever the machine's threads do.
-
-    Args:
-        start: seconds since the epoch.
     """
 
     def __init__(self, start: float) -> None:
@@ -57,8 +54,6 @@ class VirtualClock(Clock):
         """Return when it is ``until``, or ``stop`` is set. For senders; ``name`` is unique.
 
         Args:
-            until: seconds since the epoch.
-            name: of the sender.
             stop: wakes it at once.
             checks: moments before ``until``, in order; the first whose function says so is the
                 time to wake up. The functions run in the thread that calls ``receive``.

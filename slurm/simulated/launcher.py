@@ -30,8 +30,6 @@ class SimulatedLauncher(Launcher):
     """Trials of a workload on a cluster, in virtual time.
 
     Args:
-        cluster: its size and troubles.
-        workload: of the trials.
         start: virtual time at which this session begins, seconds since the epoch; ``EPOCH`` at
             the earliest.
 

@@ -74,11 +74,8 @@ def simulate(
     one rate leaves all other troubles as they were.
 
     Args:
-        spec, lease: the trial, and its nodes.
         cluster: rates of its troubles.
-        work: the trial's workload.
         slowness: factor of its slowest node.
-        chance: this trial's random numbers.
     """
     fails, crashes, hangs, when, rank = (chance.random() for _ in range(5))
     start_up_s = cluster.start_up_s * chance.lognormvariate(0.0, START_UP_SPREAD)

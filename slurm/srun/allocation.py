@@ -41,7 +41,6 @@ class Allocation:
     """A Slurm job, asked through Slurm's own commands.
 
     Args:
-        job: the job's id.
         run: runs a command once; :func:`slurm.srun.shell.run` unless a test replaces it.
         left_out: nodes that cannot be used.
 

@@ -61,8 +61,6 @@ def batch_script(
     Args:
         space: a shipped space's name or an absolute path.
         run_dir: the run's folder; the same one continues the same search.
-        site: the site profile.
-        nodes: of the allocation.
         time: its limit, as sbatch takes it.
         account: sbatch's option, as are ``partition`` and ``qos``; each overrides the site's.
         further: options of sbatch, ``constraint=gpu`` or ``--constraint=gpu``, which override, too.

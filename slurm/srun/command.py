@@ -24,9 +24,6 @@ def srun_argv(spec: TrialSpec, lease: Lease, site: Site, cpus_per_node: int) -> 
     step. ``-N`` must equal the lease's width, or srun widens onto nodes that were not leased.
 
     Args:
-        spec: what to run.
-        lease: on which nodes.
-        site: the site profile.
         cpus_per_node: of the allocation; the ranks share them unless the trial or site says.
 
     Raises:
@@ -74,12 +71,8 @@ def srun_environment(
     """The environment that srun is started with and hands to every rank.
 
     Args:
-        spec: what to run.
-        lease: on which nodes.
         site: whose settings are added; the trial's own win.
         master_addr: address of the lease's first node, which gets rank 0.
-        environ: the driver's.
-        cpus_per_node: of the allocation.
     """
     return {
         **scrubbed(environ),

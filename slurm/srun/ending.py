@@ -34,7 +34,6 @@ class StepEnder:
     """Ends steps; for several threads.
 
     Args:
-        allocation: whose steps they are.
         proof: asks the nodes where Slurm's list of steps proves nothing.
         gone_deadline_s: how long a step may stay in that list before its nodes are asked.
         patience_s: how long to wait instead for a controller that does not answer.
@@ -57,7 +56,6 @@ class StepEnder:
         process group would leave them running.
 
         Args:
-            step: to end.
             grace_s: between the polite and the final signal; 0: no polite one.
             said: the standard error of its srun.
             doubtful: Slurm's list does not prove that the step is gone.
@@ -110,7 +108,6 @@ class StepEnder:
         Args:
             find: lists the steps that have to go.
             waiting: whether an srun is left that may still be granted its step.
-            end_waiting: ends that srun.
 
         Returns:
             Steps still listed at the deadline; None if Slurm did not answer.

@@ -39,12 +39,6 @@ class KeptLaunches:
     A step is kept only if every rank of its trial is known to have ended, and none first by a
     signal: Slurm reports the kernel's out-of-memory kills only when a step ends. After any other
     end the step is ended, and the next trial gets a new one.
-
-    Args:
-        site: the site profile.
-        allocation: the job whose nodes are used.
-        ender: ends steps.
-        pacing: keeps two launches apart.
     """
 
     def __init__(
@@ -76,7 +70,6 @@ class KeptLaunches:
         """Run a trial that ``can_be_forked``; see ``Launcher.run``.
 
         Args:
-            spec, lease, stop, stop_rule: see there.
             most: idle steps that may stay beside this trial's.
         """
         clear_attempt(spec.directory)
@@ -197,7 +190,6 @@ class _Waiting:
         """Take the steps on these nodes: one that can serve a trial, and those in its way.
 
         Args:
-            lease: the nodes.
             wanted: the trial's :func:`requirements`; None: no step can serve it.
         """
         with self._lock:

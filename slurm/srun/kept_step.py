@@ -49,7 +49,6 @@ class KeptStep:
 
     Args:
         step_spec: the step as a trial that never ends.
-        lease: its nodes.
         argv, environ: of srun.
         without: the same environment without the first trial's own variables.
         requirements: of the trials that it can serve, see :func:`requirements`.
@@ -113,7 +112,6 @@ class KeptStep:
         """Start a trial; its folder is ready, and no other trial runs.
 
         Args:
-            spec: of the trial.
             env: variables of its ranks that the step does not have.
         """
         with self._lock:

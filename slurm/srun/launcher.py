@@ -45,7 +45,6 @@ class SrunLauncher(Launcher):
     """Starts trials as steps of the surrounding allocation.
 
     Args:
-        site: the site profile.
         allocation: the job whose nodes are used; default the one this process is in.
         gone_deadline_s: how long a step may stay in Slurm's list before its nodes are asked.
         proof: asks them; default: by further steps.

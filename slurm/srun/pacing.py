@@ -8,12 +8,7 @@ from collections.abc import Callable
 
 
 class LaunchPacing:
-    """Keeps launches apart, for the controller's sake; for several threads.
-
-    Args:
-        interval_s: least time between two.
-        monotonic: the clock, in seconds.
-    """
+    """Keeps launches apart, for the controller's sake; for several threads."""
 
     def __init__(self, interval_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._interval_s, self._monotonic = interval_s, monotonic

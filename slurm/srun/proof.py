@@ -37,8 +37,6 @@ class NodeProof:
     """Ends trials on the allocation's nodes, and proves it; for several threads.
 
     Args:
-        site: the site profile.
-        allocation: whose nodes are asked.
         deadline_s: within which they have to answer.
         patience_s: how long to wait besides for a controller that does not answer.
         run: runs a command; :func:`run_program` unless a test replaces it.

@@ -114,10 +114,8 @@ def patiently(
     For questions, and for orders that may be given twice.
 
     Args:
-        argv: the command.
         once: runs it; :func:`run` unless a test replaces it.
         patience_s: for all pauses and tries before the last try.
-        sleep: waits for so many seconds.
         tell: called once, with one line that says so; default: print to standard error.
 
     Raises:

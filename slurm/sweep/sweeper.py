@@ -37,8 +37,6 @@ def sweep(ask: Ask, nodes: Sequence[str], names: Collection[str], one_by_one: bo
     """End these trials on these nodes; returns when they are gone, or do not go.
 
     Args:
-        ask: asks nodes.
-        nodes: to sweep.
         names: of trials; none: only see which nodes answer.
         one_by_one: ask silent nodes again, each alone: one that is down makes a sweep fail for all.
     """
