@@ -1,4 +1,4 @@
-"""What the trainer does on one GPU: layers of three sizes, kernels, quantization, and a search.
+"""The trainer on one GPU: layers of three sizes, kernels, quantization, and a search.
 
     python -m benchmarks.gpu [--minutes 25] [--out gpu.md]
     python -m benchmarks.gpu --device cpu        # the same on a CPU with toy shapes, to try it
@@ -99,7 +99,7 @@ class Case:
 
 
 def cases(device: str) -> Iterator[Case]:
-    """What matters most comes first: compiled layers beside plain torch."""
+    """The cases, most important first: compiled layers beside plain torch."""
     sizes = SIZES if device == "cuda" else TOY
     variants = list(VARIANTS)
     for variant in (variants[0], PLAIN, *variants[1:]):
@@ -138,7 +138,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 
 def plain_step(config: TrainConfig, device: Device, tokens: RandomTokens) -> Callable[[int], float]:
-    """As one writes it by hand: float32 weights, autocast, a compiled model, fused AdamW."""
+    """A plain torch step: float32 weights, autocast, a compiled model, fused AdamW."""
     with torch.device(device.torch):
         stage = Stage(config.model)
     initialize(stage, "", config.model, config.seed)

@@ -16,11 +16,10 @@ from rich.text import Text
 
 from analysis import Event, RunFolder
 from search_spaces import load_space
-from workflows.search.budget import Budget
 from workflows.search.driver import Driver
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel
-from workflows.search.session import open_driver
+from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
 
 PICTURE = Path(__file__).parent / "images" / "terminal.svg"
@@ -53,7 +52,7 @@ def picture() -> str:
         run = RunFolder(Path(folder) / "run")
         launcher = simulated_launcher(space, CLUSTER)
         try:
-            with open_driver(space, run, launcher, 0, Budget.of(space), listen) as driver:
+            with open_driver(Search(space, run, launcher, 0), listen) as driver:
                 driver.run()
         except _Seen:
             pass

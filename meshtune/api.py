@@ -9,6 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import Closed, Ended, Event, Opened, Run, Started
+from foundation.arguments import (
+    checked_columns,
+    checked_path,
+    checked_seed,
+    checked_text,
+    checked_whole,
+    refused,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +25,7 @@ if TYPE_CHECKING:
     from analysis import Sensitivity
     from search_spaces import SearchSpace
     from slurm import Launcher
-    from workflows import Driver, Study
+    from workflows import Study
 
 __all__ = [
     "Closed", "Ended", "Event", "Opened", "Run", "Started",
@@ -44,7 +52,6 @@ def load_space(reference: str | Path) -> SearchSpace:
         SpaceError: that names the file, line, key, value and remedy.
     """
     from search_spaces import load_space as load
-    from workflows import refused
 
     if not isinstance(reference, (str, Path)):
         raise refused("reference", reference, "a space file, or a shipped space's name")
@@ -70,11 +77,11 @@ def search(
     >>> run.best.config["tp"], len(run.trials)
     (1, 8)
 
-    As with the command, what has ended is never run again: called once more with more trials, it
-    goes on. An exception, such as Ctrl-C, ends the trials that run; they run again then.
+    Ended trials never run again: with more trials the same call resumes the search. An exception,
+    such as Ctrl-C, ends the running trials, which then run again.
 
     Args:
-        space: or what :func:`load_space` takes.
+        space: or anything that :func:`load_space` takes.
         launcher: gives trials their processes: ``local``, ``srun``, ``mpiexec``, ``simulate``, an
             installed one, or an object. Default: srun inside a Slurm allocation, else local.
         trials: budget, in place of the space's own.
@@ -87,45 +94,48 @@ def search(
 
     Raises:
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
-        ArgumentError: for an argument that cannot be; nothing is made then.
+        ArgumentError: for an unusable argument; nothing is made then.
     """
     from analysis import RunFolder
-    from slurm import Launcher
-    from workflows import (
-        checked_path,
-        checked_seed,
-        checked_text,
-        checked_whole,
-        launcher_for,
-        refused,
-        run_search,
-        space_of,
-    )
+    from workflows import Search, launcher_for, run_search
 
-    space = space_of(space)
-    if not isinstance(launcher, (Launcher, str, type(None))):
-        raise refused("launcher", launcher, "a launcher, or its name")
-    run_dir = None if run_dir is None else checked_path("run_dir", run_dir)
+    space = _searched(space, trials)
+    simulated = _is_simulated(launcher)
+    where = None if run_dir is None else checked_path("run_dir", run_dir)
     seed = None if seed is None else checked_seed(seed)
     checked_text("policy", policy)
     checked_text("simulate", simulate, "settings KEY=VALUE,...")
     if listen is not None and not callable(listen):
         raise refused("listen", listen, "a function of an event and a run")
-    if trials is not None:
-        trials = checked_whole("trials", trials, 1)  # the folder would keep it
-        space = replace(space, budget=space.budget.model_copy(update={"trials": trials}))
-    simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
-    default = Path("runs") / (f"{space.name}-simulated" if simulated else space.name)
-    folder = RunFolder(run_dir or default)
+    folder = RunFolder(where or Path("runs") / f"{space.name}{'-simulated' * simulated}")
 
-    def tell(event: object, driver: Driver) -> None:
+    def tell(event: object, driver: Any) -> None:
         if listen is not None and isinstance(event, Event):  # and no tick
             listen(event, driver.state)
 
-    if isinstance(launcher, Launcher):
-        return run_search(space, folder, launcher, seed, policy, tell)
-    with closing(launcher_for(space, folder, launcher, simulate)) as named:
-        return run_search(space, folder, named, seed, policy, tell)
+    if launcher is None or isinstance(launcher, str):
+        with closing(launcher_for(space, folder, launcher, simulate)) as named:
+            return run_search(Search(space, folder, named, seed, policy), tell)
+    return run_search(Search(space, folder, launcher, seed, policy), tell)
+
+
+def _searched(space: SearchSpace | str | Path, trials: int | None) -> SearchSpace:
+    """The space with the budget, which the run's folder keeps."""
+    from workflows import space_of
+
+    space = space_of(space)
+    if trials is None:
+        return space
+    trials = checked_whole("trials", trials, 1)
+    return replace(space, budget=space.budget.model_copy(update={"trials": trials}))
+
+
+def _is_simulated(launcher: Any) -> bool:
+    from slurm import Launcher
+
+    if not isinstance(launcher, (Launcher, str, type(None))):
+        raise refused("launcher", launcher, "a launcher, or its name")
+    return launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
 
 
 def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
@@ -137,7 +147,7 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
     ['step_time_s', 'step_time_low_s', 'step_time_high_s', 'tokens_per_second', 'tflops_per_gpu']
 
     Args:
-        space: or what :func:`load_space` takes.
+        space: or anything that :func:`load_space` takes.
         top: how many, the best first.
 
     Returns:
@@ -146,13 +156,13 @@ def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:
         and ``fits``, the probability that they are there.
 
     Raises:
-        ArgumentError: for an argument that cannot be.
+        ArgumentError: for an unusable argument.
         NotPricedError, MissingFactError: if the cost model cannot price the space.
     """
     import pandas as pd
 
     from analysis import MissingFactError, NotPricedError, Pricing, rank
-    from workflows import checked_whole, space_of
+    from workflows import space_of
 
     top = checked_whole("top", top, 1)
     space = space_of(space)
@@ -202,7 +212,7 @@ def report(run: Run | Study | str | Path) -> Path:
     'index.html'
 
     Args:
-        run: as of :func:`load`.
+        run: as for :func:`load`.
     """
     from analysis import write_report
 
@@ -215,9 +225,9 @@ def sensitivity(
     parameters: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Sensitivity:
-    """Which parameters drive an objective: SHAP values of a forest over the trials.
+    """SHAP values of a forest over the trials: which parameters drive an objective.
 
-    Figure 10 of Dash et al. 2023, for a search of one's own:
+    Figure 10 of Dash et al. 2023, for your own search:
 
     >>> import meshtune
     >>> space = meshtune.load_space("gpt_22b_frontier")     # what may be searched
@@ -225,7 +235,7 @@ def sensitivity(
     >>> found = meshtune.sensitivity(meshtune.load(run))    # a forest, explained by SHAP
     >>> meshtune.plot_sensitivity(found).savefig(picture)
 
-    Any other table will do:
+    Any other table works, too:
 
     >>> import pandas as pd
     >>> table = pd.DataFrame({"tp": [1, 2, 4, 8] * 4, "pp": [1] * 8 + [2] * 8})
@@ -242,40 +252,46 @@ def sensitivity(
 
     Raises:
         NotEnough: for too few rows, or where nothing varied.
-        ArgumentError: for an argument that cannot be, such as a column that there is not.
+        ArgumentError: for an unusable argument, such as a column that the table lacks.
     """
-    import numpy as np
     import pandas as pd
 
     from analysis import objective_sensitivity
-    from workflows import checked_columns, checked_seed, refused
 
     if not isinstance(frame, pd.DataFrame):
         raise refused("frame", frame, "a DataFrame, such as meshtune.load gives")
     seed = checked_seed(seed)
     checked_columns("objective", [objective], frame)
-    named = [str(name) for name in frame if str(name).startswith("p:")]
     if parameters is None:
-        parameters = named or [*frame.columns.drop(objective)]
+        own = [str(name) for name in frame if str(name).startswith("p:")]
+        parameters = own or [*frame.columns.drop(objective)]
     parameters = checked_columns("parameters", parameters, frame)
+    return objective_sensitivity(_trials(frame, objective, parameters), seed)
+
+
+def _trials(frame: pd.DataFrame, objective: str, parameters: Sequence[Any]) -> pd.DataFrame:
+    """A table of trials in the form of :func:`load`."""
+    import numpy as np
+    import pandas as pd
+
     values = pd.to_numeric(frame[objective], errors="coerce").astype(float)
     ended = np.where(np.isfinite(values), "ok", "failed")
     table = pd.DataFrame(
         {"trial": np.arange(1, len(frame) + 1), "kind": ended, "objective": values},
         index=frame.index,
     )
-    if named:  # a run's; elsewhere "trial" and "kind" may be anything
+    if any(str(name).startswith("p:") for name in frame):  # a run's; elsewhere they mean anything
         table = table.assign(**{key: frame[key] for key in ("trial", "kind") if key in frame})
     for name in parameters:
         table[f"p:{str(name).removeprefix('p:')}"] = frame[name]
-    return objective_sensitivity(table, seed)
+    return table
 
 
 def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective") -> Figure:
     """Mean |SHAP| per parameter as bars, and every trial's SHAP value beside it.
 
     Args:
-        found: by :func:`sensitivity`.
+        found: result of :func:`sensitivity`.
         effect: what the SHAP values are, with the objective's unit, for the axes.
 
     Returns:
@@ -285,7 +301,6 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
         ArgumentError: for anything else.
     """
     from analysis import Sensitivity, sensitivity_figure
-    from workflows import checked_text, refused
 
     if not isinstance(found, Sensitivity):
         raise refused("found", found, "what meshtune.sensitivity gives")
@@ -294,7 +309,5 @@ def plot_sensitivity(found: Sensitivity, effect: str = "effect on the objective"
 
 
 def _folder(run: Any) -> Path:
-    """Of a run, a study, or where a run is."""
-    from workflows import checked_path
-
+    """The folder of a run or a study, or a path to one."""
     return checked_path("run", getattr(run, "directory", run))

@@ -1,8 +1,8 @@
-"""meshtune's packages, whatever else has their names.
+"""Imports of meshtune's packages, whatever other modules have their names.
 
 ``trainer``, ``analysis``, ``workflows`` and ``slurm`` are common names: a user's ``trainer.py`` on
 PYTHONPATH or in the working directory comes before an installed package on ``sys.path``. The path
-is the user's and stays as it is; a finder ahead of it knows where these names belong.
+stays as it is; a finder ahead of it resolves these names.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _REMEDY = "give meshtune an environment of its own: `pipx install meshtune`"
 
 
 class HiddenPackageError(ImportError):
-    """Something else has the name of one of meshtune's packages; the message names its file."""
+    """Another module has the name of a meshtune package; the message names its file."""
 
 
 class _OwnPackages:
-    """Finds the packages beside this one, and nothing else."""
+    """Finds the packages beside this one only."""
 
     @staticmethod
     def find_spec(
@@ -36,7 +36,7 @@ class _OwnPackages:
 
 
 def install() -> None:
-    """From now on these names mean meshtune's packages in this process.
+    """Make these names resolve to meshtune's packages in this process.
 
     Raises:
         HiddenPackageError: if another module of such a name has been imported already.
@@ -74,7 +74,7 @@ def check_installed() -> None:
 
 
 def _digest(path: Path) -> str:
-    """As in RECORD."""
+    """A file's digest in the form of RECORD; "" if it cannot be read."""
     try:
         digest = hashlib.sha256(path.read_bytes()).digest()
     except OSError:

@@ -1,6 +1,6 @@
-"""``python -m meshtune.run_module MODULE ARGUMENTS``: as ``python -m MODULE ARGUMENTS`` would.
+"""``python -m meshtune.run_module MODULE ARGUMENTS``: like ``python -m MODULE ARGUMENTS``.
 
-But meshtune's packages hide others of their names, so that a rank is meshtune's trainer although a
+But meshtune's packages come before others of their names: a rank runs meshtune's trainer although
 ``trainer.py`` is on PYTHONPATH.
 """
 

@@ -9,29 +9,22 @@ import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("foundation",),
-    ("trainer", "slurm"),
-    ("search_spaces",),
-    ("analysis",),
-    ("workflows",),
-    ("meshtune",),
+from support.source_tree import (
+    BELOW,
+    ROOT,
+    benchmarks,
+    cycle,
+    module_in,
+    modules,
+    name_of,
+    names_in,
+    parsed,
 )
-"""Packages from the ground up; each imports those of the floors below it."""
-BELOW = {
-    package: frozenset(p for lower in FLOORS[:number] for p in lower)
-    for number, floor in enumerate(FLOORS)
-    for package in floor
-}
-"""What each package may import, besides itself."""
+
 NOT_FOR_PRODUCT = ("benchmarks", "tests", "meshtune.testing")
 
 # Imports that break a rule and are still to be removed, each as importer and imported.
@@ -55,45 +48,14 @@ class Import(NamedTuple):
         return f"{self.importer}, line {self.line}: imports {self.imported}"
 
 
-def name_of(file: Path) -> str:
-    """The module of a file, such as ``slurm.srun.launcher``; a package's is its own."""
-    parts = file.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@functools.cache
-def modules() -> dict[str, Path]:
-    """All product modules by name."""
-    files = [path for package in BELOW for path in (ROOT / package).rglob("*.py")]
-    files += [path for package in BELOW if (path := ROOT / f"{package}.py").exists()]
-    return {name_of(file): file for file in files}
-
-
-def names_in(tree: ast.Module, module: str, is_package: bool) -> Iterator[tuple[str, int]]:
-    """Full names of all that is imported: of ``from a import b`` it is ``a.b``."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                here = module.split(".")
-                up = here[: len(here) - node.level + is_package]
-                base = ".".join([*up, *([base] if base else [])])
-            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
-
-
 @functools.cache
 def every_import() -> tuple[Import, ...]:
     """Imports of all product modules; a name of a module of ours is cut to that module."""
     found = []
     stubs = [(name_of(file), file) for package in BELOW for file in (ROOT / package).rglob("*.pyi")]
     for module, file in [*modules().items(), *stubs]:  # a facade's stub says what it imports lazily
-        tree = ast.parse(file.read_text(), str(file))
-        for name, line in names_in(tree, module, file.stem == "__init__"):
-            parts = name.split(".")
-            prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-            found.append(Import(module, next((p for p in prefixes if p in modules()), name), line))
+        for name, line in names_in(parsed(file), module, file.stem == "__init__"):
+            found.append(Import(module, module_in(name, modules()), line))
     return tuple(found)
 
 
@@ -116,19 +78,6 @@ def room_of(module: str) -> str:
     """The sub-package of a module; a file directly in a package stands for itself."""
     parts = module.split(".")
     return ".".join(parts[:2])
-
-
-def cycle(edges: Iterable[tuple[str, str]]) -> list[str]:
-    """One cycle of a graph, its first node once more at the end; empty if there is none."""
-    sorter: TopologicalSorter[str] = TopologicalSorter()
-    for importer, imported in sorted(edges):
-        if importer != imported:
-            sorter.add(importer, imported)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        return list(error.args[1])[::-1]  # it lists what is imported first
-    return []
 
 
 def imports() -> list[Import]:
@@ -192,6 +141,19 @@ def test_product_code_imports_no_benchmarks_and_no_tests() -> None:
         and not one.importer.startswith("meshtune.testing")
     ]
     assert not wrong
+
+
+def test_benchmarks_import_each_other_in_one_direction() -> None:
+    """Files, and the folders of benchmarks."""
+    edges = [
+        (module, imported)
+        for module, file in benchmarks().items()
+        for name, _ in names_in(parsed(file), module, file.stem == "__init__")
+        if (imported := module_in(name, benchmarks())) in benchmarks()
+    ]
+    assert ("benchmarks.search.judge", "benchmarks.search.games") in edges
+    assert not cycle(edges)
+    assert not cycle((room_of(importer), room_of(imported)) for importer, imported in edges)
 
 
 def test_slurm_names_neither_torch_nor_deephyper() -> None:

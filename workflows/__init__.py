@@ -1,4 +1,4 @@
-"""The search itself: what is proposed, what runs where, when it ends; and the command line.
+"""The search: policies, the driver that runs trials, and the command line.
 
 A name is imported when it is used first: a process that asks for little imports little.
 """

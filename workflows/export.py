@@ -1,4 +1,4 @@
-"""``meshtune export``: what a search found, in a well-known trainer's own words."""
+"""``meshtune export``: the best configuration as a well-known trainer's options and files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
 
 
 def of_best(source: Path, adapter: str) -> tuple[Export, str]:
-    """The best of a run, or of its ``best.yaml``, for a trainer; and what it is, in a line.
+    """The best configuration of a run, or of its ``best.yaml``, for a trainer; and a title.
 
     Raises:
-        ConfigError: if nothing has succeeded there.
+        ConfigError: if no trial has succeeded.
         SpaceError: if there is no such trainer.
     """
     if source.is_dir():
@@ -44,9 +44,9 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
 
 
 def text(export: Export, what: str) -> Iterator[str]:
-    """All of it, as lines for a screen or a script."""
+    """The export as lines for a screen or a script."""
     yield f"# {what}"
-    yield from (f"# not told: {line}" for line in export.unmapped)
+    yield from (f"# not exported: {line}" for line in export.unmapped)
     yield from _environment(export)
     yield from (f"{join(option)} \\" for option in export.arguments)
     for name, content in export.files.items():
@@ -55,9 +55,9 @@ def text(export: Export, what: str) -> Iterator[str]:
 
 
 def write(export: Export, what: str, out: Path) -> list[str]:
-    """Write it into a folder; the names of the files there."""
+    """Write the export into a folder; returns the names of its files."""
     out.mkdir(parents=True, exist_ok=True)
-    notes = [f"# {what}", *(f"# not told: {line}" for line in export.unmapped)]
+    notes = [f"# {what}", *(f"# not exported: {line}" for line in export.unmapped)]
     files = dict(export.files)
     if export.arguments or not files:
         files[ARGUMENTS] = "\n".join([*notes, *map(join, export.arguments)]) + "\n"

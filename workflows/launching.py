@@ -1,23 +1,33 @@
-"""Which launcher a search gets, and on how many nodes."""
+"""Launchers by name, and single trials on them."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 from analysis import Run, RunFolder, counted, read_run
 from search_spaces import SearchSpace
-from slurm import Launcher, LauncherOptions, make_launcher
+from slurm import (
+    Launcher,
+    LauncherOptions,
+    Lease,
+    Outcome,
+    StopRule,
+    TrialSpec,
+    make_launcher,
+)
 
-MAX_RANKS = 4096  # on one machine, even for those who insist
+MAX_RANKS = 4096  # on one machine, even if `--launcher local` asks for it
 
 
 class LaunchError(ValueError):
-    """A search that cannot be launched as it was asked for; the message names the remedy."""
+    """The search cannot be launched so; the message names the remedy."""
 
 
 def launcher_name(asked: str | None) -> str:
-    """The launcher that was asked for; default: srun inside a Slurm allocation, else local."""
+    """The launcher's name; default: srun inside a Slurm allocation, else local."""
     return asked or ("srun" if "SLURM_JOB_ID" in os.environ else "local")
 
 
@@ -33,15 +43,15 @@ def launcher_for(
 
     Args:
         space: to be searched.
-        folder: of its run, which may be there already.
+        folder: of its run, which may exist already.
         name: see :func:`launcher_name`; ``simulate`` is the simulated cluster.
-        simulate: its settings, ``KEY=VALUE,...``.
+        simulate: settings of the simulated cluster, ``KEY=VALUE,...``.
         site, hostfile: see ``LauncherOptions``.
 
     Raises:
         RegistryError: if there is no such launcher.
         LaunchError: if the folder holds a simulated run and this one is real, or the reverse; or if
-            nobody can mean this machine for so many ranks.
+            this machine is too small for so many ranks.
     """
     if simulate and name != "simulate":
         raise LaunchError("settings of a simulated cluster go with the launcher 'simulate'")
@@ -54,23 +64,23 @@ def launcher_for(
 
         return simulated_launcher(space, simulate, run.last_t if run else 0.0)
 
-    nodes = space.widths[-1]  # what the local launcher pretends to have
+    nodes = space.widths[-1]  # as many as the local launcher pretends to have
     refuse_too_many_ranks(Path(space.file), name, nodes * space.ranks_per_node)
     options = LauncherOptions(nodes, site, hostfile)
     return make_launcher(launcher_name(name), options, {"simulate": simulated})
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
-    """Raise LaunchError if nobody can mean this machine for the trials of a file.
+    """Raise LaunchError if this machine is too small for trials.
 
     Args:
-        file: that says how many ranks.
-        asked: the launcher; None: nobody asked for one.
+        file: has the number of ranks.
+        asked: the launcher that was asked for, if any.
         ranks: of the largest trial.
     """
     cores = os.cpu_count() or 1
     if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):
-        here = ", `--launcher local` starts them here all the same" if ranks <= MAX_RANKS else ""
+        here = ", `--launcher local` starts them here anyway" if ranks <= MAX_RANKS else ""
         raise LaunchError(
             f"{file}: a trial has up to {ranks} ranks, and this machine {counted(cores, 'core')}; "
             "`meshtune submit` searches on a cluster, `search --launcher simulate --dry-run` "
@@ -79,7 +89,7 @@ def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
 
 
 def _refuse_mixture(run: Run, name: str | None) -> None:
-    """Simulated and real trials are never in one run."""
+    """Raise LaunchError if simulated and real trials would share a run."""
     if name == "simulate" and run.launcher not in ("", "simulate"):
         raise LaunchError(
             f"{run.directory} holds a real run ({run.launcher}): choose another run folder"
@@ -89,3 +99,18 @@ def _refuse_mixture(run: Run, name: str | None) -> None:
             f"{run.directory} holds a simulated run: resume it with the launcher 'simulate', or "
             "choose another run folder"
         )
+
+
+def first_nodes(launcher: Launcher, spec: TrialSpec) -> Lease:
+    """A lease of the launcher's first nodes, for a single trial."""
+    return Lease(spec.name, tuple(launcher.nodes()[: spec.num_nodes]))
+
+
+def run_alone(
+    launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
+) -> Outcome:
+    """Run a single trial; from now on INT and TERM end its ranks, on whatever nodes."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return launcher.run(spec, lease, stop, stop_rule)

@@ -1,4 +1,4 @@
-"""What a tracker of experiments is told of a trial: parameters, metrics, and what came of it."""
+"""A trial as an experiment tracker's run: parameters, metrics and outcome."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from analysis import Run, Trial, numbers
 
 
 class TrackerError(Exception):
-    """A tracker that did not take what it was told; the message names the remedy."""
+    """A tracker refused trials; the message names the remedy."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """A trial, as a run of a tracker's.
+    """A trial as a tracker's run.
 
     Attributes:
-        name: of it.
-        parameters: its configuration, without what was inactive.
-        metrics: the objective, what else was measured, and what it cost; all of them finite.
-        tags: what else is known, as text.
+        name: shown by the tracker.
+        parameters: the configuration, without inactive parameters.
+        metrics: objectives, other measurements, predictions and node-hours; all of them finite.
+        tags: other facts, as text.
         started_t, ended_t: seconds since the epoch.
     """
 
@@ -35,19 +35,19 @@ class Logged:
 
 
 def logged(run: Run, trial: Trial) -> Logged:
-    """What there is to tell of a trial that has ended."""
+    """The record of a trial that has ended."""
     measured = numbers(trial.result) if trial.ok else {}
     for key, _ in run.goals:
         value = trial.objectives.get(key, trial.objective)
         if value is not None:
             measured[key] = value
     expected = {f"expected.{key}": value for key, value in trial.expected.items()}
-    figures = {**measured, **expected, "node_hours": trial.node_seconds / 3600}
-    started_t = trial.attempts[0].started_t if trial.attempts else trial.proposed_t
+    metrics = {**measured, **expected, "node_hours": trial.node_seconds / 3600}
+    started_t, ended_t = times(trial)
     return Logged(
         name=f"trial {trial.number}",
         parameters={name: v for name, v in trial.config.items() if v is not None},
-        metrics={key: float(v) for key, v in figures.items() if math.isfinite(v)},
+        metrics={key: float(v) for key, v in metrics.items() if math.isfinite(v)},
         tags={
             "trial": str(trial.number),
             "kind": str(trial.kind),
@@ -58,22 +58,28 @@ def logged(run: Run, trial: Trial) -> Logged:
             "message": trial.message,
         },
         started_t=started_t,
-        ended_t=trial.ended_t or started_t,
+        ended_t=ended_t,
     )
 
 
+def times(trial: Trial) -> tuple[float, float]:
+    """Start and end of a trial, seconds since the epoch."""
+    started_t = trial.attempts[0].started_t if trial.attempts else trial.proposed_t
+    return started_t, trial.ended_t or started_t
+
+
 def identity(run: Run) -> str:
-    """Of a run, among all: trials of others have the same numbers."""
+    """A run's name that is unique among all runs: trials of others have the same numbers."""
     return f"{run.fingerprint[:12]}-{run.opened_t[0] if run.opened_t else 0.0:.0f}"
 
 
 def ended(run: Run) -> list[Trial]:
-    """The trials that there is something to tell of, by number."""
+    """The trials that have ended, by number."""
     return [trial for _, trial in sorted(run.trials.items()) if trial.ended]
 
 
 def tracker(name: str) -> Any:
-    """The module of a tracker.
+    """A tracker's module.
 
     Raises:
         ValueError: if it is not installed; the message names the remedy.

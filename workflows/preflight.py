@@ -1,14 +1,12 @@
-"""``meshtune preflight``: measure a machine through the launcher, and write its cluster file."""
+"""``meshtune preflight``: measure a machine through a launcher, and write its cluster file."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,20 +16,20 @@ from analysis import NotMeasuredError, cluster_file, counted, preflight_summary,
 from foundation.messages import printable
 from foundation.python import module_argv
 from foundation.writing import write_atomically
-from slurm import Kind, Launcher, LauncherError, Lease, TrialSpec, clear_attempt
+from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt
+from workflows.launching import first_nodes, run_alone
 
 TIMEOUT_S = 3600.0
-# A collective that hangs is ended by its own timeout before that; a communicator takes long to
-# make on many nodes.
+# Longer than the collectives' own timeout; on many nodes a communicator takes long to make.
 NO_PROGRESS_TIMEOUT_S = 300.0
 MAX_CPU_RANKS = 8
-RESULT_NAME = "result.json"  # which launchers look for
+RESULT_NAME = "result.json"  # the file that launchers read
 
 
 def preflight_spec(
     folder: Path, num_nodes: int, ranks_per_node: int, quick: bool, timeout_s: float = TIMEOUT_S
 ) -> TrialSpec:
-    """What to start: a rank for each GPU."""
+    """The trial that measures: a rank per GPU."""
     result = folder.absolute() / RESULT_NAME
     argv = module_argv("trainer.preflight", str(result), *(["--quick"] * quick))
     return TrialSpec(
@@ -46,10 +44,10 @@ def preflight_spec(
 
 
 def default_ranks(launcher: Launcher, num_nodes: int) -> int:
-    """One per GPU; on nodes that have none, one per core of this machine.
+    """Ranks per node: one per GPU; on nodes without GPUs, one per core of this machine.
 
     Raises:
-        LauncherError: if nobody knows how many GPUs a node has.
+        LauncherError: if the number of GPUs is unknown.
     """
     gpus = launcher.gpus_per_node()
     if gpus is None:
@@ -60,34 +58,31 @@ def default_ranks(launcher: Launcher, num_nodes: int) -> int:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """What the machine is called: Slurm's name of the cluster, else this host's."""
+    """The machine's name: Slurm's name of the cluster, else this host's."""
     name = environ.get("SLURM_CLUSTER_NAME") or socket.gethostname().split(".")[0]
     return re.sub(r"[^\w-]", "_", name) or "cluster"
 
 
 def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
     """The exact command; starts and writes nothing."""
-    return join(launcher.command(spec, _lease(launcher, spec)))
+    return join(launcher.command(spec, first_nodes(launcher, spec)))
 
 
 def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:
-    """Measure, write the cluster file, print what was found; returns the exit code.
+    """Measure, write the cluster file, print a summary; returns the exit code.
 
     Args:
         launcher: gives the ranks their processes.
-        spec: what it starts; its folder is made.
-        out: where the cluster file goes.
+        spec: from :func:`preflight_spec`; its folder is made.
+        out: the cluster file.
         name: of the cluster.
     """
-    lease = _lease(launcher, spec)
+    lease = first_nodes(launcher, spec)
     spec.directory.mkdir(parents=True, exist_ok=True)
     clear_attempt(spec.directory)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(number, lambda *_: stop.set())
     ranks = f"{counted(spec.ranks_per_node, 'rank')} each"
     print(f"measuring {', '.join(lease.nodes)}, {ranks}; log: {spec.directory}/stdout.log")
-    outcome = launcher.run(spec, lease, stop)
+    outcome = run_alone(launcher, spec, lease)
     failure = ""
     if outcome.kind is not Kind.OK:
         failure = printable(f"{outcome.kind}: {outcome.message}")
@@ -95,11 +90,11 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write what was measured, print a summary; exit code 1 after a failure.
+    """Write the cluster file, print a summary; returns exit code 1 after a failure.
 
     Args:
         result_file: of ``trainer.preflight``, complete or not.
-        out: where the cluster file goes.
+        out: the cluster file.
         name: of the cluster.
         failure: how the measurement failed; empty if it did not.
     """
@@ -121,7 +116,3 @@ def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
     if failure:
         print(f"incomplete: {failure}; the logs are in {result_file.parent}", file=sys.stderr)
     return 1 if failure else 0
-
-
-def _lease(launcher: Launcher, spec: TrialSpec) -> Lease:
-    return Lease("preflight", tuple(launcher.nodes()[: spec.num_nodes]))

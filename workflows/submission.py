@@ -1,4 +1,4 @@
-"""``meshtune submit``: what stands around sbatch, so that a refusal leaves everything as it was."""
+"""``meshtune submit`` around sbatch: if sbatch refuses, the run's folder is as before."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def time_limit(text: str) -> str:
     with suppress(ValueError):
         minutes, second = divmod(math.ceil(seconds(text)), 60)
         return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
-    return text  # sbatch's own forms are explained where it is read
+    return text  # sbatch's own forms
 
 
 @contextmanager
 def undone_if_refused(folder: RunFolder) -> Iterator[None]:
-    """While a job is submitted: if sbatch refuses it, the run's folder is as it was before.
+    """Restore the run's folder if sbatch refuses the job that is submitted in this context.
 
-    Where nobody knows whether it was taken, everything stays: the job may need it.
+    If it is unknown whether the job was accepted, everything stays: the job may need it.
     """
     run = folder.path.absolute()
     made = [path for path in (run, *run.parents) if not path.exists()]
@@ -48,7 +48,7 @@ def undone_if_refused(folder: RunFolder) -> Iterator[None]:
                 file.unlink(missing_ok=True)
             else:
                 file.write_bytes(content)
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # a folder is not empty
             (run / "trials").rmdir()
             for path in made:
                 path.rmdir()

@@ -1,4 +1,4 @@
-"""``meshtune to-mlflow``: a run as an experiment of MLflow's, a trial a run of it."""
+"""``meshtune to-mlflow``: a run as an MLflow experiment, its trials as MLflow runs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from analysis import Run
 from foundation.messages import first_line, shown
 from workflows.logged import Logged, TrackerError, ended, identity, logged, tracker
 
-TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of a run of MLflow's, of its experiment
-PAGE = 1_000  # runs that are asked for at a time
+TRIAL, RUN = "meshtune.trial", "meshtune.run"  # tags: of an MLflow run, of an experiment
+PAGE = 1_000  # runs per request
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that no name of MLflow's has
+_NO_NAME = re.compile(r"[^\w./: -]", re.ASCII)  # characters that MLflow accepts in no name
 
 
 def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
-    """Add a run's trials to an experiment; those that it has already are left as they are.
+    """Add a run's trials to an experiment; trials that it has already are left alone.
 
-    What an interrupted call has begun is completed, in the run of MLflow's that it has made.
+    A trial that an interrupted call has begun is completed in the same MLflow run.
 
     Args:
-        run: to be told.
-        uri: of MLflow's store: a server, ``sqlite:///mlflow.db``, a folder.
-        name: of the experiment, which is made if need be.
+        run: to copy.
+        uri: the store: a server, ``sqlite:///mlflow.db``, a folder.
+        name: of the experiment, which is made unless it exists.
 
     Returns:
-        How many were added, and how many the experiment had.
+        Numbers of added trials, and of those that were there already.
 
     Raises:
-        ValueError: if MLflow is not installed, there can be no such store, or its experiment is of
-            another run.
-        TrackerError: if it cannot be reached, or there is no room.
+        ValueError: if MLflow is not installed, the URI is wrong, or the experiment is another
+            run's.
+        TrackerError: if the store cannot be reached, or its disk is full.
     """
     mlflow = tracker("mlflow")
     if uri.startswith(DATABASES):
@@ -59,7 +59,7 @@ def to_mlflow(run: Run, uri: str, name: str) -> tuple[int, int]:
 
 
 def _check_databases() -> None:
-    """Raise if MLflow could not write to any: mlflow-skinny comes without what that needs."""
+    """Raise if the packages for databases are missing: mlflow-skinny comes without them."""
     try:
         importlib.import_module("sqlalchemy")
         importlib.import_module("alembic")
@@ -89,7 +89,7 @@ def _experiment(client: Any, run: Run, name: str) -> str:
 
 
 def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
-    """Numbers of the trials that it has to their end; runs of those that were only begun."""
+    """Numbers of complete trials; MLflow run ids of those that were only begun."""
     known: set[str] = set()
     begun: dict[str, str] = {}
     token = None
@@ -107,7 +107,7 @@ def _known(client: Any, experiment: str) -> tuple[set[str], dict[str, str]]:
 
 
 def _begin(client: Any, experiment: str, what: Logged) -> str:
-    """A run of MLflow's for a trial; its id."""
+    """Make an MLflow run for a trial; returns its id."""
     tags = {TRIAL: what.tags["trial"]} | {f"meshtune.{k}": v for k, v in what.tags.items() if v}
     made = client.create_run(
         experiment, start_time=round(1000 * what.started_t), tags=tags, run_name=what.name
@@ -126,5 +126,5 @@ def _complete(mlflow: Any, client: Any, run_id: str, what: Logged, ok: bool) -> 
 
 
 def _name(key: str) -> str:
-    """As MLflow takes it."""
+    """A key with the characters that MLflow accepts."""
     return _NO_NAME.sub("_", key)

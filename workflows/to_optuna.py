@@ -1,4 +1,4 @@
-"""``meshtune to-optuna``: a run as a study of Optuna's, for its dashboard and its analysis."""
+"""``meshtune to-optuna``: a run as an Optuna study, for its dashboard and its analysis."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from analysis import Run, RunFolder, Trial
 from foundation.messages import first_line
 from search_spaces import Parameter
+from workflows.logged import ended, times
 from workflows.optimizer.optuna import distribution, imported
 
 if TYPE_CHECKING:
@@ -16,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
-    """Add a run's trials to a study; those that it has already are left as they are.
+    """Add a run's trials to a study; trials that it has already are left alone.
 
     Args:
-        run: to be told.
-        storage: of Optuna's, such as ``sqlite:///runs.db``.
-        name: of the study, which is made if need be.
+        run: to copy.
+        storage: Optuna's URL, such as ``sqlite:///runs.db``.
+        name: of the study, which is made unless it exists.
 
     Returns:
-        How many were added, and how many the study had.
+        Numbers of added trials, and of those that were there already.
 
     Raises:
         PolicyError: if Optuna is not installed.
-        ValueError: if there can be no such storage, or its study is of another run.
+        ValueError: if the storage is unusable, or the study is another run's.
     """
     optuna = imported()
     from sqlalchemy.exc import SQLAlchemyError  # Optuna's
@@ -43,7 +44,7 @@ def to_optuna(run: Run, storage: str, name: str) -> tuple[int, int]:
 
 
 def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
-    """As :func:`to_optuna`, with Optuna's own errors."""
+    """Copy the run; errors are Optuna's own."""
     space = RunFolder(run.directory).frozen_space()
     goals = run.goals
     study = module.create_study(
@@ -62,15 +63,15 @@ def _copied(module: Any, run: Run, storage: str, name: str) -> tuple[int, int]:
     for key, value in _identity(run).items():
         study.set_user_attr(key, value)
     known = {trial.user_attrs.get("trial") for trial in study.trials}
-    ended = [t for _, t in sorted(run.trials.items()) if t.ended]
-    new = [trial for trial in ended if trial.number not in known]
+    trials = ended(run)
+    new = [trial for trial in trials if trial.number not in known]
     for trial in new:
         study.add_trial(_frozen(module, run, trial, dict(space.parameters)))
-    return len(new), len(ended) - len(new)
+    return len(new), len(trials) - len(new)
 
 
 def _identity(run: Run) -> dict[str, Any]:
-    """What a study keeps of the run that it is of: trials of others have the same numbers."""
+    """The run's identity, which the study keeps: trials of others have the same numbers."""
     return {
         "fingerprint": run.fingerprint,
         "objectives": [key for key, _ in run.goals],
@@ -79,7 +80,7 @@ def _identity(run: Run) -> dict[str, Any]:
 
 
 def _refuse_another(study: optuna.Study, run: Run, name: str) -> None:
-    """Raise if the study is of another run; what it does not say is taken for granted."""
+    """Raise if the study is another run's; attributes that it lacks are not compared."""
     for key, value in _identity(run).items():
         if study.user_attrs.get(key, value) != value:
             raise ValueError(f"the study {name!r} there is of another run; choose another --name")
@@ -93,7 +94,7 @@ def _frozen(
     values = [trial.objectives.get(key, trial.objective) for key, _ in run.goals]
     complete = trial.ok and all(value is not None for value in values)
     state = module.trial.TrialState.COMPLETE if complete else module.trial.TrialState.FAIL
-    started_t = trial.attempts[0].started_t if trial.attempts else trial.proposed_t
+    started_t, ended_t = times(trial)
     found: optuna.trial.FrozenTrial = module.trial.create_trial(
         state=state,
         values=values if complete else None,
@@ -112,5 +113,5 @@ def _frozen(
         },
     )
     found.datetime_start = datetime.fromtimestamp(started_t)
-    found.datetime_complete = datetime.fromtimestamp(trial.ended_t or started_t)
+    found.datetime_complete = datetime.fromtimestamp(ended_t)
     return found

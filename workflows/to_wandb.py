@@ -1,4 +1,4 @@
-"""``meshtune to-wandb``: a run's trials as runs of Weights & Biases, in one group."""
+"""``meshtune to-wandb``: a run's trials as Weights & Biases runs, in one group."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workflows.logged import Logged, TrackerError, ended, identity, logged, trac
 def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
     """Add a run's trials to a project.
 
-    A trial's run has an id that follows from the trial: written a second time, it is the same one.
-    All figures go into its summary and none into its history, to which each time would append.
-    With ``WANDB_MODE=offline`` all is kept below ``folder``, for ``wandb sync``.
+    A W&B run's id follows from its trial, so that a second call writes the same runs. All metrics
+    go into the summary and none into the history, to which each call would append. With
+    ``WANDB_MODE=offline`` everything is kept below ``folder``, for ``wandb sync``.
 
     Args:
-        run: to be told.
-        project: of W&B's.
+        run: to copy.
+        project: the W&B project.
         name: of the group.
-        folder: in which W&B keeps its files, in a folder ``wandb``.
+        folder: gets W&B's files, in a folder ``wandb``.
 
     Returns:
-        How many trials were written.
+        Number of written trials.
 
     Raises:
         ValueError: if W&B is not installed.
-        TrackerError: if W&B does not take them, or there is no room.
+        TrackerError: if W&B refuses them, or the disk is full.
     """
     wandb = tracker("wandb")
     trials = ended(run)
@@ -41,7 +41,7 @@ def to_wandb(run: Run, project: str, name: str, folder: Path) -> int:
             f"{first_line(error)}; `wandb login` gives access, WANDB_MODE=offline keeps all on disk"
         ) from None
     finally:
-        wandb.teardown()  # its service writes behind our back: until then not all is on disk
+        wandb.teardown()  # its service writes in the background: until then not all is on disk
     return len(trials)
 
 

@@ -1,13 +1,11 @@
-"""``meshtune train best.yaml``: train with what a search found."""
+"""``meshtune train best.yaml``: train with the best configuration of a search."""
 
 from __future__ import annotations
 
 import json
 import re
 import secrets
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,22 +21,23 @@ from search_spaces import load_space
 from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
+from workflows.launching import first_nodes, run_alone
 
-_NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # what Slurm's listings would not give back
-ATTEMPT_NAME = "attempt.json"  # in the folder: what is, or was last, started there
+_NO_NAME = re.compile(r"[^\w.-]+", re.ASCII)  # characters that Slurm's listings change
+ATTEMPT_NAME = "attempt.json"  # names the last attempt that was started in the folder
 NO_LIMIT_S = 10 * 365 * 86400.0
-GRACE_S, SAVE_S = 10.0, 300.0  # to end when asked to; with a step and a checkpoint before
+GRACE_S, SAVE_S = 10.0, 300.0  # time to end; with a last step and a checkpoint
 
 
 @dataclass(frozen=True)
 class Longer:
-    """How a training differs from the trial that it is of.
+    """A training's differences from its trial.
 
     Attributes:
-        steps: measured ones, instead of the search's few.
-        save: folder for checkpoints, and to go on from where it has any; before that, from
-            ``load``.
-        save_interval: steps between them; default only at the end.
+        steps: number of steps after the warm-up.
+        save: folder for checkpoints; training resumes from it if it has any, else from the
+            configuration's ``load``.
+        save_interval: steps between checkpoints; default: only at the end.
     """
 
     steps: int | None = None
@@ -47,13 +46,13 @@ class Longer:
 
 
 def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
-    """Train in ``out`` with progress and figures on the screen; returns the exit code.
+    """Train in ``out``, print each step and the metrics; returns the exit code.
 
     Args:
         best: what to train.
-        launcher: gives it its processes.
+        launcher: gives the ranks their processes.
         out: a folder for the configuration, the logs and ``result.json``.
-        longer: what is not as in the trial.
+        longer: differences from the trial.
     """
     out = out.absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,7 +69,8 @@ def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int
 def dry_run(best: Best, launcher: Launcher, out: Path, longer: Longer) -> str:
     """The exact command; starts and writes nothing."""
     best = _changed(best, longer)
-    return join(launcher.command(_spec(best, out.absolute()), _lease(best, launcher)))
+    spec = _spec(best, out.absolute())
+    return join(launcher.command(spec, _lease(best, launcher, spec)))
 
 
 def _changed(best: Best, longer: Longer) -> Best:
@@ -93,7 +93,7 @@ def _changed(best: Best, longer: Longer) -> Best:
 
 
 def _of_steps(best: Best, steps: int) -> Best:
-    """The same for another number of steps; a user's own command comes from its space again."""
+    """The same with another number of steps; a user's own command is made from its space."""
     if best.train is not None:
         return replace(best, train={**best.train, "measured_steps": steps})
     file = RunFolder.holding(best.path).space_file
@@ -119,20 +119,18 @@ def _of_steps(best: Best, steps: int) -> Best:
 
 
 def _train(best: Best, launcher: Launcher, out: Path) -> int:
-    spec, lease = _spec(best, out), _lease(best, launcher)
+    spec = _spec(best, out)
+    lease = _lease(best, launcher, spec)
     _settle_earlier(launcher, out, spec.name)
     if best.train is not None:
         write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
     for name, text in best.files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, text.replace(TRIAL_DIR, str(out)), private=True)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(number, lambda *_: stop.set())
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
-    told = _Steps(out)
-    outcome = launcher.run(spec, lease, stop, told)
-    told.rest()
+    steps = _Steps(out)
+    outcome = run_alone(launcher, spec, lease, steps)
+    steps.rest()
     if outcome.kind is not Kind.OK:
         said = f"{outcome.kind}: {outcome.message}\n{outcome.stderr_tail}"
         print(printable(said), file=sys.stderr)
@@ -144,27 +142,27 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
 
 
 class _Steps:
-    """Prints each step that a training reports, as it is asked whether it may go on."""
+    """Stop rule that prints the reported steps and never stops."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self._told = 0
+        self._printed = 0
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
-        for step in steps[self._told :]:
+        for step in steps[self._printed :]:
             figures = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
             print(printable(f"step {step['step']:5d}  {'  '.join(figures)}"), flush=True)
-        self._told = max(self._told, len(steps))
+        self._printed = max(self._printed, len(steps))
 
     def rest(self) -> None:
-        """Those between the last question and the end."""
+        """Print the steps since the last call."""
         self(reported_steps(self._out))
 
 
 def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:
-    """End what a killed command left running in this folder, and note the name of what comes now.
+    """End ranks that a killed command left in this folder, and write the new attempt's name.
 
-    Not what runs in another folder, of which this one is a copy.
+    If this folder is a copy, the ranks of the original are left alone.
     """
     file, inode = out / ATTEMPT_NAME, out.stat().st_ino
     names = []
@@ -181,7 +179,7 @@ def _spec(best: Best, out: Path) -> TrialSpec:
     if best.train is not None:
         argv = module_argv("trainer", str(out / "config.json"))
     return TrialSpec(
-        # Folders of one name may be trained in at once, in one allocation.
+        # One allocation may train in several folders of one name at once.
         name=f"meshtune-train-{_NO_NAME.sub('-', out.name)[:40]}-{secrets.token_hex(4)}",
         directory=out,
         argv=argv,
@@ -196,9 +194,9 @@ def _spec(best: Best, out: Path) -> TrialSpec:
     )
 
 
-def _lease(best: Best, launcher: Launcher) -> Lease:
-    nodes = tuple(launcher.nodes()[: best.num_nodes])
-    if len(nodes) < best.num_nodes:
+def _lease(best: Best, launcher: Launcher, spec: TrialSpec) -> Lease:
+    lease = first_nodes(launcher, spec)
+    if len(lease.nodes) < best.num_nodes:
         needed = counted(best.num_nodes, "node")
-        raise ConfigError(f"{best.path} needs {needed}; found {len(nodes)}")
-    return Lease("train", nodes)
+        raise ConfigError(f"{best.path} needs {needed}; found {len(lease.nodes)}")
+    return lease

@@ -1,12 +1,10 @@
-"""``meshtune try``: one trial, and everything that was done and read for it."""
+"""``meshtune try``: one trial, with its command and everything read from its output."""
 
 from __future__ import annotations
 
 import secrets
 import shlex
 import shutil
-import signal
-import threading
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,17 +27,18 @@ from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, no
 from slurm import Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.logs.patterns import FoundNothingError, LogMetrics
 from slurm.logs.text import cut_lines, read_log
+from workflows.launching import first_nodes, run_alone
 from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
 
-DRAWN = 20_000  # configurations among which one with the given values is looked for
+DRAWN = 20_000  # configurations that are searched for the given values
 STDERR_LINES = 20
 
 
 def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
-    """``tp=2`` and the like as values of a space's parameters.
+    """Values of a space's parameters from texts such as ``tp=2``.
 
     Raises:
-        SpaceError: for what is no ``NAME=VALUE``, no parameter, or none of its values.
+        SpaceError: if a text is no ``NAME=VALUE``, or has an unknown parameter or value.
     """
     values: dict[str, Scalar] = {}
     for text in given:
@@ -57,7 +56,7 @@ def values_of(space: SearchSpace, given: list[str]) -> dict[str, Scalar]:
 
 
 def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> dict[str, Any]:
-    """A valid configuration with the given values: the one that is expected to be the best.
+    """The valid configuration with the given values that the cost model expects to be best.
 
     Without prices it is the first one that is found.
 
@@ -76,7 +75,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
         check(space)  # its own error, if no configuration is valid at all
         raise SpaceError(
             f"{space.file}: no valid configuration on {counted(max_nodes, 'node')} has "
-            f"{config_text(given)}; `meshtune check` tells what each rule removes"
+            f"{config_text(given)}; `meshtune check` lists what each rule removes"
         )
     try:
         pricing = Pricing(space)
@@ -94,10 +93,10 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
 def try_out(
     space: SearchSpace, config: Mapping[str, Any], launcher: Launcher, out: Path
 ) -> Generator[str, None, bool]:
-    """Run one trial of a space; lines of text on what is done, read and missing.
+    """Run one trial of a space; yields lines on what is done, read and missing.
 
     Returns:
-        Through the generator's value, whether the trial gave its objectives.
+        Whether the trial gave its objectives, as the generator's value.
     """
     folder = RunFolder(out)
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -106,12 +105,9 @@ def try_out(
         make_data(data)
     factory = TrialFactory(space, folder, f"meshtune-try-{secrets.token_hex(4)}", data)
     spec = factory.write(0, 1, config)
-    lease = Lease("try", tuple(launcher.nodes()[: spec.num_nodes]))
+    lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
-    stop = threading.Event()
-    for each in (signal.SIGINT, signal.SIGTERM):  # end the ranks, wherever they are
-        signal.signal(each, lambda *_: stop.set())
-    outcome = believed(space, launcher.run(spec, lease, stop), config)
+    outcome = believed(space, run_alone(launcher, spec, lease), config)
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():

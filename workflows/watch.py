@@ -1,7 +1,7 @@
-"""``meshtune watch``: a run's page on this machine's own address, made anew while the run goes on.
+"""``meshtune watch``: serves a run's report on localhost, updated while the search runs.
 
-Nothing is written into the run's folder: the page is made of copies of its journal and its space.
-Only this machine can connect, and only who knows the token in the address gets an answer.
+Nothing is written into the run's folder: the page is made from copies of its journal and its space.
+Only this machine can connect, and only requests with the token of the address are answered.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST = "127.0.0.1"
-LOOKED_S = 1.0  # between two looks at the journal
-ANSWERED_S = 10.0  # within which a browser sends its question and takes the answer
-REST = 4.0  # seconds for each of computing a page, before the next: at most a fifth of a core
+LOOKED_S = 1.0  # between two checks of the journal
+ANSWERED_S = 10.0  # timeout of a request
+REST = 4.0  # pause per second of computing a page: at most a fifth of a core
 LOG_BYTES = 1 << 20  # of a log's end
 _LOG = re.compile(r"trials/(\d{4,})/(stdout\.log|stderr\.log)")
 _POLICY = "default-src 'none';"
@@ -47,7 +47,7 @@ _NOT_YET = (
 
 
 class PageError(Exception):
-    """A page could not be made; the message says why, in words of the run itself."""
+    """The page could not be made; the message says why, with the run's own paths."""
 
 
 class Pages:
@@ -55,7 +55,7 @@ class Pages:
 
     Args:
         run_dir: the run's folder, which is only read.
-        write: makes the report of a folder, and returns its page.
+        write: writes a folder's report; returns its page.
     """
 
     def __init__(self, run_dir: Path, write: Callable[[Path], Path]) -> None:
@@ -63,18 +63,18 @@ class Pages:
         self._write = write
         self._state: tuple[int, int] | None = None  # of the journal, when the page was made
         self._not_before = 0.0
-        # The page and its version: together, as another thread reads them.
+        # The page and its version, replaced together: another thread reads them.
         self.latest: tuple[str, str] = (_NOT_YET, "0")
 
     def refresh(self) -> bool:
-        """Make the page anew if the journal has grown and the last page is not too recent.
+        """Make the page again if the journal has grown and the last page is not too recent.
 
         Returns:
             Whether it was made.
 
         Raises:
-            PageError: if it could not be made; it is tried again.
-            OSError: if the journal cannot be found.
+            PageError: if it could not be made; the next call tries again.
+            OSError: if there is no journal.
         """
         found = self._folder.journal_file.stat()
         state = (found.st_size, found.st_mtime_ns)
@@ -98,7 +98,7 @@ class Pages:
             copy = RunFolder(Path(place.name) / self._folder.path.name)
             try:
                 return self._made_of(copy)
-            except Exception as error:  # the journal may be in the middle of anything
+            except Exception as error:  # the journal may be half-written
                 words = str(error) or type(error).__name__
                 words = words.replace(str(copy.path), str(self._folder.path))
                 raise PageError(words) from error
@@ -112,14 +112,14 @@ class Pages:
         return self._write(copy.path).read_text(errors="replace")
 
     def served(self) -> str:
-        """The page, with what reloads it when there is a newer one."""
+        """The page, with a script that reloads it when there is a newer one."""
         page, version = self.latest
         text = page.replace(_POLICY, f"{_POLICY} connect-src 'self';", 1)
         head, end, tail = text.rpartition("</body>")
         return f"{head}{_RELOAD % version}{end}{tail}"
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """Type and content of what a path below the token leads to; None: nothing."""
+        """Type and content of a path below the token; None if there is nothing."""
         if path == "report/":
             return "text/html; charset=utf-8", self.served().encode("utf-8", "replace")
         if path == "report/version":
@@ -132,12 +132,7 @@ class Pages:
 
 @contextmanager
 def serving(pages: Pages, port: int = 0) -> Iterator[str]:
-    """Serve pages as long as the context is; gives their address.
-
-    Args:
-        pages: what is served.
-        port: of this machine; 0: any that is free.
-    """
+    """Serve pages within the context; yields their address. ``port`` 0: any free one."""
     token = secrets.token_urlsafe(16)
     server = ThreadingHTTPServer((HOST, port), _handler(pages, token))
     server.daemon_threads = True
@@ -156,7 +151,7 @@ def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
         timeout = ANSWERED_S
 
         def do_GET(self) -> None:
-            # Another name for this machine is a page of somebody else's that means us.
+            # Another host name comes from a foreign page (DNS rebinding).
             host = (self.headers.get("Host") or "").rpartition(":")[0]
             given, _, path = self.path.removeprefix("/").partition("/")
             known = secrets.compare_digest(given.encode(), token.encode())
@@ -179,6 +174,6 @@ def _handler(pages: Pages, token: str) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(content)
 
         def log_message(self, *_: Any) -> None:
-            """The token is nobody else's business, nor is a terminal full of lines."""
+            """Log nothing: a request has the token."""
 
     return Handler

@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.chaos.drawing import draw
 from benchmarks.chaos.machines import Local, Machine, Slurm
-from benchmarks.chaos.plan import Plan, draw
+from benchmarks.chaos.plan import Plan
 from benchmarks.chaos.rounds import Played, play
 from benchmarks.chaos.shrink import script, shrink
 
@@ -56,7 +57,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def machine(launcher: str) -> Iterator[Machine]:
-    """Where rounds with this launcher are played."""
+    """The machine on which rounds with this launcher are played."""
     if launcher == "local":
         yield Local()
         return
@@ -81,7 +82,7 @@ def _explain(one: Played, where: Machine, within_s: float) -> None:
 
 
 def summary(played: Sequence[Played]) -> str:
-    """What a campaign has shown."""
+    """The summary of a campaign."""
     failed = [one for one in played if one.violations]
     injected = Counter(name for one in played for name in one.injected)
     seconds = [one.seconds for one in played]

@@ -10,14 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import CONTINUE, INTERRUPTED, Course, Process, fault
 from benchmarks.chaos.invariants import events_of
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 
 
 @fault(weight=3)

@@ -1,8 +1,8 @@
-"""What a fault is, and the table of all of them.
+"""Faults, and the table of all of them.
 
 A fault is a generator function of the round and of what was drawn for it; it does something, and
-each ``yield`` lets the search go on for so many seconds. At the round's end it is closed, so what
-has to be undone stands in a ``finally``. To add one: a function with ``@fault(...)`` in one of
+each ``yield`` lets the search continue for so many seconds. At the round's end it is closed, so
+that ``finally`` can undo the fault. To add one: a function with ``@fault(...)`` in one of
 the modules ``*_faults``.
 """
 
@@ -11,14 +11,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 
 Course = Generator[float, None, None]
-Act = Callable[["World", "Planned"], Course]
+Act = Callable[[World, Planned], Course]
 BOTH, LOCAL, SRUN = ("local", "srun"), ("local",), ("srun",)
 CONTINUE, INTERRUPTED = 3, 130
 Process = subprocess.Popen[bytes]

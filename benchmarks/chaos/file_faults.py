@@ -9,15 +9,12 @@ import shutil
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import CONTINUE, Course, chosen, fault
 from benchmarks.chaos.invariants import finished, finished_in
 from benchmarks.chaos.machines import marked, until
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 
 
 @fault(hold_s=(0.5, 3.0), cost_s=4)

@@ -1,4 +1,4 @@
-"""What must hold, whatever was injected. Each check yields a sentence for every violation."""
+"""Invariants, which hold whatever was injected. Each check yields a sentence per violation."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def nothing_runs(world: World) -> Iterator[str]:
 
 
 def nothing_lost(world: World) -> Iterator[str]:
-    """What had ended for good is still there, as it was, and once."""
+    """Trials that had ended for good are still there, unchanged, and once."""
     now = finished(world.journal)
     for number, (kind, figure) in world.finished.items():
         if number not in now:
@@ -103,7 +103,7 @@ def nothing_lost(world: World) -> Iterator[str]:
 
 
 def all_done(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
-    """As many trials as were asked for, and no configuration twice."""
+    """All trials were run, and no configuration twice."""
     counted = [t for t in run.trials.values() if t.kind and Kind(t.kind).observed]
     if len(counted) != world.plan.trials:
         yield f"{len(counted)} of {world.plan.trials} trials: the search ended with {run.closed!r}"
@@ -155,7 +155,7 @@ def little_memory(world: World, run: Run, events: list[dict[str, Any]]) -> Itera
 
 
 def no_secret(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
-    """What ``trainer.env`` holds is for trainers alone: not for screens and reports."""
+    """Values of ``trainer.env`` appear on no screen and in no report."""
     shown = [world.log, world.journal, world.run_dir / "results.csv"]
     shown += sorted((world.run_dir / "report").glob("*.html"))  # best.yaml starts a trainer
     for path in shown:
@@ -164,7 +164,7 @@ def no_secret(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[
 
 
 def private(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
-    """What holds the secret is its owner's alone."""
+    """Files with the secret are readable for their owner only."""
     if (mode := world.run_dir.stat().st_mode) & 0o077:
         yield f"the run's folder has the mode {mode & 0o777:o}"
     for path in sorted(world.run_dir.rglob("*")):
@@ -177,7 +177,7 @@ def private(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[st
 
 
 def clean_screen(world: World, run: Run, events: list[dict[str, Any]]) -> Iterator[str]:
-    """What a trial says cannot steer the terminal."""
+    """Output of a trial cannot steer the terminal."""
     for line in world.said().splitlines():
         if found := _UNSEEN.search(line):
             yield f"the screen was sent {found.group()!r} in {line!r}"

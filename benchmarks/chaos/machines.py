@@ -1,4 +1,4 @@
-"""Where a round runs: this machine's processes, or a Slurm of its own on this machine."""
+"""Machines of a round: this machine's processes, or a private Slurm on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Machine(ABC):
 
     @abstractmethod
     def environment(self) -> dict[str, str]:
-        """What a driver's environment has besides."""
+        """Additional variables of a driver's environment."""
 
     def renew(self) -> None:  # noqa: B027 - processes need nothing
         """Make sure that a driver can start trials; called before each."""
@@ -105,7 +105,7 @@ class Slurm(Machine):
         until(self._all_idle, 60)
 
     def job_state(self) -> str:
-        """Of the allocation, as squeue says; empty if it is gone."""
+        """The allocation's state by squeue; empty if it is gone."""
         return self.ask("squeue", "-h", "-j", self.job, "-o", "%T").strip()
 
     def steps(self) -> list[str]:
@@ -123,7 +123,7 @@ class Slurm(Machine):
         return [f"{i} on {n}" for name, i, n in steps if name in names and n not in self.dead]
 
     def nodes(self) -> list[str]:
-        """Of the allocation."""
+        """The allocation's nodes."""
         compact = self.ask("squeue", "-h", "-j", self.job, "-o", "%N").strip()
         return self.ask("scontrol", "show", "hostnames", compact).split() if compact else []
 
@@ -178,7 +178,7 @@ def marked(marker: str, others: bool = False) -> set[int]:
 
 
 def command_line(pid: int) -> str:
-    """Of a process; empty if it is gone."""
+    """The command line of a process; empty if it is gone."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

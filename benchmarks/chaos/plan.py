@@ -1,22 +1,10 @@
-"""What a round does: drawn from a seed, written as JSON, and the same each time it is read."""
+"""The plan of a round: written as JSON, so that the same round can be played again."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
-from importlib import import_module
 from typing import Any
-
-from benchmarks.chaos.faults import FAULTS
-from benchmarks.chaos.trainers import CASES
-
-for _module in ("driver", "file", "process", "slurm"):  # each adds its rows to FAULTS
-    import_module(f"benchmarks.chaos.{_module}_faults")
-
-MAX_COST_S = 22.0  # of a round's cases and faults, beyond a healthy round
-MAX_INTERRUPTIONS = 3  # a trial is given up after as many retries
 
 
 @dataclass(frozen=True)
@@ -25,10 +13,10 @@ class Planned:
 
     Attributes:
         fault: its name.
-        after: of the journal's lines; then it waits ``delay_s``.
-        delay_s: see ``after``.
-        hold_s: how long it lasts, if it does.
-        pick: 0 to 1; chooses among what it may hit.
+        after: lines of the journal after which it comes.
+        delay_s: time between that line and the fault.
+        hold_s: how long it lasts, if it lasts.
+        pick: 0 to 1; chooses its victim.
     """
 
     fault: str
@@ -45,10 +33,10 @@ class Plan:
     Attributes:
         launcher: ``local`` or ``srun``.
         seed: of the search.
-        policy: that chooses configurations.
-        cases: how the trainer behaves; a parameter of the space.
+        policy: chooses configurations.
+        cases: behaviours of the trainer; a parameter of the space.
         widths: nodes of a trial; a parameter, too.
-        xs: values of a parameter that only changes the figure.
+        xs: values of a parameter that only changes the objective.
         trials: the budget.
         repeats: of finalists; 0: none.
         faults: in the order in which they may come.
@@ -68,7 +56,7 @@ class Plan:
 
     @property
     def configurations(self) -> int:
-        """That the space has."""
+        """Number of configurations of the space."""
         return len(self.cases) * len(self.widths) * len(self.xs)
 
     def without(self, fault: Planned) -> Plan:
@@ -88,74 +76,3 @@ class Plan:
         faults = ", ".join(f"{f.fault} after {f.after} lines" for f in self.faults) or "no fault"
         sharing = " in shared launches" if self.shared else ""
         return f"{self.trials} trials of {', '.join(self.cases)}{sharing}; {faults}"
-
-
-def draw(
-    seed: int,
-    number: int,
-    launcher: str,
-    only: Collection[str] = (),
-    lacks: Collection[str] = (),
-    max_cost_s: float = MAX_COST_S,
-) -> Plan:
-    """The plan of a campaign's round.
-
-    Args:
-        seed: the campaign's.
-        number: of the round.
-        launcher: ``local`` or ``srun``.
-        only: names of faults that may be drawn; empty: all of the launcher's.
-        lacks: names of faults and cases that the machine cannot have: they are left out.
-        max_cost_s: of its cases and faults, beyond a healthy round.
-    """
-    rng = random.Random(f"{seed}/{number}/{launcher}")
-    faults, cost_s = _faults(rng, launcher, only, max_cost_s)
-    cases = _cases(rng, max_cost_s - cost_s)
-    faults = tuple(fault for fault in faults if fault.fault not in lacks)
-    cases = tuple(name for name in cases if name not in lacks)
-    xs = (1, 2) if len(cases) <= 2 else (1,)
-    widths = (1, 2) if len(cases) * len(xs) <= 4 else rng.choice([(1,), (2,)])
-    configurations = len(cases) * len(xs) * len(widths)
-    return Plan(
-        launcher=launcher,
-        seed=rng.randrange(1000),
-        policy=rng.choice(["random", "random", "meshtune"]),
-        cases=cases,
-        widths=widths,
-        xs=xs,
-        trials=rng.choice([configurations, configurations, max(3, configurations - 2)]),
-        repeats=rng.choice([0, 0, 0, 2]),
-        faults=faults,
-        shared=launcher == "srun" and rng.choice([False, True]),
-    )
-
-
-def _faults(
-    rng: random.Random, launcher: str, only: Collection[str], max_cost_s: float
-) -> tuple[tuple[Planned, ...], float]:
-    names = [n for n, f in FAULTS.items() if launcher in f.launchers and (not only or n in only)]
-    weights = [FAULTS[name].weight for name in names]
-    drawn: list[Planned] = []
-    cost_s, interruptions = 0.0, 0
-    for name in rng.choices(names, weights, k=rng.choice([1, 2, 2, 3, 4])) if names else []:
-        row = FAULTS[name]
-        after = rng.choice([0, rng.randrange(2, 20), rng.randrange(2, 20), rng.randrange(2, 20)])
-        delay_s = rng.uniform(0, 2.5 if after == 0 else 0.5)
-        hold_s = rng.uniform(*row.hold_s)
-        planned = Planned(name, after, round(delay_s, 3), round(hold_s, 2), round(rng.random(), 3))
-        if cost_s + row.cost_s > max_cost_s or interruptions + row.interrupts > MAX_INTERRUPTIONS:
-            continue
-        cost_s += row.cost_s
-        interruptions += row.interrupts
-        drawn.append(planned)
-    return tuple(sorted(drawn, key=lambda f: f.after)), cost_s
-
-
-def _cases(rng: random.Random, left_s: float) -> tuple[str, ...]:
-    """Three to five, one of them plainly healthy, in at most so much time."""
-    cases = ["healthy"]
-    for name in rng.sample(sorted(CASES), k=rng.randrange(2, 6)):
-        if name not in cases and CASES[name].cost_s <= left_s:
-            cases.append(name)
-            left_s -= 2 * CASES[name].cost_s
-    return tuple(cases)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import LOCAL, Course, chosen, fault
 from benchmarks.chaos.machines import command_line, marked, parent
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 from slurm import processes
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
 
 
 def ranks(world: World) -> list[int]:

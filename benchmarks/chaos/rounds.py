@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.faults import FAULTS, Course
+from benchmarks.chaos.drawing import FAULTS
+from benchmarks.chaos.faults import Course
 from benchmarks.chaos.invariants import check_round, check_session
 from benchmarks.chaos.machines import Machine
 from benchmarks.chaos.plan import Plan, Planned
@@ -23,7 +24,7 @@ ABORT_S = 5.0  # to print where it is
 
 @dataclass(frozen=True)
 class Played:
-    """What came of a round.
+    """The result of a round.
 
     Attributes:
         violations: sentences; empty if all held.

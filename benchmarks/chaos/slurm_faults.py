@@ -1,4 +1,4 @@
-"""What is injected into a Slurm: daemons that die, nodes that go, cancelled steps and jobs.
+"""Faults of a Slurm: dead daemons, lost nodes, cancelled steps and jobs.
 
 The commands that time out are Slurm's own, behind a script that fails at random while a fault says
 so; all else happens to real daemons.
@@ -10,15 +10,12 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.chaos.faults import CONTINUE, SRUN, Course, chosen, fault
 from benchmarks.chaos.machines import Slurm, marked
+from benchmarks.chaos.plan import Planned
+from benchmarks.chaos.world import World
 from slurm import processes
-
-if TYPE_CHECKING:
-    from benchmarks.chaos.plan import Planned
-    from benchmarks.chaos.world import World
 
 COMMANDS = ("squeue", "sinfo", "scontrol", "scancel")
 WRAPPER = """#!/bin/sh

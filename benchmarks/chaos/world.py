@@ -56,7 +56,7 @@ time.time = _moved
 
 @dataclass
 class World:
-    """What faults act upon.
+    """The search, folder and processes that faults act upon.
 
     Attributes:
         plan: of the round.
@@ -106,7 +106,7 @@ class World:
 
     @property
     def other_log(self) -> Path:
-        """What was said by all that faults have started."""
+        """The log of all processes that faults have started."""
         return self.root / "other.log"
 
     def others_said(self) -> str:
@@ -185,7 +185,7 @@ class World:
         ]
 
     def environment(self, whose: str = "") -> dict[str, str]:
-        """Of a driver. Every process that comes of it carries the round's marker."""
+        """A driver's environment; all of its processes inherit the round's marker."""
         path = [str(ROOT)]
         if any(f.fault == "set_clock" for f in self.plan.faults):
             path.insert(0, str(self.clock_file.parent))
@@ -227,7 +227,7 @@ class World:
 
     @contextlib.contextmanager
     def _screen(self, log: IO[bytes]) -> Iterator[IO[bytes]]:
-        """What a driver writes to: the log, or ``head`` in front of it."""
+        """The driver's output: the log, or ``head`` in front of it."""
         if not self.head_lines:
             yield log
             return
@@ -278,7 +278,7 @@ class World:
 
     @property
     def lines(self) -> int:
-        """That were ever added to the journal."""
+        """Number of lines that were ever added to the journal."""
         return self._lines
 
     @property

@@ -1,1 +1,1 @@
-"""How well the cost model predicts published measurements that it was not fitted to."""
+"""Accuracy of the cost model on published measurements that it was not fitted to."""

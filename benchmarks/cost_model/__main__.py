@@ -1,4 +1,4 @@
-"""How well the cost model predicts published measurements that it was not fitted to.
+"""Accuracy of the cost model on published measurements that it was not fitted to.
 
     python -m benchmarks.cost_model (--truth FOLDER | TABLE...) [--json FILE] [--details]
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from analysis.cost import fitted
 from analysis.sweeps.read import missing_columns
 from analysis.sweeps.record import Table, TableError, read_csv
+from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import framework_named
 
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error)
         return 2
     known, said = predictors()
-    print(report.machine(said), "\n")
+    print(machine(said), "\n")
     if unknown:
         print(f"Not recognised, and left alone: {', '.join(unknown)}\n")
     if wrong:

@@ -1,4 +1,4 @@
-"""What calibration could reach at best: the table's rows, then each landscape's, as measurements.
+"""Bound of calibration: the error after a fit to the asked rows themselves.
 
     python -m benchmarks.cost_model.bound TABLE.csv
 
@@ -18,12 +18,12 @@ import numpy as np
 from analysis.cost.jobs import Array
 from analysis.cost.model import CostModel
 from analysis.sweeps.record import Table
+from benchmarks.printing import percent
 from benchmarks.published.read import read_table
 from search_spaces.frameworks import framework_named
 
 from .fit import measurements_of
 from .metrics import mean, median, relative_errors
-from .report import percent
 from .transfer import cluster_of
 
 DISTURBED = 2.0

@@ -104,7 +104,7 @@ class EstimateTrainTime:
 
 
 def inexpressible(job: Jobs, cluster: Cluster) -> str:
-    """What of a job it has no words for; nothing where it has."""
+    """The property of a job that it cannot express; "" if it can express all."""
     plain = (job.ffn_size == 4 * job.hidden_size) & ~job.gated & (job.kv_heads == job.num_heads)
     cannot: dict[str, Any] = {
         "GPUs beside A100": cluster.peak_tflops("bf16") != A100,

@@ -33,7 +33,7 @@ FROM_OTHERS, SHIPPED = "from other tables", "as shipped"  # a search's start, wi
 
 @dataclass(frozen=True)
 class Scores:
-    """What predictions of some rows are worth; shares of 1, nan where there is nothing to score.
+    """Scores of predictions of some rows; shares of 1, nan if there is nothing to score.
 
     Attributes:
         rows: predicted.
@@ -76,7 +76,7 @@ class Scores:
 
 
 def score(table: Table, predicted: Predicted) -> Scores:
-    """Of a table's rows and their predictions."""
+    """Score the predictions of a table's rows."""
     samples = table.jobs.global_batch  # a landscape may hold several batch sizes
     errors = metrics.relative_errors(predicted.step_time_s, table.step_time_s)
     ranked = metrics.rankings(

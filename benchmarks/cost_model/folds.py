@@ -1,4 +1,4 @@
-"""What is fitted to and what is asked, kept apart.
+"""Folds: rows to fit to, and rows to ask about.
 
 A fold is made from a mask: rows under it are asked, and only rows outside of it are handed to the
 fit. What is asked has no measured column, so a predictor cannot see one.

@@ -1,4 +1,4 @@
-"""What the model is to reach, beside what it does and what is known of others."""
+"""Goals of the model's accuracy, beside its results and those of others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from analysis.sweeps.record import Table
+from benchmarks.printing import percent
 
 from .evaluate import CALIBRATED, LEFT_OUT, Result, Scores
-from .report import percent
 from .statements import Statement
 
 # Of papers, or of others' programs run by their published snapshots; not run here.

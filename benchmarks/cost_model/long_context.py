@@ -42,7 +42,7 @@ COLUMNS = ("n_gpu", "tp", "pp", "cp", "dp", "mbs", "gas", "seq", "tokens_per_s_g
 
 
 def rows(folder: Path) -> pd.DataFrame:
-    """Of the long sequences, shortest first."""
+    """Rows of the long sequences, shortest first."""
     table = pd.read_csv(folder / TABLE, comment="#")
     return table[table["container"] == SERIES].sort_values("seq")
 

@@ -1,4 +1,4 @@
-"""What a prediction is worth. Pure functions; where a figure does not exist they return nan."""
+"""Metrics of predictions. Pure functions; a metric that does not exist is nan."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _rounded(values: ArrayLike) -> Array:
 
 
 def order(predicted: ArrayLike, fits: ArrayLike, random: np.random.Generator) -> NDArray[np.int64]:
-    """Which rows a search would try first, second, ...
+    """Rows in the order in which a search would try them.
 
     Those that are predicted to fit, fastest first; then the others, likeliest first. Where fitting
     is not predicted (nan) a row counts as one that fits. Rows that a prediction does not tell
@@ -106,7 +106,7 @@ def regret(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike, tries: in
 
 
 def ten_of_ten(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike) -> float:
-    """How many of the ten ranked first are among the ten fastest; nan below twenty that ran.
+    """Number of the ten ranked first among the ten fastest; nan below twenty that ran.
 
     Singh et al. 2024, section V-B, find nine of ten. As with ``regret``, rows that a prediction
     does not tell apart are shuffled; what failed is not among the fastest.
@@ -122,7 +122,7 @@ def ten_of_ten(predicted: ArrayLike, fits: ArrayLike, measured: ArrayLike) -> fl
 
 @dataclass(frozen=True)
 class Ranking:
-    """How well one landscape is ranked.
+    """Quality of the ranking of one landscape.
 
     Attributes:
         landscape: its key.
@@ -144,7 +144,7 @@ class Ranking:
 def rankings(
     landscape: NDArray[np.str_], predicted: Array, fits: Array, measured: Array
 ) -> Iterator[Ranking]:
-    """Of each landscape in which enough configurations ran.
+    """The ranking of each landscape in which enough configurations ran.
 
     Args:
         landscape: key of each row.
@@ -168,7 +168,7 @@ def rankings(
 
 @dataclass(frozen=True)
 class Fitting:
-    """How well it is foretold what runs.
+    """Quality of the predicted probability to run.
 
     Attributes:
         accuracy: share of rows whose fate is foretold.
@@ -184,7 +184,7 @@ class Fitting:
 
 
 def fitting(fits: Array, failed: Mask) -> Fitting:
-    """Of rows whose probability to fit is predicted."""
+    """Scores of rows whose probability to fit is predicted."""
     known = np.isfinite(fits)
     stated, lost = fits[known], failed[known]
     pruned = stated < 0.5

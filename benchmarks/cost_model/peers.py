@@ -62,7 +62,7 @@ class Predictor(Protocol):
 
 
 def predict(fitted: Fitted, asked: Questions) -> Predicted:
-    """Of jobs of several machines and frameworks."""
+    """Predict jobs of several machines and frameworks."""
     columns = {f.name: np.full(len(asked), np.nan) for f in fields(Predicted)}
     for cluster, name in sorted({*zip(asked.cluster, asked.framework, strict=True)}):
         rows = (asked.cluster == cluster) & (asked.framework == name)
@@ -257,7 +257,7 @@ def _stage(n: Mapping[str, int]) -> int:
 
 
 def predictors() -> tuple[list[Predictor], list[str]]:
-    """Those that are installed, and what to say of the others."""
+    """Installed predictors, and a line about each of the others."""
     found: list[Predictor] = [Meshtune(), FlopsAndBubble()]
     try:
         peer = LlmAnalysis()

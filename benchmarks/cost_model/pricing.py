@@ -1,4 +1,4 @@
-"""How fast the cost model prices configurations.
+"""Speed of pricing configurations by the cost model.
 
     python -m benchmarks.cost_model.pricing [--repeats 5]
 
@@ -21,7 +21,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 
 from analysis.prediction.pricing import Pricing
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from search_spaces import load_space
 from search_spaces.points.candidates import Candidates
 

@@ -1,18 +1,14 @@
-"""The tables that are printed, in Markdown, and what is written as JSON."""
+"""The printed Markdown tables, and the content of the JSON file."""
 
 from __future__ import annotations
 
 import math
-import os
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from analysis.sweeps.record import Table
+from benchmarks.printing import percent
 
 from .evaluate import Result, Scores
 from .metrics import BINS, median
@@ -23,13 +19,6 @@ HEADER = (
     "| regret, top 1 | top 8 | top 8 within 5 % | of the ten ranked first, among the ten fastest: "
     "median (least) | memory error | out of memory: right | wrongly pruned |\n" + "|---" * 15 + "|"
 )
-
-
-def percent(value: float, signed: bool = False) -> str:
-    """A share in percent; nothing for nan."""
-    if math.isnan(value):
-        return ""
-    return f"{100 * value:{'+' if signed else ''}.1f} %"
 
 
 def line(name: str, scheme: str, rows: str, s: Scores) -> str:
@@ -68,7 +57,7 @@ def lines(result: Result, folds: bool) -> Iterable[str]:
 
 
 def about(table: Table) -> str:
-    """What stands above a table's scores."""
+    """The lines above a table's scores."""
     said = [f"{len(table)} rows"]
     if table.clusters:
         said[0] += f" on {', '.join(sorted(table.clusters))}"
@@ -96,7 +85,7 @@ def landscapes(result: Result) -> str:
 
 
 def reliability(result: Result) -> str:
-    """How often rows ran, by the probability that was stated; what cannot be for memory left out.
+    """Share of rows that ran by predicted probability; only failures for memory count.
 
     Nothing where no row failed.
     """
@@ -143,21 +132,8 @@ def statements_json(
     }
 
 
-def machine(extra: Sequence[str]) -> str:
-    """Machine, versions and date, one line."""
-    model = next(
-        (text.split(":")[1].strip() for text in Path("/proc/cpuinfo").read_text().splitlines()
-         if text.startswith("model name")), platform.machine(),
-    )  # fmt: skip
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "meshtune"))
-    return (
-        f"{model}, {os.cpu_count()} cores; Linux {platform.release()}, "
-        f"Python {platform.python_version()}, {versions}; {'; '.join(extra)}; {date.today()}"
-    )
-
-
 def as_json(table: Table, results: Sequence[Result]) -> dict[str, Any]:
-    """Of one table, all figures; what does not exist is null."""
+    """All metrics of one table; those that do not exist are null."""
     return {
         "table": table.name,
         "kind": table.form,

@@ -21,9 +21,9 @@ import numpy as np
 
 from analysis.cost.jobs import Mask
 from analysis.sweeps.record import Table
+from benchmarks.printing import machine, percent
 from benchmarks.published.read import read_table
 
-from . import report
 from .estimate_train_time import EstimateTrainTime
 from .evaluate import Scores, score
 from .folds import Fold, ask, from_others, leave_one_out, zero_shot
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     read = [read_table(path) for path in sorted(args.truth.glob("*.csv"))]
     tables = [table for table in read if table is not None and len(table)]
-    print(report.machine([peer.name for peer in peers]), "\n")
+    print(machine([peer.name for peer in peers]), "\n")
     print(HEADER, flush=True)
     refused: list[str] = []
     for table in [t for t in tables if not args.tables or t.name in args.tables]:
@@ -92,7 +92,7 @@ def _own_runs(folder: Path, tables: Sequence[Table]) -> str:
         return str(error)
     found = _compare(runs, tables, SimuMax(folder, fused_loss=True), len(runs))
     off = float(np.abs(found.step_time_s / published_s(folder) - 1).max())
-    return f"\nSimuMax's own runs: {report.percent(off)} at most from what it publishes"
+    return f"\nSimuMax's own runs: {percent(off)} at most from what it publishes"
 
 
 def some(table: Table, count: int) -> Mask:
@@ -120,19 +120,19 @@ def _compare(table: Table, tables: Sequence[Table], peer: Peer, count: int) -> P
             )
         ]
         priors, _, left_out = ours
-        memory = [report.percent(s.memory_error) for s in (theirs, priors, left_out)]
+        memory = [percent(s.memory_error) for s in (theirs, priors, left_out)]
         cells = [f"{len(rows)} of {len(asked)}", *map(_time, (theirs, *ours)), *memory]
         print(f"| {table.name} | {peer.name} | {' | '.join(cells)} |", flush=True)
     return said
 
 
 def _time(s: Scores) -> str:
-    bias = report.percent(s.time_bias, signed=True)
-    return f"{report.percent(s.time_error)} ({report.percent(s.time_error_median)}), {bias}"
+    bias = percent(s.time_bias, signed=True)
+    return f"{percent(s.time_error)} ({percent(s.time_error_median)}), {bias}"
 
 
 def _predicted(predictor: Predictor, folds: Iterable[Fold], count: int) -> Predicted:
-    """Of all rows of a table, each in the fold that leaves it out."""
+    """Predictions of all rows of a table, each in the fold that leaves it out."""
     columns = {f.name: np.full(count, np.nan) for f in fields(Predicted)}
     for fold in folds:
         part = predict(predictor.fit(fold.train), fold.asked)

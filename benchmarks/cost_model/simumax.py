@@ -210,7 +210,7 @@ def imported(folder: Path) -> tuple[Any, Any]:
 
 
 def _system(folder: Path, cluster: Cluster) -> dict[str, Any]:
-    """What it is told of a machine: its own file where that machine is the one measured.
+    """The machine's description for SimuMax: its own file if it has measured that machine.
 
     Raises:
         InexpressibleError: if no operator of the GPU was measured, nor of a like one.

@@ -54,7 +54,7 @@ def read_runs(folder: Path) -> Table:
 
 
 def published_s(folder: Path) -> np.ndarray:
-    """What it says that it predicts of each; seconds, shape (n,)."""
+    """Its published prediction of each run; seconds, shape (n,)."""
     rows = json.loads((folder / RUNS).read_text())["rows"]
     return np.array([row["perf_ms"] / 1e3 for row in rows])
 

@@ -1,4 +1,4 @@
-"""What tables say of a framework or of a kind of GPU that holds on other machines too.
+"""Constants of frameworks and kinds of GPU that tables show and that hold on other machines too.
 
 Every table has one vote: as many of its rows as the next one's, and a noise so wide that none
 decides alone. What a fit says beyond the constants that it is asked for is dropped.
@@ -37,12 +37,12 @@ def parts_of(tables: Iterable[Table]) -> list[Table]:
 
 
 def cluster_of(part: Table) -> Cluster:
-    """That all rows of the part are from."""
+    """The cluster of all rows of the part."""
     return part.clusters[str(part.cluster[0])]
 
 
 def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
-    """What is a framework's own, from its runs on any machine; nothing without any.
+    """A framework's own constants, from its runs on any machine; empty without any.
 
     Where its kernels are its own, that is what they reach of a GPU as well.
     """
@@ -54,7 +54,7 @@ def of_framework(parts: Sequence[Table], name: str) -> dict[str, float]:
 
 
 def of_gpu(parts: Sequence[Table], kind: float) -> dict[str, float]:
-    """What is a GPU's own, from runs of any framework; of a kind that was not seen, ``any_gpu``."""
+    """A GPU's own constants, from runs of any framework; ``any_gpu`` for an unseen kind."""
     found = [p for p in parts if gpu_kind(cluster_of(p)) == kind and _common_kernels(p)]
     return part(shared(found), OF_GPU) if found else any_gpu(of_gpus(parts))
 

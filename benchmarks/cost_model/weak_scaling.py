@@ -48,7 +48,7 @@ class Best(NamedTuple):
 
 
 def best(text: str, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
-    """Of a space, given as YAML, among the configurations to keep."""
+    """The best of the kept configurations of a space, given as YAML."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "space.yaml"
         path.write_text(text)

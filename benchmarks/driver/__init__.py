@@ -1,1 +1,1 @@
-"""What the driver itself costs."""
+"""Cost of the driver itself."""

@@ -1,4 +1,4 @@
-"""What the search itself costs: CPU seconds and memory of the driver, per trial.
+"""Cost of the search itself: CPU seconds and memory of the driver, per trial.
 
     python -m benchmarks.driver [--trials 40] [--repeats 3] [--json FILE]
 

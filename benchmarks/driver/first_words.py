@@ -1,4 +1,4 @@
-"""How soon `meshtune search` says something on a terminal.
+"""Time until `meshtune search` prints something on a terminal.
 
     python -m benchmarks.driver.first_words [--repeats 9]
 
@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 
 SPACE = "tiny_cpu"
 FIGURES = ("words, wall", "words, CPU", "panel, wall", "panel, CPU")
@@ -46,7 +46,7 @@ def first_words(folder: str) -> list[float]:
 
 
 def cpu_s(process: int) -> float:
-    """Of a process so far."""
+    """CPU seconds of a process so far."""
     fields = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""What it costs to start and end a trial: local launcher, srun on a minicluster, bare processes.
+"""Time to start and end a trial: local launcher, srun on a minicluster, bare processes.
 
     python benchmarks/driver/launch_overhead.py [--repeats 10] [--ranks 4]
 

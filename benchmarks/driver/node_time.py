@@ -1,4 +1,4 @@
-"""What became of the nodes' time in a search, beside what the widths of its trials allow."""
+"""Use of the nodes' time in a search, beside the bound that the widths of its trials allow."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ from rich.console import Console
 from analysis.run.events import Event
 from analysis.run.fold import Run, read_run
 from analysis.run.results import write_results
-from benchmarks.cost_model.report import machine
 from benchmarks.driver.node_time import node_time
+from benchmarks.printing import machine, spread
 from benchmarks.search.simulated import simulated_driver
 from benchmarks.search.unrecorded import TOLD, at_scale
 from search_spaces import SearchSpace, load_space
@@ -201,12 +201,6 @@ def _median_s(act: Callable[[], object]) -> float:
         act()
         taken_s.append(time.perf_counter() - began)
     return statistics.median(taken_s)
-
-
-def spread(values: Sequence[float], unit: str = "", scale: float = 1.0) -> str:
-    """Median, in brackets the least and the most."""
-    low, high = min(values) * scale, max(values) * scale
-    return f"{statistics.median(values) * scale:.3g}{unit} ({low:.3g}-{high:.3g})"
 
 
 def lines(scenario: Scenario, runs: Sequence[Mapping[str, float]]) -> list[str]:

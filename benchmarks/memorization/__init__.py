@@ -1,1 +1,1 @@
-"""What a model recites of the texts it was trained on, with and without the goldfish loss."""
+"""Recitation of training texts by a model, with and without the goldfish loss."""

@@ -59,7 +59,7 @@ def greedy(stage: Stage, prompt: Tensor, count: int) -> Tensor:
 
 
 def _stand_at(stage: Stage, chunks: tuple[range, ...]) -> None:
-    """Which positions the stage's next input has; none: all."""
+    """Set the positions of the stage's next input; none: all."""
     stage.chunks, stage.table = chunks, None
     if stage.positions is not None:
         stage.positions.chunks = chunks

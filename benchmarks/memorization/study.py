@@ -32,7 +32,7 @@ GOLDFISH = {"k": 2, "h": 13}
 
 @dataclass(frozen=True)
 class Study:
-    """How much is trained on.
+    """Amount of training.
 
     Attributes:
         repetitions: of each bucket; the one of 0 is the control.
@@ -49,7 +49,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Recited:
-    """What a model wrote of a bucket.
+    """Recitation of a bucket by a model.
 
     Attributes:
         exact: share of passages whose last tokens are all right.
@@ -141,13 +141,13 @@ def _trained(study: Study, rows: Tensor, goldfish: bool) -> Stage:
 
 
 def schedule(warm_up: int, steps: int) -> dict[str, float]:
-    """Of the learning rate: up to the peak while warming up, then evenly down."""
+    """The learning rate: a linear warm-up to the peak, then a linear decay."""
     least = LAST_RATE / PEAK_RATE
     return {"warmup_steps": warm_up, "total_steps": steps, "min_lr_factor": least}
 
 
 def recited(stage: Stage, bucket: Tensor) -> Recited:
-    """How much of the last tokens of passages a model writes, given all before them."""
+    """Recite the last tokens of passages, given all tokens before them."""
     found = greedy(stage, bucket[:, :-RECITED], RECITED)
     right = found == bucket[:, -RECITED:]
     return Recited(right.all(1).float().mean().item(), right.float().mean().item())

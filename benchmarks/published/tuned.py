@@ -127,7 +127,7 @@ def mixtures(path: Path, frame: pd.DataFrame) -> Table:
 
 
 def _recipes(frame: pd.DataFrame) -> dict[str, Any]:
-    """What the published recipes of rows say beside their degrees; nothing of unknown ones."""
+    """Settings of the rows' published recipes besides their degrees; nothing for unknown ones."""
     key = ["container", "model", "gpu", "precision"]
     rows = frame.assign(gpu=frame["system"].str.extract(_GPU, expand=False))
     known = rows[key].merge(pd.read_csv(RECIPES, comment="#", dtype=str), "left", on=key)

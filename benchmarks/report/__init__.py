@@ -1,1 +1,1 @@
-"""What the report costs, and how well its sample agrees with all trials."""
+"""Cost of the report, and agreement of its sample with all trials."""

@@ -25,8 +25,7 @@ from scipy.stats import spearmanr
 import analysis.report.forests as sampled
 import search_spaces
 from analysis import NotEnough, failure_sensitivity, load, objective_sensitivity, read_run
-from benchmarks.cost_model.report import machine
-from benchmarks.driver.scale import spread
+from benchmarks.printing import machine, spread
 
 SPACE = "gpt_22b_frontier"
 REPORT = """
@@ -56,7 +55,7 @@ def simulated_run(folder: Path, trials: int) -> Path:
 
 
 def cost(run_dir: Path) -> dict[str, float]:
-    """Of one report, in a process of its own."""
+    """Cost of one report, in a process of its own."""
     command = [sys.executable, "-c", REPORT, str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -64,7 +63,7 @@ def cost(run_dir: Path) -> dict[str, float]:
 
 
 def agreement(run_dir: Path) -> list[str]:
-    """Of the sample with all trials and whole trees: a line for each analysis."""
+    """Agreement of the sample with all trials and whole trees: a line for each analysis."""
     frame, lines = load(run_dir), []
     for name, analyse in (("objective", objective_sensitivity), ("failure", failure_sensitivity)):
         try:

@@ -1,4 +1,4 @@
-"""How long a browser takes to open the report of a large run: needs Debian's chromium.
+"""Time in which a browser opens the report of a large run; needs Debian's chromium.
 
     python -m benchmarks.report.opening [--trials 10000] [--repeats 3] [RUN ...]
 
@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import read_run, write_report
-from benchmarks.cost_model.report import machine
-from benchmarks.driver.scale import spread
+from benchmarks.printing import machine, spread
 from benchmarks.report.__main__ import simulated_run
 
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--dump-dom")

@@ -1,4 +1,4 @@
-"""Which account of the parameters agrees with a whole landscape, after a few trials.
+"""Agreement of sensitivity analyses of a few trials with that of a whole landscape.
 
     python -m benchmarks.report.sensitivity --truth DIR [--trials 8] [--seeds 3] [--explore 0 0.25]
 
@@ -38,7 +38,7 @@ from analysis import (
     model_sensitivity,
     objective_sensitivity,
 )
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut
 from search_spaces import Candidates
@@ -73,7 +73,7 @@ def everything(landscape: Landscape) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Truth:
-    """What a whole landscape says of its parameters.
+    """Sensitivity of a whole landscape to its parameters.
 
     Attributes:
         mean_abs: mean |SHAP|.

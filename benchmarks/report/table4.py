@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from analysis import NotEnough, Pricing, frame_of, model_sensitivity, objective_sensitivity
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from benchmarks.search.figure9 import HOUR_S, TABLE_4, simulate
 from search_spaces import load_space
 from workflows.search.budget import Budget

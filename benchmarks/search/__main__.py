@@ -1,4 +1,4 @@
-"""How soon searches come near the best: ``python -m benchmarks.search --truth DIR [--quick]``.
+"""Trials until searches come near the best: ``python -m benchmarks.search --truth DIR [--quick]``.
 
 Every policy is replayed on the same landscapes with the same seeds, one trial at a time and in
 batches of eight. The cost model's constants are fitted without the landscape's model; what the
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.sweeps.record import Table
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import (
     REPLAYED,
@@ -77,7 +77,7 @@ def table_figures(
 
 
 def stop_line(ends: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    """What the stop rule came to on all landscapes of a table."""
+    """The stop rule's result on all landscapes of a table."""
     trials = [n for end in ends.values() for n in end["trials"]]
     reached = [share for end in ends.values() for share in end["reached"]]
     near = statistics.mean(share >= 1 - NEARER for share in reached)

@@ -20,8 +20,7 @@ from matplotlib.ticker import PercentFormatter
 from analysis.report.plots import BLUE, DARK, DPI, RED, plain
 from analysis.report.trajectory import trajectory
 from analysis.run.fold import Run
-from benchmarks.cost_model.report import machine
-from benchmarks.driver.scale import spread
+from benchmarks.printing import machine, spread
 from benchmarks.search.simulated import simulated_driver
 from search_spaces import load_space
 from workflows.optimizer.registry import make_policy
@@ -52,7 +51,7 @@ def simulate(name: str, policy: str, seed: int, budget: Budget, options: str = C
 
 
 def course(run: Run) -> dict[str, float]:
-    """How failures and the best go on over an hour: shares of failures in its thirds."""
+    """Failures and the best over an hour: the shares of failures in its thirds."""
     frame = trajectory(run)
     third = (frame["search_s"] // (HOUR_S / 3)).clip(upper=2)
     failed = (frame["kind"] != "ok").groupby(third).mean()

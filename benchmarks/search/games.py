@@ -50,7 +50,7 @@ class LeftOut:
 
 @contextmanager
 def forgotten(framework: str) -> Iterator[None]:
-    """As if nobody had written a record of that framework: searches have to infer its habits."""
+    """Hide the record of a framework, so that searches have to infer its habits."""
     record = FRAMEWORKS.pop(framework)
     try:
         yield
@@ -146,7 +146,7 @@ def against_wrong(
 def by_stop_rule(
     recorded: Sequence[Landscape], models: LeftOut, seeds: int
 ) -> dict[str, dict[str, list[float]]]:
-    """What a search without budget comes to that ends by its stop rule, for each seed.
+    """Results of a search without a budget, ended by its stop rule, for each seed.
 
     Returns:
         By landscape: ``trials`` until it ended, and ``reached``, the share of the best by then.

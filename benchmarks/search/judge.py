@@ -1,4 +1,4 @@
-"""Whether a change of the search is one for the better, in minutes of one core.
+"""Judges a change of the search, in minutes of one core.
 
 ``python -m benchmarks.search.judge --truth DIR`` plays searches to their end by the stop rule, and
 on until one trial is within 5 %, on every second landscape of the sweeps that tell failures: with
@@ -162,7 +162,7 @@ HEAD = (
 
 
 def bins(stated: np.ndarray, ran: np.ndarray) -> str:
-    """Of each bin its mean and the share that ran, in per cent, and how many it holds.
+    """Each bin's mean, the share that ran, in percent, and its size.
 
     A sweep hardly tells crashes from a lack of memory: in the last bin most failures are of another
     cause.
@@ -180,7 +180,7 @@ def bins(stated: np.ndarray, ran: np.ndarray) -> str:
 
 
 def cases(table: Table, tables: Sequence[Table]) -> dict[str, Callable[[Landscape, int], Game]]:
-    """What is played, by name."""
+    """The cases to play, by name."""
     models, unseen = LeftOut(table), Unseen.among(table, tables)
     framework = str(table.framework[0])
     with forgotten(framework):

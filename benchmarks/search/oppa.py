@@ -133,7 +133,7 @@ class OppaPolicy(Policy):
         return np.log(tokens / speeds), np.full(len(trials), np.nan)
 
     def _tokens(self, configs: Sequence[dict[str, Any]]) -> Array:
-        """Of a step; shape (n,)."""
+        """Tokens of a step; shape (n,)."""
         if not configs:
             return np.zeros(0)
         jobs = self._jobs_of(configs)

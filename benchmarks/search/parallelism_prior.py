@@ -1,4 +1,4 @@
-"""What a parallel job costs, by formulas with a few constants: the prior belief of ``oppa``.
+"""Cost of a parallel job by formulas with a few constants: the prior mean of ``oppa``.
 
 Time is the sum of what one step computes, of the pipeline's bubble and of the messages of each kind
 of parallelism; memory is that of states and activations. Nothing overlaps. Every constant is

@@ -1,4 +1,4 @@
-"""How soon searches find a Pareto front: ``python -m benchmarks.search.pareto --truth DIR``.
+"""Trials until searches find a Pareto front: ``python -m benchmarks.search.pareto --truth DIR``.
 
 Recorded sweeps are searched for high throughput and low memory, and, with all numbers of nodes in
 one landscape, for high throughput on few nodes. A search is worth the area that its front dominates
@@ -23,7 +23,7 @@ from analysis.pareto import non_dominated
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.read import read_tables
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from benchmarks.published.read import FORMATS, read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import Objective
@@ -51,7 +51,7 @@ class Sought:
         return self.landscape.space.objectives[1].key
 
     def answer(self, config: Mapping[str, Any]) -> Answer:
-        """Of several repeats the one of median speed."""
+        """The repeat of median speed."""
         every = self.landscape.answers[tuple(config.items())]
         ran = sorted((a for a in every if a.ok), key=lambda a: a.objective)
         return ran[(len(ran) - 1) // 2] if ran else every[0]
@@ -108,7 +108,7 @@ def play(of: Sought, name: str, seed: int, trials: int = AFTER[-1]) -> list[dict
 
 
 def area(found: Array, reference: Array) -> float:
-    """Of what points dominate down to the reference; shape (n, 2), more is better."""
+    """The area that points, shape (n, 2), dominate above the reference; more is better."""
     above = found[(found > reference).all(axis=1)]
     front = above[non_dominated(above)]
     front = front[np.argsort(-front[:, 0])]  # so that the second objective rises

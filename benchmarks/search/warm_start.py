@@ -1,4 +1,4 @@
-"""What earlier runs are worth.
+"""Gain of warm starts from earlier runs.
 
     python -m benchmarks.search.warm_start --truth DIR [--json FILE]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.run.fold import Run
-from benchmarks.cost_model.report import machine
+from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import REPLAYED, LeftOut
 from search_spaces import SearchSpace
@@ -76,7 +76,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Compared:
-    """What a warm start changed; trials are those to within 5 % of the best."""
+    """Effect of a warm start; trials are those to within 5 % of the best."""
 
     differs: str
     target: str

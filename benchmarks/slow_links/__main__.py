@@ -126,7 +126,7 @@ Section = tuple[list[Case], int, Callable[[], list[str]]]
 
 
 def _sections(bench: Bench, plan: Plan, quick: bool) -> list[Section]:
-    """What is run, how often, and the tables that can be printed then."""
+    """The measurements, their repeats, and the tables that can be printed after each."""
     main_cases, more = plan.main(), [*plan.others(), *plan.wide()]
     rates, gas = plan.over_rates(), plan.over_gas()
 

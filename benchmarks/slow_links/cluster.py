@@ -26,7 +26,7 @@ _BURN_S = 2.0
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run on the cluster showed.
+    """Results of one training run on the cluster.
 
     Attributes:
         step_times_s: of the measured steps.

@@ -94,7 +94,7 @@ class CpuShares:
 
 
 def _mounted() -> tuple[Path, bool]:
-    """Where cpu groups are made, and whether that is cgroup v2."""
+    """The folder of cpu groups, and whether it is cgroup v2."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup" and "cpu" in options.split(","):

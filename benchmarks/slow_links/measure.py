@@ -98,7 +98,7 @@ class Bench:
 
     @property
     def weight_bits(self) -> float:
-        """Of the model, two bytes each."""
+        """Bits of the model's weights, two bytes each."""
         return 16.0 * MODEL.num_parameters
 
     def cluster(self, num_nodes: int, ranks_per_node: int, rate_mbit_per_s: float) -> SlowCluster:
@@ -143,7 +143,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured, in the order of the report.
+    """The measurements, in the order of the report.
 
     Attributes:
         nodes: cluster sizes.

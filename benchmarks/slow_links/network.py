@@ -103,7 +103,7 @@ class SlowNetwork:
         self.rate_mbit_per_s = rate_mbit_per_s
 
     def address(self, node: int) -> str:
-        """Where a node's processes listen; the machine itself has no such address."""
+        """The address on which a node's processes listen; the machine itself does not have it."""
         return f"10.77.0.{node + 1}"
 
     def namespace(self, node: int) -> str:

@@ -1,4 +1,4 @@
-"""What the papers report, and how scarce their links were relative to compute.
+"""Results of the papers, and the ratio of their links to compute.
 
 Scarcity r is the time in which a node's link carries the model's 2-byte weights once, divided by
 the time in which a rank of ZeRO-topo does all its own work on one micro-batch, quantizing included.

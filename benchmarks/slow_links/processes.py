@@ -134,7 +134,7 @@ class Processes:
 
 
 def _become(task: Callable[[], int], log: Path, pipe: int | None, parent: int) -> None:
-    """What a child does from its fork to its end; never returns."""
+    """Run a child from its fork to its end; never returns."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

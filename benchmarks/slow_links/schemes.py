@@ -1,4 +1,4 @@
-"""What is compared: the trainer's settings of each placement, and the model that it trains."""
+"""The compared schemes: the trainer's settings of each placement, and the model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from slurm.outcome.classify import Outcome
 from slurm.outcome.step_log import StopRule
 from slurm.trial import Lease, TrialSpec
 from workflows.search.budget import Budget
-from workflows.search.session import run_session
+from workflows.search.session import Search, run_session
 
 SPACE = "placements_slow_links"
 _RANK_MODULE = "benchmarks.slow_links.rank"
@@ -104,7 +104,7 @@ def main() -> int:
             closing(SlowLinksLauncher(network)) as launcher,
         ):
             budget = Budget(arguments.trials)
-            code = run_session(space, folder, launcher, arguments.seed, budget)
+            code = run_session(Search(space, folder, launcher, arguments.seed, budget=budget))
         if code:
             return code
         best = best_of_each(list(read_run(folder.path).trials.values()))

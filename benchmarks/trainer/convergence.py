@@ -1,4 +1,4 @@
-"""Whether quantized placements train as well: the same small GPT, only the placement differs.
+"""Convergence with quantized placements: the same small GPT, only the placement differs.
 
     python -m benchmarks.trainer.convergence [--steps 1000] [--json FILE] [--plot FILE]
         [--resume FILE]
@@ -203,7 +203,7 @@ def prepare(folder: Path) -> Text:
 
 
 def percent(run: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[int, float]:
-    """How much a run's validation loss is above the baseline's, by step."""
+    """Excess of a run's validation loss over the baseline's in percent, by step."""
     return {
         int(step): 100 * (loss / baseline["validation"][step] - 1)
         for step, loss in run["validation"].items()

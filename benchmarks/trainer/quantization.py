@@ -1,4 +1,4 @@
-"""How fast numbers are quantized and decoded, against a plain copy of the same numbers.
+"""Speed of quantizing and decoding numbers, against a plain copy of the same numbers.
 
     python -m benchmarks.trainer.quantization [--threads 1] [--repeats 20] [--device cpu]
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def works(num_bytes: int, dtype: torch.dtype, fmt: Format, device: torch.device) -> dict[str, Work]:
-    """What is to be measured, on so many bytes of numbers."""
+    """The operations to measure, on so many bytes of numbers."""
     n = num_bytes // dtype.itemsize
     x = torch.randn(1, n, device=device).to(dtype)
     y = torch.empty_like(x)

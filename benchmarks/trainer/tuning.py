@@ -27,7 +27,7 @@ RANKS = 2
 
 
 def ratios(config: TrainConfig, pairs: int, steps: int) -> tuple[list[float], list[float], float]:
-    """Of tuned to plain steps, one per pair: times and CPU times; and the losses' difference."""
+    """Ratios of tuned to plain steps per pair: times and CPU times; and the losses' difference."""
     settings = {"plain": False, "tuned": True}
     with tempfile.TemporaryDirectory() as folder:
         ranks: dict[str, Ranks] = {}
@@ -50,7 +50,7 @@ def ratios(config: TrainConfig, pairs: int, steps: int) -> tuple[list[float], li
 
 
 def forms(cache: Path) -> str:
-    """How many products run in another form than the layer's, and the largest gain."""
+    """Number of products that run in another form than the layer's, and the largest gain."""
     choices = {
         product: choice
         for path in cache.glob("meshtune/products-*.json")

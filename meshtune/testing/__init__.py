@@ -1,8 +1,8 @@
-"""Contract suites: tests that authors of launchers, policies and trainers run on them."""
+"""Contract suites: tests that authors run on their launchers, policies and trainers."""
 
 import pytest
 
-# Else a failure shows no values.
+# Without this a failure shows no values.
 pytest.register_assert_rewrite(
     "meshtune.testing.launchers", "meshtune.testing.process_launchers", "meshtune.testing.policies"
 )

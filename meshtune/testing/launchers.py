@@ -1,6 +1,6 @@
-"""What every launcher has to keep to, as tests.
+"""The contract of launchers, as tests.
 
-A launcher's author subclasses one of the two suites in a test module and says how to make one::
+A launcher's author subclasses one of the two suites in a test module and makes the launcher::
 
     from meshtune.testing.process_launchers import ProcessLauncherContract
 
@@ -14,7 +14,7 @@ A launcher's author subclasses one of the two suites in a test module and says h
         def code(self, launcher):
             return "from acme.kube import KubeLauncher; launcher = KubeLauncher(nodes=2)"
 
-:class:`LauncherContract`, here, holds for all, also for one that only simulates its trials;
+:class:`LauncherContract` holds for all launchers, also for one that only simulates its trials;
 :class:`ProcessLauncherContract` for those that start real processes.
 """
 
@@ -34,11 +34,11 @@ import pytest
 
 from slurm import Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 
-DEADLINE_S = 120.0  # for anything that is waited for; far more than it takes
-TRIAL_TIMEOUT_S = 600.0  # of trials that are ended otherwise
+DEADLINE_S = 120.0  # of every wait; far more than it takes
+TRIAL_TIMEOUT_S = 600.0  # of trials that end for other reasons
 MakeTrial = Callable[..., TrialSpec]
 
-# Every rank's first words: which process it is, in a file that is whole as soon as it is there.
+# Every rank first writes its process id, to a file that appears complete.
 _HELLO = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -52,7 +52,7 @@ SLEEP = "\ntime.sleep(600)\n"
 
 
 class Running:
-    """A trial that a launcher is running in a thread of its own, as the driver does it."""
+    """A trial that a launcher runs in a thread, as under the driver."""
 
     def __init__(
         self, launcher: Launcher, spec: TrialSpec, lease: Lease, stop_rule: StopRule | None = None
@@ -69,7 +69,7 @@ class Running:
         return self
 
     def outcome(self) -> Outcome:
-        """How it ended; waits for that, in the launcher's own time."""
+        """Wait for its end, in the launcher's own time; returns the outcome."""
         ended = self._launcher.clock.receive(self._inbox, DEADLINE_S, 1)
         assert ended is not None, f"run() did not return within {DEADLINE_S:g} s"
         if isinstance(ended, BaseException):
@@ -86,7 +86,7 @@ class Running:
 
 
 class LauncherContract:
-    """Holds for every launcher."""
+    """Tests that every launcher passes."""
 
     @pytest.fixture
     def launcher(self) -> Launcher | Iterator[Launcher]:
@@ -100,7 +100,7 @@ class LauncherContract:
 
     @pytest.fixture
     def trial(self, launcher: Launcher, shared_folder: Path) -> Iterator[MakeTrial]:
-        """Makes trials of Python code; what a failed test left of them is ended afterwards."""
+        """Makes trials of Python code; running ones are ended afterwards."""
         made: list[str] = []
         self.running: list[Running] = []
         numbers = itertools.count(1)

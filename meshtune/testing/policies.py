@@ -1,6 +1,6 @@
-"""What every policy has to keep to, as tests.
+"""The contract of policies, as tests.
 
-A policy's author subclasses the suite in a test module and says which policy it is::
+A policy's author subclasses the suite in a test module and names the policy::
 
     from meshtune.testing.policies import PolicyContract
     from my_package.my_module import MyPolicy
@@ -9,8 +9,8 @@ A policy's author subclasses the suite in a test module and says which policy it
     class TestMyPolicy(PolicyContract):
         policy = MyPolicy
 
-A policy that cannot search some kind of space says so with ``PolicyError`` when it is made; such a
-test is skipped with its words.
+A policy that cannot search some kind of space raises ``PolicyError`` when it is made; such a test
+is skipped with its message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workflows import Policy, PolicyError, Problem, Proposal
 
 WIDE = 2**31  # nodes: no trial is wider
 
-# A trainer of somebody's own, of which nothing is known beforehand: a condition, a constraint.
+# A user's own trainer, unknown to the cost model; with a condition and a constraint.
 UNPRICED = """
 version: 1
 name: contract
@@ -69,7 +69,7 @@ Answer = Callable[[Mapping[str, Any]], tuple[str, float]]
 
 
 def landscape(config: Mapping[str, Any]) -> tuple[str, float]:
-    """A made-up kind and objective of any configuration; a fifth of them runs out of memory."""
+    """An arbitrary kind and objective per configuration; a fifth runs out of memory."""
     weight = zlib.crc32(repr(sorted(config.items())).encode()) % 97
     return ("oom", 0.0) if weight % 5 == 0 else ("ok", 1000.0 + weight)
 
@@ -86,19 +86,19 @@ class PolicyContract:
         return load_space(file)
 
     def make(self, space: SearchSpace, seed: int = 0, **more: Any) -> Policy:
-        """The policy for a space; the test is skipped where it refuses."""
+        """The policy for a space; the test is skipped if it refuses."""
         try:
             return type(self).policy(Problem(space, seed, **more))
         except PolicyError as refusal:
             pytest.skip(f"it refuses: {refusal}")
 
     def run(self, space: SearchSpace) -> Run:
-        """A run of which nothing has happened yet."""
+        """A run without trials."""
         goals = space.goals
         return Run(Path(), objective=goals["objective"], objectives=goals.get("objectives", []))
 
     def play(self, policy: Policy, run: Run, count: int, answer: Answer = landscape) -> None:
-        """Ask for that many trials and tell each."""
+        """Propose and complete ``count`` trials."""
         for _ in range(count):
             proposal = policy.propose(run, WIDE)
             assert proposal is not None
@@ -115,7 +115,7 @@ class PolicyContract:
         assert len({tuple(trial.config.items()) for trial in run.trials.values()}) == 14
 
     def test_equal_seeds_and_histories_give_equal_proposals(self, space: SearchSpace) -> None:
-        """Also when an unbroken policy is compared with one made after a restart."""
+        """Also for a policy that is made again after a restart."""
         unbroken, run = self.make(space, seed=3), self.run(space)
         for count in (0, 1, 6, 5):
             self.play(unbroken, run, count)
@@ -162,7 +162,7 @@ class PolicyContract:
 
 
 def propose(run: Run, proposal: Proposal) -> None:
-    """A trial for a proposal, as the driver would note it."""
+    """Add a trial for a proposal, as the driver does."""
     number = len(run.trials) + 1
     run.trials[number] = Trial(
         number,
@@ -175,7 +175,7 @@ def propose(run: Run, proposal: Proposal) -> None:
 
 
 def tell(space: SearchSpace, run: Run, answer: Answer) -> None:
-    """End the run's last trial."""
+    """Complete the run's last trial."""
     trial = run.trials[len(run.trials)]
     kind, value = answer(trial.config)
     trial.kind, trial.ended_t = kind, float(trial.number)

@@ -1,4 +1,4 @@
-"""What every launcher of real processes has to keep to, as tests; see :mod:`.launchers`."""
+"""The contract of launchers of real processes, as tests; see :mod:`.launchers`."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ launcher.run(spec, Lease(name, (node,)), threading.Event())
 
 
 class ProcessLauncherContract(LauncherContract):
-    """Holds for every launcher that starts real processes."""
+    """Tests that every launcher of real processes passes."""
 
     missing_program = Kind.LAUNCH_FAILURE
-    """How a trial ends whose program is found on no node; CRASH where nobody can tell."""
+    """Kind of a trial whose program is found on no node; CRASH if the launcher cannot tell."""
 
     def code(self, launcher: Launcher) -> str:
         """Python statements that make an equal ``launcher`` in another process."""
         raise NotImplementedError(f"{type(self).__name__} needs a method `code`")
 
     def alive(self, spec: TrialSpec) -> Collection[int]:
-        """Ids of the trial's processes that still run; override it where ranks are elsewhere."""
+        """Ids of the trial's running processes; override it if ranks run elsewhere."""
         return [pid for pid in self.pids(spec) if processes.is_running(pid)]
 
     def pids(self, spec: TrialSpec) -> list[int]:
-        """Ids of all processes that the trial's ranks have told of."""
+        """Ids of all processes that the trial's ranks have written."""
         return [int(path.read_text()) for path in spec.directory.glob("pid*")]
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
@@ -66,10 +66,10 @@ class ProcessLauncherContract(LauncherContract):
     def ended_by_a_limit(
         self, launcher: Launcher, make: Callable[[float], TrialSpec]
     ) -> tuple[TrialSpec, Outcome]:
-        """The trial that ``make`` makes for a limit in seconds, and how that ended it.
+        """A trial that a limit in seconds has ended, made by ``make``, and its outcome.
 
-        Its ranks write ``ready`` and their number. Where a slow machine has not started them all
-        within the limit, which says nothing of what follows, another trial gets a longer one.
+        Its ranks write ``ready`` and their number. If a slow machine has not started them all
+        within the limit, the test is inconclusive, and another trial gets a longer limit.
         """
         for limit_s in (5.0, 20.0, 80.0):
             spec = make(limit_s)
@@ -166,7 +166,7 @@ class ProcessLauncherContract(LauncherContract):
     def test_two_trials_run_at_once_on_nodes_of_their_own(
         self, launcher: Launcher, trial: MakeTrial
     ) -> None:
-        """Each waits for the other, so that one after the other would never end."""
+        """Each waits for the other: in sequence they would never end."""
         if min(len(launcher.nodes()), launcher.max_concurrent) < 2:
             pytest.skip("it has one node, or runs one trial at once")
         wait = """
@@ -268,7 +268,7 @@ class ProcessLauncherContract(LauncherContract):
     def test_a_trial_that_is_stopped_is_cancelled_and_leaves_nothing(
         self, launcher: Launcher, trial: MakeTrial
     ) -> None:
-        """Neither its ranks, nor a daemon of theirs: in a session of its own and deaf."""
+        """Also not a daemon in its own session that ignores SIGTERM."""
         code = """
             if os.fork() == 0:
                 os.setsid()
@@ -326,7 +326,7 @@ class ProcessLauncherContract(LauncherContract):
         self.assert_gone(specs[1])
 
     def _driver(self, launcher: Launcher, spec: TrialSpec, node: str) -> subprocess.Popen[bytes]:
-        """Another process that runs the trial with an equal launcher."""
+        """A process that runs the trial with an equal launcher."""
         code = _DRIVER.format(code=self.code(launcher))
         argv = [sys.executable, "-c", code, spec.name, str(spec.directory), node, *spec.argv]
         path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)

@@ -1,4 +1,4 @@
-"""What every trainer that a space can name has to keep to, as tests.
+"""The contract of trainers that a space can name, as tests.
 
 A trainer's author subclasses the suite in a test module and gives a space that uses it::
 
@@ -39,7 +39,7 @@ class TrainerContract:
 
     @pytest.fixture
     def configs(self, space: SearchSpace) -> list[dict[str, Any]]:
-        """Valid configurations; the trainer's own constraints are kept by them."""
+        """Valid configurations, by the trainer's own constraints, too."""
         return Candidates(space).draw(SAMPLED, np.random.default_rng(0), [], 2**31)
 
     def test_every_configuration_has_a_command_of_plain_words(
@@ -53,12 +53,12 @@ class TrainerContract:
     def test_commands_differ_where_configurations_do(
         self, space: SearchSpace, configs: list[dict[str, Any]], tmp_path: Path
     ) -> None:
-        """In themselves, or in the file that the trial's folder has for them."""
-        told = [
+        """The commands themselves, or the configuration file in the trial's folder."""
+        commands = [
             (space.command(config, tmp_path), json.dumps(space.train_config(config, "tokens")))
             for config in configs
         ]
-        assert len(set(told)) == len(configs)
+        assert len(set(commands)) == len(configs)
 
     def test_a_trial_is_told_its_own_folder_and_writes_nothing_before_it_runs(
         self, space: SearchSpace, configs: list[dict[str, Any]], tmp_path: Path

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos.faults import FAULTS
+from benchmarks.chaos.drawing import FAULTS, draw
 from benchmarks.chaos.machines import Local
-from benchmarks.chaos.plan import Plan, Planned, draw
+from benchmarks.chaos.plan import Plan, Planned
 from benchmarks.chaos.rounds import play
 from benchmarks.chaos.shrink import script, shrink
 from benchmarks.chaos.world import World

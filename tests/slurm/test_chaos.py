@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.chaos.drawing import draw
 from benchmarks.chaos.machines import Slurm
-from benchmarks.chaos.plan import draw
 from benchmarks.chaos.rounds import play
 from benchmarks.chaos.shrink import script
 from slurm.minicluster.cluster import Minicluster

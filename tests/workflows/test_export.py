@@ -49,8 +49,8 @@ def test_a_runs_best_is_printed_with_what_is_not_told(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("# pasted: num_nodes=1 tp=")
     assert lines[0].endswith("1 node of 8 ranks")
-    assert "# not told: zero_stage: 2: megatron-lm demands zero_stage != 2" in lines
-    assert [line for line in lines if line.startswith("# not told: workers: ")]
+    assert "# not exported: zero_stage: 2: megatron-lm demands zero_stage != 2" in lines
+    assert [line for line in lines if line.startswith("# not exported: workers: ")]
     assert "export CUDA_DEVICE_MAX_CONNECTIONS=1" in lines
     assert "--num-query-groups 8 \\" in lines
     assert "--micro-batch-size 1 \\" in lines

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the types of their values."""
+"""Commands' parsers: the options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import slurm
 from foundation.messages import shown
 
 Commands = Any  # argparse's subparsers, whose class has no public name
 Handler = Callable[[Namespace], int]
-GENERIC = "generic"  # the site's profile where none is named
+GENERIC = "generic"  # the site profile where none is named
 MOST = 10**9  # of anything that is counted
 DIGITS = 18  # of a seed
 LONGEST_NAME, LONGEST_PATH = 255, 4000  # of a file, in bytes
+_SPACE = "a space file, or the name of a shipped one (tiny_cpu)"
+_POLICY = (
+    "what chooses the configurations: meshtune (default: the cost model, corrected by the "
+    "measurements and backed by Bayesian optimization), deephyper, optuna, cost-model (its ranking "
+    "alone), sobol, random, or an installed one"
+)
 
 
 def command(commands: Commands, name: str, handler: Handler, text: str) -> ArgumentParser:
@@ -24,70 +31,57 @@ def command(commands: Commands, name: str, handler: Handler, text: str) -> Argum
     return parser
 
 
+def add(
+    parser: Any, name: str, kind: Callable[[str], Any], metavar: str, text: str = "", **more: Any
+) -> None:
+    """Add an argument with a value; ``kind`` reads it from text, ``more`` is argparse's."""
+    parser.add_argument(name, type=kind, metavar=metavar, help=text or None, **more)
+
+
+def add_flag(parser: Any, name: str, text: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
 def add_space(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "space", metavar="SPACE", help="a space file, or the name of a shipped one (tiny_cpu)"
-    )
-
-
-def add_run_dir(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--run-dir", type=folder, metavar="DIR", help="default: runs/NAME, NAME being the space's"
-    )
+    """Add the space, by file or name."""
+    add(parser, "space", str, "SPACE", _SPACE)
 
 
 def add_launcher(parser: ArgumentParser, known: str = "local, srun, mpiexec") -> None:
+    """Add the options that say how trials get processes."""
     # Not ``choices``: installed distributions add launchers, and --help need not look for them.
-    parser.add_argument(
-        "--launcher",
-        metavar="NAME",
-        help=f"{known}, or an installed one; default: srun inside a Slurm allocation, else local",
-    )
-    parser.add_argument(
-        "--hostfile",
-        type=path,
-        metavar="FILE",
-        help="list of hosts, for a launcher that needs one, such as mpiexec",
-    )
+    text = f"{known}, or an installed one; default: srun inside a Slurm allocation, else local"
+    add(parser, "--launcher", str, "NAME", text)
+    text = "list of hosts, for a launcher that needs one, such as mpiexec"
+    add(parser, "--hostfile", path, "FILE", text)
     add_site(parser)
 
 
 def add_site(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--site",
-        default=GENERIC,
-        metavar="NAME",
-        help="site profile: generic (default), frontier, perlmutter, or a file",
-    )
+    """Add the option that names a site profile."""
+    text = "site profile: generic (default), frontier, perlmutter, or a file"
+    add(parser, "--site", str, "NAME", text, default=GENERIC)
 
 
 def check_site(arguments: Namespace) -> None:
-    """Raise SiteError for a bad ``--site`` now, also where its launcher would not read it."""
-    from slurm import load_site  # pydantic
-
+    """Raise SiteError for a bad ``--site`` now, also if its launcher would not read it."""
     if arguments.site != GENERIC:
-        load_site(arguments.site)
+        slurm.load_site(arguments.site)
 
 
 def add_study(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--study", default="", metavar="NAME", help="of Optuna's, where its storage has several"
-    )
+    """Add the option that names one of several Optuna studies."""
+    add(parser, "--study", str, "NAME", "Optuna study, if the storage has several", default="")
 
 
 def add_policy(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--policy",
-        default="meshtune",
-        metavar="NAME",
-        help="what chooses the configurations: meshtune (default: the cost model, corrected by "
-        "the measurements and backed by Bayesian optimization), deephyper, optuna, cost-model "
-        "(its ranking alone), sobol, random, or an installed one",
-    )
+    """Add the option that names the policy."""
+    add(parser, "--policy", str, "NAME", _POLICY, default="meshtune")
 
 
 def path(text: str) -> Path:
-    """Of a file or folder, there or not."""
+    """A path of a file or folder, which need not exist."""
     longest_name = max((len(part.encode()) for part in text.split("/")), default=0)
     if not text or "\0" in text or longest_name > LONGEST_NAME or len(text) > LONGEST_PATH:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a path")
@@ -95,7 +89,7 @@ def path(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """Of a folder, there or not."""
+    """A path of a folder, which need not exist."""
     where = path(text)
     if where.exists() and not where.is_dir():
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a folder")
@@ -103,43 +97,49 @@ def folder(text: str) -> Path:
 
 
 def share(text: str) -> float:
-    """From 0 to less than 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    """A share: from 0 to less than 1."""
+    value = _number(text)
     if not 0 <= value < 1:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a share: from 0 to less than 1")
     return value
 
 
 def source(text: str) -> str:
-    """Of a folder or a file, there or not, or the URL of a database."""
+    """A path of a file or folder, which need not exist, or the URL of a database."""
     return text if "://" in text else str(path(text))
 
 
 def positive(text: str) -> int:
+    """A count: from 1 to ``MOST``."""
     if not text.isdecimal() or len(text) > DIGITS or not 1 <= int(text) <= MOST:
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a positive whole number up to {MOST}")
     return int(text)
 
 
 def counts(text: str) -> list[int]:
+    """Counts with commas between them."""
     return [positive(item) for item in text.split(",")]
 
 
 def tokens(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
+    """A number of training tokens, such as ``300e9``."""
+    value = _number(text)
     if not 1 <= value < float("inf"):
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a number of tokens")
     return value
 
 
 def seed(text: str) -> int:
+    """A seed of random numbers."""
     if not text.isdecimal() or len(text) > DIGITS:
         words = f"0 or more, with at most {DIGITS} digits"
         raise ArgumentTypeError(f"'{shown(text, 60)}' is not a whole number of {words}")
     return int(text)
+
+
+def _number(text: str) -> float:
+    """A number; -1, which no option accepts, for a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

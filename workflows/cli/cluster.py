@@ -7,8 +7,12 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 
+import slurm
+import trainer
 from workflows.cli.arguments import (
     Commands,
+    add,
+    add_flag,
     add_launcher,
     check_site,
     command,
@@ -20,51 +24,33 @@ from workflows.cli.arguments import (
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    parser = command(
-        commands,
-        "preflight",
-        preflight,
-        "Measure this machine or allocation, and write its cluster file for a space.",
-    )
-    parser.add_argument(
-        "--out", type=path, metavar="FILE.yaml", help="default: named after the cluster"
-    )
-    parser.add_argument("--nodes", type=positive, metavar="N", help="default: all there are")
-    parser.add_argument(
-        "--ranks-per-node", type=positive, metavar="N", help="default: one per GPU, or per core"
-    )
+    text = "Measure this machine or allocation, and write its cluster file for a space."
+    parser = command(commands, "preflight", preflight, text)
+    add(parser, "--out", path, "FILE.yaml", "default: named after the cluster")
+    add(parser, "--nodes", positive, "N", "default: all there are")
+    add(parser, "--ranks-per-node", positive, "N", "default: one per GPU, or per core")
     add_launcher(parser)
-    parser.add_argument("--quick", action="store_true", help="fewer groups, sizes and repeats")
-    parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
+    add_flag(parser, "--quick", "fewer groups, sizes and repeats")
+    add_flag(parser, "--dry-run", "print the command; start nothing")
 
-    parser = command(
-        commands, "prepare-data", prepare_data, "Tokenize text into PREFIX.bin and PREFIX.idx."
-    )
-    parser.add_argument("files", nargs="+", type=path, metavar="FILE")
-    parser.add_argument("--out", type=path, required=True, metavar="PREFIX")
-    parser.add_argument(
-        "--tokenizer",
-        default="bytes",
-        metavar="NAME",
-        help="a tokenizer.json, or a folder or name for transformers; default: bytes",
-    )
+    text = "Tokenize text into PREFIX.bin and PREFIX.idx."
+    parser = command(commands, "prepare-data", prepare_data, text)
+    add(parser, "files", path, "FILE", nargs="+")
+    add(parser, "--out", path, "PREFIX", required=True)
+    text = "a tokenizer.json, or a folder or name for transformers; default: bytes"
+    add(parser, "--tokenizer", str, "NAME", text, default="bytes")
 
-    parser = command(
-        commands,
-        "minicluster",
-        minicluster,
-        "Run a private Slurm on this machine, for tests and experiments.",
-    )
+    text = "Run a private Slurm on this machine, for tests and experiments."
+    parser = command(commands, "minicluster", minicluster, text)
     parser.add_argument("action", choices=("up", "down", "status"))
-    parser.add_argument("--nodes", type=positive, default=8, metavar="N", help="default: 8")
-    parser.add_argument("--gpus-per-node", type=positive, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--mem-per-node", default="2G", metavar="SIZE", help="default: 2G")
-    parser.add_argument("--dir", type=folder, metavar="DIR", help="folder for its files and logs")
+    add(parser, "--nodes", positive, "N", "default: 8", default=8)
+    add(parser, "--gpus-per-node", positive, "N", "default: 2", default=2)
+    add(parser, "--mem-per-node", str, "SIZE", "default: 2G", default="2G")
+    add(parser, "--dir", folder, "DIR", "folder for its files and logs")
 
 
 def preflight(arguments: Namespace) -> int:
     """Measure the machine and write its cluster file."""
-    from slurm import LauncherOptions, make_launcher
     from workflows import preflight as measuring
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name
@@ -79,8 +65,8 @@ def preflight(arguments: Namespace) -> int:
     if not out.absolute().parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     chosen = launcher_name(arguments.launcher)
-    options = LauncherOptions(arguments.nodes or 1, arguments.site, arguments.hostfile)
-    with closing(make_launcher(chosen, options)) as launcher:
+    options = slurm.LauncherOptions(arguments.nodes or 1, arguments.site, arguments.hostfile)
+    with closing(slurm.make_launcher(chosen, options)) as launcher:
         nodes = arguments.nodes or len(launcher.nodes())
         if nodes > len(launcher.nodes()):
             raise UsageError(f"--nodes {nodes}: the allocation has {len(launcher.nodes())}")
@@ -96,9 +82,7 @@ def preflight(arguments: Namespace) -> int:
 
 def prepare_data(arguments: Namespace) -> int:
     """Tokenize files for the built-in trainer."""
-    from trainer import prepare_data as tokenize
-
-    tokens = tokenize(arguments.files, arguments.out, arguments.tokenizer)
+    tokens = trainer.prepare_data(arguments.files, arguments.out, arguments.tokenizer)
     print(f"{tokens} tokens in {arguments.out}.bin and {arguments.out}.idx")
     return 0
 

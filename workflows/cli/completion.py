@@ -1,4 +1,4 @@
-"""Completion of commands, options and names by the shell, where argcomplete is installed."""
+"""Completion of commands, options and names by the shell, if argcomplete is installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from workflows.cli.listing import KINDS
 
-_OF = {  # argument: what it may name, see ``meshtune list``
+_OF = {  # argument: what it names, see ``meshtune list``
     "space": "spaces", "model": "models", "cluster": "clusters", "adapter": "adapters",
     "to": "adapters", "framework": "frameworks", "site": "sites", "launcher": "launchers",
     "policy": "policies",
@@ -16,7 +16,7 @@ _OF = {  # argument: what it may name, see ``meshtune list``
 
 
 def complete(parser: ArgumentParser) -> None:
-    """Answer the shell that asks for completions, and exit; does nothing where none asks."""
+    """Answer a shell that asks for completions, and exit; else do nothing."""
     if "_ARGCOMPLETE" not in os.environ:
         return
     try:

@@ -1,4 +1,4 @@
-"""The errors that a command may end with, and whose they are."""
+"""The errors that a command may end with, by exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UsageError(Exception):
 
 
 def input_errors() -> tuple[type[Exception], ...]:
-    """Mistakes of the caller's: exit code 2."""
+    """Mistakes in the input: exit code 2."""
     return (
         *(FileError, BatchError, ConfigError, UsageError),
         *(FingerprintError, RunError, RunBusyError),
@@ -28,10 +28,10 @@ def input_errors() -> tuple[type[Exception], ...]:
 
 
 def interruptions() -> tuple[type[Exception], ...]:
-    """Nobody's mistake, and the same command resumes: exit code 3."""
+    """Interruptions that the same command resumes after: exit code 3."""
     return (AllocationGoneError, NoRoomError)
 
 
 def run_errors() -> tuple[type[Exception], ...]:
-    """What can go wrong outside: exit code 1."""
+    """Failures of launchers, trackers and the system: exit code 1."""
     return (LauncherError, TrackerError, OSError)

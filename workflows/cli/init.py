@@ -6,7 +6,10 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-from workflows.cli.arguments import Commands, command, path, positive
+import search_spaces
+from foundation.messages import shown
+from workflows.cli.arguments import Commands, add, command, path, positive
+from workflows.cli.model_space import CLUSTER, MODEL, option
 
 ASKED = {
     "adapter": "trainer",
@@ -18,37 +21,20 @@ ASKED = {
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
     parser = command(commands, "init", init, "Write a first search space for a well-known trainer.")
-    parser.add_argument(
-        "file", type=path, nargs="?", default=Path("space.yaml"), metavar="FILE.yaml",
-        help="default: space.yaml",
-    )  # fmt: skip
-    parser.add_argument(
-        "--adapter", metavar="NAME", help="the trainer: megatron-lm, torchtitan ..."
-    )
-    parser.add_argument(
-        "--model", metavar="MODEL", help="a Hugging Face config.json, a *.yaml, or a shipped model"
-    )
-    parser.add_argument("--cluster", metavar="CLUSTER", help="a *.yaml, or a shipped cluster")
-    parser.add_argument(
-        "--nodes", type=positive, default=0, metavar="N", help="default: the launch script's, or 1"
-    )
-    parser.add_argument(
-        "--entry", default="", metavar="SCRIPT", help="script that the trainer runs"
-    )
-    parser.add_argument(
-        "--args", type=path, metavar="FILE", help="a launch script to read arguments and model from"
-    )
-    parser.add_argument(
-        "--config", default="", metavar="FILE", help="the trainer's own configuration file"
-    )
+    default = Path("space.yaml")
+    add(parser, "file", path, "FILE.yaml", f"default: {default}", nargs="?", default=default)
+    add(parser, "--adapter", str, "NAME", "the trainer: megatron-lm, torchtitan ...")
+    add(parser, "--model", str, "MODEL", MODEL)
+    add(parser, "--cluster", str, "CLUSTER", CLUSTER)
+    add(parser, "--nodes", positive, "N", "default: the launch script's, or 1", default=0)
+    add(parser, "--entry", str, "SCRIPT", "script that the trainer runs", default="")
+    add(parser, "--args", path, "FILE", "a launch script to read arguments and model from")
+    add(parser, "--config", str, "FILE", "the trainer's own configuration file", default="")
 
 
 def init(arguments: Namespace) -> int:
     """Write a space file; what is not given is asked for."""
-    from foundation.messages import shown
-    from search_spaces import SpaceArgumentError
     from workflows.cli.errors import UsageError
-    from workflows.cli.model_space import option
     from workflows.first_space import Wanted, first_space
 
     file: Path = arguments.file
@@ -68,7 +54,7 @@ def init(arguments: Namespace) -> int:
     )
     try:
         text, notes = first_space(wanted, str(file))
-    except SpaceArgumentError as error:
+    except search_spaces.SpaceArgumentError as error:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
     file.write_text(text)
     print(*notes, sep="\n")
@@ -78,20 +64,15 @@ def init(arguments: Namespace) -> int:
 
 def _ask(arguments: Namespace) -> None:
     """Ask for what is missing, where somebody can answer."""
-    from search_spaces import shipped_adapters, shipped_clusters
     from workflows.cli.errors import UsageError
 
-    told = arguments.args is not None or arguments.config
-    missing = [
-        name
-        for name in ASKED
-        if getattr(arguments, name) is None and not (name == "model" and told)
-    ]
+    missing = [name for name in ASKED if getattr(arguments, name) is None]
+    if arguments.args is not None or arguments.config:  # either has the model
+        missing = [name for name in missing if name != "model"]
     if missing and not sys.stdin.isatty():
         names = " and ".join(f"--{name}" for name in missing)
         raise UsageError(f"{names} missing: there is no terminal to ask on, so give them")
     for name in missing:
-        known = {"adapter": shipped_adapters, "cluster": shipped_clusters}.get(name)
-        if known is not None:
-            print(f"{ASKED[name]}: {', '.join(sorted(known()))}")
+        if name != "model":
+            print(f"{ASKED[name]}: {', '.join(sorted(search_spaces.shipped_records(name)))}")
         setattr(arguments, name, input(f"{ASKED[name]}? ").strip())

@@ -1,4 +1,4 @@
-"""``--json``: what a command found, for programs to read; remarks go to standard error."""
+"""``--json``: a command's results, for programs to read; remarks go to standard error."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import math
 import sys
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
+
+from workflows.cli.arguments import add_flag
 
 if TYPE_CHECKING:
     from analysis import Prediction, Ranking, Run, Scaled, Trial
@@ -17,22 +20,23 @@ if TYPE_CHECKING:
 
 
 def add_json(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    """Add ``--json``."""
+    add_flag(parser, "--json", "print JSON")
 
 
 def remarks(arguments: Namespace) -> AbstractContextManager[Any]:
-    """Where what is printed is no part of the answer."""
+    """A context in which printed lines are remarks: with ``--json`` they go to standard error."""
     return redirect_stdout(sys.stderr) if arguments.json else nullcontext()
 
 
 def print_json(content: Mapping[str, Any]) -> int:
-    """Print it; numbers that JSON cannot hold become null. Returns the exit code."""
+    """Print JSON, with null for infinite numbers and NaN; returns the exit code."""
     print(json.dumps(_plain(content), indent=2, allow_nan=False))
     return 0
 
 
 def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
-    """Counts of a space, and what is expected of it, in words."""
+    """Counts of a space; ``expected`` says in words how many should fit."""
     return {
         "space": report.space.name,
         "configurations": report.raw,
@@ -47,7 +51,7 @@ def of_check(report: CheckReport, expected: str) -> dict[str, Any]:
 
 
 def of_ranking(ranking: Ranking, explained: bool) -> dict[str, Any]:
-    """A ranking, the best first; with the parts of memory and time where they are asked for."""
+    """A ranking, the best first; if ``explained`` with the parts of memory and time."""
     rows = _rows(ranking.prediction)
     for i, (row, config) in enumerate(zip(rows, ranking.configs, strict=True)):
         row["config"] = config
@@ -84,14 +88,11 @@ def of_scaling(scaled: Scaled, tokens: float) -> dict[str, Any]:
 
 
 def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> dict[str, Any]:
-    """What ``meshtune status`` shows of a run; times in seconds."""
+    """The content of ``meshtune status``; times in seconds."""
     from workflows.search.budget import node_hours, wall_time_s
 
     trials = sorted(run.trials.values(), key=lambda t: t.number)
-    failed: dict[str, int] = {}
-    for trial in trials:
-        if trial.kind and not trial.ok:
-            failed[trial.kind] = failed.get(trial.kind, 0) + 1
+    failed = Counter(trial.kind for trial in trials if trial.kind and not trial.ok)
     return {
         "run": run.where,
         "space": run.space,
@@ -115,7 +116,7 @@ def of_run(run: Run, budget: Budget, now: float, state: str, running: bool) -> d
 
 
 def of_trial(trial: Trial) -> dict[str, Any]:
-    """A trial's configuration, and what came of it."""
+    """A trial's configuration and outcome."""
     return {
         "trial": trial.number,
         "config": trial.config,
@@ -143,7 +144,7 @@ def _rows(prediction: Prediction) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: no numpy, no infinity."""
+    """The value in JSON's types, without numpy, infinity and NaN."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""``meshtune list``: what a space and an option may name."""
+"""``meshtune list``: names that spaces and options accept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import json
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 
-from workflows.cli.arguments import Commands, command
+import search_spaces
+import slurm
+from workflows.cli.arguments import Commands, add_flag, command
 
 NAME_WIDTH = 28  # of the first column, unless a name is longer
 
@@ -16,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     text = "List the names that spaces and options take: models, clusters, adapters, policies ..."
     parser = command(commands, "list", show, text)
     parser.add_argument("kind", choices=sorted(KINDS), metavar="KIND", help=", ".join(KINDS))
-    parser.add_argument("--json", action="store_true", help="names and what they are, as JSON")
+    add_flag(parser, "--json", "names and what they are, as JSON")
 
 
 def show(arguments: Namespace) -> int:
@@ -32,49 +34,27 @@ def show(arguments: Namespace) -> int:
 
 
 def _shipped(kind: str) -> Callable[[], dict[str, str]]:
-    def names() -> dict[str, str]:
-        from search_spaces import shipped_records
-
-        return shipped_records(kind)
-
-    return names
+    return lambda: search_spaces.shipped_records(kind)
 
 
-def _only(names: Iterable[str]) -> dict[str, str]:
-    return dict.fromkeys(names, "")
+def _only(names: Callable[[], Iterable[str]]) -> Callable[[], dict[str, str]]:
+    return lambda: dict.fromkeys(names(), "")
 
 
-def _sites() -> dict[str, str]:
-    from slurm import shipped_sites
-
-    return _only(shipped_sites())
-
-
-def _frameworks() -> dict[str, str]:
-    from search_spaces import FRAMEWORKS
-
-    return _only(FRAMEWORKS)
-
-
-def _policies() -> dict[str, str]:
+def _policies() -> list[str]:
     from workflows.optimizer.registry import policy_names
 
-    return _only(policy_names())
+    return policy_names()
 
 
-def _launchers() -> dict[str, str]:
-    from slurm import launcher_names
-
-    return _only(launcher_names())
-
-
+# A facade's name is looked up when it is asked for: until then nothing heavy is imported.
 KINDS: dict[str, Callable[[], dict[str, str]]] = {
     "spaces": _shipped("space"),
     "models": _shipped("model"),
     "clusters": _shipped("cluster"),
     "adapters": _shipped("adapter"),
-    "frameworks": _frameworks,
-    "sites": _sites,
-    "launchers": _launchers,
-    "policies": _policies,
+    "frameworks": _only(lambda: search_spaces.FRAMEWORKS),
+    "sites": _only(lambda: slurm.shipped_sites()),
+    "launchers": _only(lambda: slurm.launcher_names()),
+    "policies": _only(_policies),
 }

@@ -1,94 +1,92 @@
-"""``meshtune to-optuna``, ``to-mlflow``, ``to-wandb``: a run's trials where others keep theirs."""
+"""``meshtune to-optuna``, ``to-mlflow``, ``to-wandb``: a run's trials in an experiment tracker."""
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from workflows.cli.arguments import Commands, command, folder
+import analysis
+from foundation.messages import shown
+from workflows.cli.arguments import Commands, Handler, add, command, folder
 from workflows.cli.working import Working
 
-if TYPE_CHECKING:
-    from analysis import Run
+C = TypeVar("C")
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
+
+    def of_run(name: str, handler: Handler, text: str) -> ArgumentParser:
+        parser = command(commands, name, handler, text)
+        add(parser, "run", folder, "RUN")
+        return parser
+
     text = "Copy a run's trials into an Optuna study, for its dashboard."
-    parser = command(commands, "to-optuna", to_optuna, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument("storage", metavar="STORAGE", help="of Optuna's: sqlite:///runs.db")
-    parser.add_argument("--name", default="", help="of the study; default: the run's folder's")
+    parser = of_run("to-optuna", to_optuna, text)
+    add(parser, "storage", str, "STORAGE", "Optuna storage: sqlite:///runs.db")
+    add(parser, "--name", str, "NAME", "of the study; default: the run folder's", default="")
 
-    text = "Copy a run's trials into an experiment of MLflow's."
-    parser = command(commands, "to-mlflow", to_mlflow, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument(
-        "uri", metavar="URI", help="of MLflow's store: http://host:5000, sqlite:///mlflow.db, DIR"
-    )
-    parser.add_argument("--name", default="", help="of the experiment; default: the run's folder's")
+    parser = of_run("to-mlflow", to_mlflow, "Copy a run's trials into an MLflow experiment.")
+    add(parser, "uri", str, "URI", "MLflow store: http://host:5000, sqlite:///mlflow.db, DIR")
+    add(parser, "--name", str, "NAME", "of the experiment; default: the run folder's", default="")
 
-    text = "Copy a run's trials into a project of Weights & Biases."
-    parser = command(commands, "to-wandb", to_wandb, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument("--project", default="meshtune", metavar="P", help="default: meshtune")
-    parser.add_argument("--name", default="", help="of the group; default: the run's folder's")
+    parser = of_run("to-wandb", to_wandb, "Copy a run's trials into a Weights & Biases project.")
+    add(parser, "--project", str, "P", "default: meshtune", default="meshtune")
+    add(parser, "--name", str, "NAME", "of the group; default: the run folder's", default="")
 
 
 def to_optuna(arguments: Namespace) -> int:
-    """Copy a run into a storage of Optuna's; what is there already stays."""
-    from foundation.messages import shown
+    """Copy a run into an Optuna storage; trials that are there already stay."""
     from workflows.to_optuna import to_optuna as copy
 
-    _added(arguments, copy, arguments.storage, "study")
-    print(f"optuna-dashboard {shown(arguments.storage)} shows it")
+    where, name = arguments.storage, _name(arguments)
+    counts = _copied(arguments, shown(where), lambda run: copy(run, where, name))
+    _print_counts(counts, f"study {name}")
+    print(f"`optuna-dashboard {shown(where)}` shows it")
     return 0
 
 
 def to_mlflow(arguments: Namespace) -> int:
-    """Copy a run into a store of MLflow's; what is there already stays."""
+    """Copy a run into an MLflow store; trials that are there already stay."""
     from workflows.to_mlflow import to_mlflow as copy
 
-    _added(arguments, copy, arguments.uri, "experiment")
+    where, name = arguments.uri, _name(arguments)
+    counts = _copied(arguments, shown(where), lambda run: copy(run, where, name))
+    _print_counts(counts, f"experiment {name}")
     return 0
-
-
-def _added(
-    arguments: Namespace, copy: Callable[[Run, str, str], tuple[int, int]], store: str, what: str
-) -> None:
-    """Copy a run's new trials, and say how many."""
-    from analysis import counted, read_run
-    from foundation.messages import shown
-    from workflows.cli.errors import UsageError
-
-    run, name = read_run(arguments.run), _name(arguments)
-    try:
-        with Working("copying the trials"):
-            added, known = copy(run, store, name)
-    except ValueError as error:
-        raise UsageError(f"{shown(store)}: {error}") from None
-    said = f"{counted(added, 'trial')} added to the {what} {name}"
-    print(said + (f", {known} were there already" if known else ""))
 
 
 def to_wandb(arguments: Namespace) -> int:
-    """Copy a run into a project of W&B's."""
-    from analysis import counted, read_run
-    from workflows.cli.errors import UsageError
-    from workflows.to_wandb import to_wandb as copied
+    """Copy a run into a W&B project."""
+    from workflows.to_wandb import to_wandb as copy
 
-    run, name = read_run(arguments.run), _name(arguments)
-    try:
-        with Working("copying the trials"):
-            written = copied(run, arguments.project, name, Path())
-    except ValueError as error:
-        raise UsageError(f"--project {arguments.project}: {error}") from None
-    print(f"{counted(written, 'trial')} written to the project {arguments.project}, group {name}")
+    project, name = arguments.project, _name(arguments)
+    where = f"--project {project}"
+    written = _copied(arguments, where, lambda run: copy(run, project, name, Path()))
+    print(f"{analysis.counted(written, 'trial')} written to the project {project}, group {name}")
     return 0
 
 
+def _copied(arguments: Namespace, where: str, copy: Callable[[analysis.Run], C]) -> C:
+    """Copy the run; a refusal becomes an error that names the place."""
+    from workflows.cli.errors import UsageError
+
+    run = analysis.read_run(arguments.run)
+    try:
+        with Working("copying the trials"):
+            return copy(run)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def _print_counts(counts: tuple[int, int], where: str) -> None:
+    added, known = counts
+    already = f", {known} were there already" if known else ""
+    print(f"{analysis.counted(added, 'trial')} added to the {where}{already}")
+
+
 def _name(arguments: Namespace) -> str:
-    """The one that was given, or that of the run's folder."""
+    """The name that was given, else that of the run's folder."""
     return str(arguments.name or arguments.run.absolute().name)

@@ -1,8 +1,9 @@
 """``meshtune``: the command line. Thin: every command is a call into the library.
 
-Imports are inside the commands, so that ``--help`` answers at once (torch, DeepHyper and shap
-take seconds). Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped with work
-left (the same command resumes it), 130 interrupted.
+Facades import a name when it is used first, and commands import what else they need, so that
+``--help`` answers at once (torch, DeepHyper and shap take seconds). Exit codes: 0 done, 1 the run
+failed, 2 the input is wrong, 3 stopped with work left (the same command resumes it), 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import MutableMapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from foundation.messages import message
 from workflows.cli import (
     cluster,
     init,
@@ -31,7 +33,7 @@ from workflows.cli.completion import complete
 
 
 def find_python(environ: MutableMapping[str, str]) -> None:
-    """Where no ``python`` is on the path, trials' commands find the one that runs this.
+    """Put the running interpreter on the path if it has no ``python`` for trials' commands.
 
     Debian has a python3 only, and a virtual environment need not be activated.
     """
@@ -52,17 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = arguments.handler(arguments)
         sys.stdout.flush()
     except _errors().input_errors() as error:
-        print(f"meshtune: {_words(error)}", file=sys.stderr)
+        print(f"meshtune: {message(error)}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        # Whoever read us has enough; the interpreter's own last flush must not complain either.
+        # The reader has enough; the interpreter's own last flush must not complain either.
         _drop_output()
         return code
     except _errors().interruptions() as error:
         print(f"meshtune: {error}", file=sys.stderr)
         return 3
     except _errors().run_errors() as error:
-        print(f"meshtune: {_words(error)}", file=sys.stderr)
+        print(f"meshtune: {message(error)}", file=sys.stderr)
         _drop_output()
         return 1
     except KeyboardInterrupt:
@@ -71,27 +73,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _errors() -> ModuleType:
-    """Which errors are whose; not needed, and so not imported, before there is one."""
+    """The errors by exit code; imported when there is one."""
     from workflows.cli import errors
 
     return errors
 
 
-def _words(error: Exception) -> str:
-    from foundation.messages import message
-
-    return message(error)
-
-
 def _open_standard_streams() -> None:
-    """Open to nowhere those that are closed (``>&-``), or the next file would take their place."""
+    """Open closed streams (``>&-``) to /dev/null, or the next file would take their place."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 - for good
 
 
 def _drop_output() -> None:
-    """Send what is still in the buffer nowhere, if it cannot be written."""
+    """Discard buffered output that cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -99,7 +95,7 @@ def _drop_output() -> None:
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when it is asked for: that takes longer than all of ``--help``."""
+    """Prints the version; looking it up takes longer than all of ``--help``."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -109,7 +105,7 @@ class _Version(argparse.Action):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of all commands; ``handler`` of its result runs the one that was given."""
+    """The parser of all commands; ``handler`` of its result runs the command."""
     whole = argparse.ArgumentParser(
         prog="meshtune",
         description="Find the parallel training configuration that trains fastest, and show why.",

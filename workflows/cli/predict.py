@@ -1,4 +1,4 @@
-"""``meshtune check``, ``predict`` and ``schema``: what is known of a space before anything runs."""
+"""``meshtune check``, ``predict`` and ``schema``: a space before anything runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import analysis
+import search_spaces
 from workflows.cli.arguments import (
     Commands,
+    add,
+    add_flag,
     add_space,
     command,
     counts,
@@ -29,67 +33,38 @@ from workflows.cli.json_output import (
 from workflows.cli.model_space import add_model_options, check_model_options, default_space_of
 from workflows.cli.working import Working
 
-if TYPE_CHECKING:
-    from analysis import Pricing
-    from search_spaces import SearchSpace
-
 DEFAULT_TOKENS = 1e12  # to train on
 _FORMS: Mapping[str, Literal["png", "svg"]] = {".png": "png", ".svg": "svg"}
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    parser = command(
-        commands,
-        "check",
-        check,
-        "Count a space's valid configurations, and what each rule removes.",
-    )
+    text = "Count a space's valid configurations, and what each rule removes."
+    parser = command(commands, "check", check, text)
     add_space(parser)
     add_json(parser)
 
-    parser = command(
-        commands,
-        "predict",
-        predict,
-        "Rank a space's configurations by the cost model, before anything runs.",
-    )
-    parser.add_argument(
-        "space",
-        nargs="?",
-        metavar="SPACE|CONFIG",
-        help="a space (file or shipped), or a run's best.yaml; or none, with --model and --cluster",
-    )
+    text = "Rank a space's configurations by the cost model, before anything runs."
+    parser = command(commands, "predict", predict, text)
+    text = "a space (file or shipped), or a run's best.yaml; or none, with --model and --cluster"
+    add(parser, "space", str, "SPACE|CONFIG", text, nargs="?")
     add_model_options(parser)
-    parser.add_argument("--top", type=positive, default=20, metavar="N", help="default: 20")
-    parser.add_argument(
-        "--explain", action="store_true", help="where memory and time of the first one go"
-    )
-    parser.add_argument(
-        "--calibrate",
-        type=folder,
-        metavar="RUN",
-        help="fit the model's constants to a run's trials",
-    )
+    add(parser, "--top", positive, "N", "default: 20", default=20)
+    add_flag(parser, "--explain", "show how memory and time of the first one divide")
+    add(parser, "--calibrate", folder, "RUN", "fit the model's constants to a run's trials")
     parser.add_argument(
         "--scaling",
         choices=("weak", "strong"),
         help="scale the first one to more and more nodes; its batch grows with them (weak) or "
         "stays (strong)",
     )
-    parser.add_argument(
-        "--nodes",
-        type=counts,
-        metavar="N,...",
-        help="node counts of --scaling; default: repeated doubling. With --model the first one is "
-        "that of the configurations; default: 1",
+    text = (
+        "node counts of --scaling; default: repeated doubling. With --model the first one is that "
+        "of the configurations; default: 1"
     )
-    parser.add_argument(
-        "--tokens", type=tokens, metavar="T", help="training tokens, such as 300e9; default: 1e12"
-    )
-    parser.add_argument(
-        "--picture", type=path, metavar="FILE", help="plot the scaling: *.png, *.svg"
-    )
+    add(parser, "--nodes", counts, "N,...", text)
+    add(parser, "--tokens", tokens, "T", "training tokens, such as 300e9; default: 1e12")
+    add(parser, "--picture", path, "FILE", "plot the scaling: *.png, *.svg")
     add_json(parser)
 
     command(commands, "schema", schema, "Print the JSON Schema of a space file, for editors.")
@@ -97,14 +72,11 @@ def add_commands(commands: Commands) -> None:
 
 def check(arguments: Namespace) -> int:
     """Print how many configurations a space has and what removes the others."""
-    from analysis import likely_to_fit
-    from search_spaces import check as count, load_space
-
-    space = load_space(arguments.space)
+    space = search_spaces.load_space(arguments.space)
     with Working("counting valid configurations") as tell:
-        report = count(space)
+        report = search_spaces.check(space)
         tell("predicting their memory")
-        expected = likely_to_fit(report)
+        expected = analysis.likely_to_fit(report)
     if arguments.json:
         return print_json(of_check(report, expected))
     print(report.text())
@@ -113,81 +85,66 @@ def check(arguments: Namespace) -> int:
 
 
 def predict(arguments: Namespace) -> int:
-    """Print what the cost model expects of a space, or of one configuration."""
-    from analysis import (
-        MissingFactError,
-        RunFolder,
-        explain,
-        parameters_of,
-        rank,
-        rank_one,
-        ranking_table,
-    )
-    from search_spaces import load_space
+    """Print the cost model's ranking of a space, or its prediction of one configuration."""
     from workflows.cli.errors import UsageError
 
     _check_scaling(arguments)
     check_model_options(arguments)
-    config = None
-    if arguments.space is None:
-        with remarks(arguments):
-            space = default_space_of(arguments)
-    else:
-        config = parameters_of(Path(arguments.space))
-        of_run = RunFolder.holding(Path(arguments.space)).space_file
-        space = load_space(of_run if config is not None else arguments.space)
     with remarks(arguments):
+        space, config = _asked(arguments)
         pricing = _pricing(space, arguments.calibrate)
-    if config is not None:
-        try:
-            config = space.canonical(config)
-        except ValueError as error:  # a parameter that is missing, or has no such value there
-            raise UsageError(f"{arguments.space}: key 'parameters': {error}") from None
     try:
         with Working("pricing configurations"):
-            ranking = rank_one(pricing, config) if config else rank(pricing, arguments.top)
+            ranking = (
+                analysis.rank_one(pricing, config)
+                if config
+                else analysis.rank(pricing, arguments.top)
+            )
         if arguments.scaling and ranking.configs:
             return _scale(arguments, pricing, ranking.configs[0])
-    except MissingFactError as error:
+    except analysis.MissingFactError as error:
         raise UsageError(
             f"{space.file}: {error}; state it in the cluster's record, or let "
             "`meshtune preflight` measure it"
         ) from error
     if arguments.json:
         return print_json(of_ranking(ranking, arguments.explain))
-    print(ranking_table(ranking))
+    print(analysis.ranking_table(ranking))
     if arguments.explain and ranking.configs:
         print()
-        print(explain(ranking, arguments.tokens or DEFAULT_TOKENS))
+        print(analysis.explain(ranking, arguments.tokens or DEFAULT_TOKENS))
     return 0
 
 
-def _pricing(space: SearchSpace, calibrate: Path | None) -> Pricing:
-    """Prices of a space; by a model that is calibrated with a run, if there is one."""
-    from analysis import (
-        MissingFactError,
-        NotPricedError,
-        Pricing,
-        RunFolder,
-        calibration_note,
-        read_run,
-    )
-    from search_spaces import load_space
+def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, Any] | None]:
+    """The space, and the configuration if a best.yaml is asked about."""
     from workflows.cli.errors import UsageError
 
-    where = space.file
+    if arguments.space is None:
+        return default_space_of(arguments), None
+    file = Path(arguments.space)
+    config = analysis.parameters_of(file)
+    if config is None:
+        return search_spaces.load_space(arguments.space), None
+    space = search_spaces.load_space(analysis.RunFolder.holding(file).space_file)
     try:
-        pricing = Pricing(space)
-        if calibrate:
-            where = str(RunFolder(calibrate).space_file)
-            run, other = read_run(calibrate), Pricing(load_space(where))
-            pricing.learn(run, other)
-            print(calibration_note(other, run))
-    except (NotPricedError, MissingFactError) as error:
-        raise UsageError(
-            f"{where}: {error}: there is nothing to predict from; a prediction needs the space's "
-            "`model`, its cluster's facts and the degrees it searches"
-        ) from error
+        return space, space.canonical(config)
+    except ValueError as error:  # a parameter is missing, or its value is not in the space
+        raise UsageError(f"{arguments.space}: key 'parameters': {error}") from None
+
+
+def _pricing(space: search_spaces.SearchSpace, calibrate: Path | None) -> analysis.Pricing:
+    """The space's prices, by a model that is calibrated with a run if one is given."""
+    from workflows.cli.prices import calibrated
+
+    pricing, runs = calibrated(
+        space,
+        [calibrate] if calibrate else [],
+        "there is nothing to predict from; a prediction needs the space's `model`, its cluster's "
+        "facts and the degrees it searches",
+    )
+    for run, other in runs:
+        print(analysis.calibration_note(other, run))
     return pricing
 
 
@@ -205,32 +162,27 @@ def _check_scaling(arguments: Namespace) -> None:
         raise UsageError(f"--picture {out}: accepted a file *.png or *.svg in a folder that exists")
 
 
-def _scale(arguments: Namespace, pricing: Pricing, config: dict[str, Any]) -> int:
+def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, Any]) -> int:
     """Print the scaling of a configuration, and draw it."""
-    from analysis import scale, scaling_table
     from workflows.cli.errors import UsageError
 
     try:
         nodes = arguments.nodes or ()
         own = arguments.model is not None and len(nodes) == 1  # of the configuration, not a list
-        scaled = scale(pricing, config, arguments.scaling, () if own else nodes)
+        scaled = analysis.scale(pricing, config, arguments.scaling, () if own else nodes)
     except ValueError as error:
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
-        from analysis import image, scaling_figure
-
         form = _FORMS[arguments.picture.suffix]
-        arguments.picture.write_bytes(image(scaling_figure(scaled), form))
+        arguments.picture.write_bytes(analysis.image(analysis.scaling_figure(scaled), form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))
-    print(scaling_table(scaled, tokens))
+    print(analysis.scaling_table(scaled, tokens))
     return 0
 
 
 def schema(_: Namespace) -> int:
     """Print the JSON Schema of a space file."""
-    from search_spaces import json_schema
-
-    print(json.dumps(json_schema(), indent=2))
+    print(json.dumps(search_spaces.json_schema(), indent=2))
     return 0

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from foundation.messages import without_secrets
 from workflows.cli.arguments import (
     Commands,
+    add,
     add_policy,
     add_study,
     command,
@@ -16,40 +19,28 @@ from workflows.cli.arguments import (
     source,
 )
 
+if TYPE_CHECKING:
+    from workflows.optimizer.policy import Policy
+    from workflows.replay.landscape import Landscape
+
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    parser = command(
-        commands,
-        "replay",
-        replay,
-        "Replay a search against a recorded sweep, or the trials of a search.",
-    )
-    parser.add_argument(
-        "table",
-        type=source,
-        metavar="TABLE.csv",
-        help="a sweep, RUN/results.csv, DeepHyper's, or a storage of Optuna's (sqlite:///x.db)",
-    )
+    text = "Replay a search against a recorded sweep, or the trials of a search."
+    parser = command(commands, "replay", replay, text)
+    text = "a sweep, RUN/results.csv, DeepHyper's, or an Optuna storage (sqlite:///x.db)"
+    add(parser, "table", source, "TABLE.csv", text)
     add_study(parser)
     add_policy(parser)
-    parser.add_argument(
-        "--parallel", type=positive, default=1, metavar="N", help="concurrent trials; default: 1"
-    )
-    parser.add_argument("--seeds", type=positive, default=5, metavar="N", help="default: 5")
-    parser.add_argument(
-        "--landscape",
-        metavar="COLUMN,...",
-        help="rows with equal values in these are one search problem; default: model and machine",
-    )
-    parser.add_argument(
-        "--json", type=path, metavar="FILE", help="also write the figures to this file"
-    )
+    add(parser, "--parallel", positive, "N", "concurrent trials; default: 1", default=1)
+    add(parser, "--seeds", positive, "N", "default: 5", default=5)
+    text = "rows with equal values in these are one search problem; default: model and machine"
+    add(parser, "--landscape", str, "COLUMN,...", text)
+    add(parser, "--json", path, "FILE", "also write the metrics to this file")
 
 
 def replay(arguments: Namespace) -> int:
-    """Replay a policy against a recorded table and print how soon it comes near the best."""
-    from foundation.messages import without_secrets
+    """Replay a policy against a recorded table and print how many trials it needs."""
     from workflows.cli.errors import UsageError
     from workflows.replay import play as replaying
     from workflows.replay.landscapes import recorded
@@ -59,17 +50,16 @@ def replay(arguments: Namespace) -> int:
     if out is not None and not out.absolute().parent.is_dir():
         raise UsageError(f"--json {out}: there is no folder {out.parent}")
     found = recorded(arguments.table, columns, arguments.study)
-    figures = replaying.replay(
-        found.landscapes,
-        lambda landscape, seed: replaying.policy_for(landscape, arguments.policy, seed),
-        arguments.seeds,
-        arguments.parallel,
-    )
-    print(replaying.text(figures))
+
+    def make(landscape: Landscape, seed: int) -> Policy:
+        return replaying.policy_for(landscape, arguments.policy, seed)
+
+    metrics = replaying.replay(found.landscapes, make, arguments.seeds, arguments.parallel)
+    print(replaying.text(metrics))
     if found.left_out:
         print(replaying.left_out(found.left_out))
     if out is not None:
         how = {name: getattr(arguments, name) for name in ("policy", "parallel", "seeds")}
         content = {"table": without_secrets(arguments.table), **how, "left_out": found.left_out}
-        out.write_text(json.dumps({**content, **figures}, indent=2))
+        out.write_text(json.dumps({**content, **metrics}, indent=2))
     return 0

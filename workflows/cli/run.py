@@ -1,4 +1,4 @@
-"""``meshtune try``, ``status``, ``export``, ``train`` and ``repair``: what becomes of a run."""
+"""``meshtune try``, ``status``, ``export``, ``train`` and ``repair``: one trial, one run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
+import analysis
+import search_spaces
+import slurm
+from foundation.messages import printable, shown
 from workflows.cli.arguments import (
     Commands,
+    add,
+    add_flag,
     add_launcher,
     add_space,
     check_site,
@@ -21,96 +26,55 @@ from workflows.cli.arguments import (
 )
 from workflows.cli.json_output import add_json, of_run, print_json
 
-if TYPE_CHECKING:
-    from analysis import Run
-
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
-    parser = command(
-        commands,
-        "try",
-        try_out,
-        "Run one trial of a space, and show its command and what was read from its output.",
-    )
+    text = "Run one trial of a space, and show its command and what was read from its output."
+    parser = command(commands, "try", try_out, text)
     add_space(parser)
-    parser.add_argument(
-        "--config",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help="parameters; default: what the cost model expects to be the best",
-    )
+    text = "parameters; default: the configuration that the cost model expects to be the best"
+    add(parser, "--config", str, "NAME=VALUE", text, nargs="+", default=[])
     add_launcher(parser)
-    parser.add_argument(
-        "--out", type=folder, default=Path("try"), metavar="DIR", help="default: try"
-    )
+    add(parser, "--out", folder, "DIR", "default: try", default=Path("try"))
 
     parser = command(commands, "status", status, "Show a run's progress.")
-    parser.add_argument("run", type=folder, metavar="RUN")
+    add(parser, "run", folder, "RUN")
     add_json(parser)
 
-    parser = command(
-        commands,
-        "export",
-        export,
-        "Write the best configuration as a well-known trainer's options or files.",
-    )
-    parser.add_argument("run", type=path, metavar="RUN|BEST.yaml")
-    parser.add_argument(
-        "--to", required=True, metavar="NAME", help="the trainer: megatron-lm, torchtitan ..."
-    )
-    parser.add_argument(
-        "--out", type=folder, metavar="DIR", help="write files there; default: print them"
-    )
+    text = "Write the best configuration as a well-known trainer's options or files."
+    parser = command(commands, "export", export, text)
+    add(parser, "run", path, "RUN|BEST.yaml")
+    add(parser, "--to", str, "NAME", "the trainer: megatron-lm, torchtitan ...", required=True)
+    add(parser, "--out", folder, "DIR", "write files there; default: print them")
 
     parser = command(commands, "train", train, "Train with the best configuration of a search.")
-    parser.add_argument("best", type=path, metavar="BEST.yaml", help="from the run's report")
+    add(parser, "best", path, "BEST.yaml", "from the run's report")
     add_launcher(parser)
-    parser.add_argument(
-        "--steps",
-        type=positive,
-        metavar="N",
-        help="steps after the warm-up; default: those of the trials",
-    )
-    parser.add_argument(
-        "--out", type=folder, default=Path("train"), metavar="DIR", help="default: train"
-    )
-    parser.add_argument(
-        "--save",
-        type=folder,
-        metavar="DIR",
-        help="folder for checkpoints; resume from its latest one",
-    )
-    parser.add_argument(
-        "--save-interval",
-        type=positive,
-        metavar="N",
-        help="steps between checkpoints; default: only at the end",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the command; start nothing")
+    add(parser, "--steps", positive, "N", "steps after the warm-up; default: those of the trials")
+    add(parser, "--out", folder, "DIR", "default: train", default=Path("train"))
+    add(parser, "--save", folder, "DIR", "folder for checkpoints; resume from its latest one")
+    text = "steps between checkpoints; default: only at the end"
+    add(parser, "--save-interval", positive, "N", text)
+    add_flag(parser, "--dry-run", "print the command; start nothing")
 
     text = "Repair a damaged journal: keep its intact lines, and list what was left out."
     parser = command(commands, "repair", repair, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
+    add(parser, "run", folder, "RUN")
 
 
 def try_out(arguments: Namespace) -> int:
-    """Run one trial and print all that was done and read for it."""
-    from foundation.messages import printable
-    from search_spaces import load_space
-    from slurm import LauncherOptions, make_launcher
+    """Run one trial; print its command, its outcome and what was read from its output."""
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.try_out import choose, try_out, values_of
 
-    space = load_space(arguments.space)
+    space = search_spaces.load_space(arguments.space)
     given = values_of(space, arguments.config)
     name = arguments.launcher
     config = choose(space, given, space.widths[-1])
     needed = space.num_nodes(config)
     refuse_too_many_ranks(Path(space.file), name, needed * space.ranks_per_node)
-    options = LauncherOptions(needed, arguments.site, arguments.hostfile)
-    with closing(make_launcher(launcher_name(name), options)) as launcher:
+    options = slurm.LauncherOptions(needed, arguments.site, arguments.hostfile)
+    with closing(slurm.make_launcher(launcher_name(name), options)) as launcher:
         lines = try_out(space, config, launcher, arguments.out)
         while True:
             try:
@@ -120,39 +84,37 @@ def try_out(arguments: Namespace) -> int:
 
 
 def status(arguments: Namespace) -> int:
-    """Print a run's progress; works while it runs, and after."""
-    from analysis import RunFolder, driver_of, read_run
-    from foundation.messages import printable
-    from slurm import SCRIPT_NAME
+    """Print a run's progress, during the search or after it."""
     from workflows.search.budget import Budget
     from workflows.search.progress import summary
 
-    if (arguments.run / SCRIPT_NAME).exists() and not RunFolder(arguments.run).started:
+    script = arguments.run / slurm.SCRIPT_NAME
+    if script.exists() and not analysis.RunFolder(arguments.run).started:
         waiting = "submitted, not started yet"
         if arguments.json:
             return print_json({"run": str(arguments.run), "state": waiting, "running": False})
         print(f"{waiting}; squeue shows the job, and its log will be here")
         return 0
-    run = read_run(arguments.run)
-    space = RunFolder(arguments.run).frozen_space()
-    driver = driver_of(arguments.run)
+    run = analysis.read_run(arguments.run)
+    budget = Budget.of(analysis.RunFolder(arguments.run).frozen_space())
+    driver = analysis.driver_of(arguments.run)
     state = state_of(run, driver)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
     if arguments.json:
-        return print_json(of_run(run, Budget.of(space), now, state, bool(driver)))
-    rows = summary(run, Budget.of(space), now, alive=bool(driver))
+        return print_json(of_run(run, budget, now, state, bool(driver)))
+    rows = summary(run, budget, now, alive=bool(driver))
     for label, text in [("run", run.space), ("state", state), *rows]:
         print(printable(f"{label:12s}{text}"))
     return 0
 
 
-def state_of(run: Run, driver: str | None) -> str:
-    """What has become of a run.
+def state_of(run: analysis.Run, driver: str | None) -> str:
+    """Whether a run is searched, done, failed or interrupted, and what resumes it.
 
     Args:
-        run: as it is.
-        driver: that is running it; None or empty if there is none.
+        run: as its journal has it.
+        driver: the process that runs it; None or empty if there is none.
     """
     from workflows.search.stopping import CONTINUE, FAILED, INTERRUPTED
 
@@ -167,23 +129,21 @@ def state_of(run: Run, driver: str | None) -> str:
     return f"failed: {run.closed}" if run.closed_code == FAILED else run.closed
 
 
-def _resumption(run: Run) -> str:
-    """How a run goes on."""
-    from slurm import SCRIPT_NAME
+def _resumption(run: analysis.Run) -> str:
+    """How to resume a run."""
     from workflows.search.study import LAUNCHER
 
     if run.launcher == LAUNCHER:
         return "the program that asked for its trials resumes it"
     launcher = "" if run.launcher in ("", "local", "srun") else f" --launcher {run.launcher}"
     by_hand = f"`meshtune search {quote(str(run.folder.space_file))}{launcher}` resumes it"
-    if (run.directory / SCRIPT_NAME).exists():
-        return f"its job goes on if squeue still shows it, else {by_hand}"
+    if (run.directory / slurm.SCRIPT_NAME).exists():
+        return f"its job resumes it if squeue still lists the job, else {by_hand}"
     return by_hand
 
 
 def export(arguments: Namespace) -> int:
-    """Print, or write, what another trainer is given for a run's best configuration."""
-    from foundation.messages import shown
+    """Print or write a run's best configuration in another trainer's form."""
     from workflows.export import of_best, text, write
 
     found, what = of_best(arguments.run, arguments.to)
@@ -192,34 +152,31 @@ def export(arguments: Namespace) -> int:
         return 0
     print(f"{shown(arguments.out)}: {', '.join(write(found, what, arguments.out))}")
     for line in found.unmapped:
-        print(f"not told: {line}")
+        print(f"not exported: {line}")
     return 0
 
 
 def train(arguments: Namespace) -> int:
     """Train with a report's best.yaml and print the metrics."""
-    from analysis import RunFolder, load_best
-    from foundation.messages import shown
-    from slurm import LauncherOptions, make_launcher
     from workflows.cli.errors import UsageError
     from workflows.launching import launcher_name, refuse_too_many_ranks
     from workflows.train import Longer, dry_run, train_best
 
     if arguments.best.is_dir():
-        file = shown(RunFolder(arguments.best).report / "best.yaml")
+        file = shown(analysis.RunFolder(arguments.best).report / "best.yaml")
         raise UsageError(
-            f"{shown(arguments.best)} is a folder: of a run's, {file} is what to train with; "
-            "`meshtune report RUN` writes it"
+            f"{shown(arguments.best)} is a folder; if it is a run's, train with {file}, which "
+            "`meshtune report RUN` writes"
         )
     check_site(arguments)
-    best = load_best(arguments.best)
+    best = analysis.load_best(arguments.best)
     chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
         raise UsageError("--save-interval needs --save")
     longer = Longer(arguments.steps, arguments.save, arguments.save_interval)
-    options = LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
-    with closing(make_launcher(chosen, options)) as launcher:
+    options = slurm.LauncherOptions(best.num_nodes, arguments.site, arguments.hostfile)
+    with closing(slurm.make_launcher(chosen, options)) as launcher:
         if arguments.dry_run:
             print(dry_run(best, launcher, arguments.out, longer))
             return 0
@@ -227,19 +184,18 @@ def train(arguments: Namespace) -> int:
 
 
 def repair(arguments: Namespace) -> int:
-    """Repair a run's journal, and say what was left out."""
-    from analysis import counted, repair_run
-
-    done = repair_run(arguments.run)
+    """Repair a run's journal, and print what was left out."""
+    done = analysis.repair_run(arguments.run)
     for number, text in done.notes:
         print(f"line {number}: {text}")
-    lines = counted(done.lines, "line")
+    lines = analysis.counted(done.lines, "line")
     if done.backup is None:
-        print(f"the journal is sound: {lines}")
+        print(f"the journal is intact: {lines}")
         return 0
     trials = done.run.trials.values()
     ended = sum(trial.ended for trial in trials)
-    print(f"the journal now has {lines}: {ended} of {counted(len(trials), 'trial')} have ended")
-    print(f"as it was: {done.backup}")
+    count = analysis.counted(len(trials), "trial")
+    print(f"the journal now has {lines}: {ended} of {count} have ended")
+    print(f"backup of the damaged journal: {done.backup}")
     print(_resumption(done.run))
     return 0

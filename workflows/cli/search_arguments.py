@@ -1,49 +1,65 @@
-"""What the arguments of a search come to: its space, its folder, what it starts from."""
+"""A search from its arguments: its space, its folder, the runs that it learns from."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from analysis import RunFolder, driver_of, read_run
+from analysis import RunFolder, driver_of
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import job_of
 from workflows.cli.errors import UsageError
+from workflows.optimizer.registry import POLICIES
 
 if TYPE_CHECKING:
     from analysis import Pricing  # scipy: half a second
 
 
-def searchable(reference: str) -> SearchSpace:
-    space = load_space(reference)
-    unknown = space.unsupported()
-    if unknown:
+def asked(
+    arguments: Namespace, pricing_begins: Callable[[], object] = lambda: None
+) -> tuple[SearchSpace, RunFolder, Pricing | None]:
+    """The space to search, the run's folder, and prices learnt from earlier runs if any are given.
+
+    Raises:
+        UsageError, SpaceError, RegistryError: if the arguments are wrong.
+    """
+    space = _space(arguments)
+    folder = RunFolder(run_directory(arguments, space))
+    space = _with_the_runs_share(space, folder)
+    POLICIES.get(arguments.policy)  # an error now: a launcher may have complaints of its own
+    pricing_begins()
+    if not arguments.warm_start:
+        return space, folder, None
+    from workflows.cli.prices import calibrated
+
+    otherwise = "--warm-start has nothing to learn from"
+    return space, folder, calibrated(space, arguments.warm_start, otherwise)[0]
+
+
+def _space(arguments: Namespace) -> SearchSpace:
+    """The space, with the budget that was asked for: it is frozen with the run."""
+    space = load_space(arguments.space)
+    if not is_simulated(arguments) and (unknown := space.unsupported()):
         raise UsageError(
-            f"{reference}: the built-in trainer has no {', '.join(unknown)}; "
+            f"{arguments.space}: the built-in trainer has no {', '.join(unknown)}; "
             "search it with a trainer of your own (trainer: {command: [...]}), or remove it"
         )
-    return space
-
-
-def asked_space(arguments: Namespace) -> SearchSpace:
-    """The space with the budget that was asked for: it is frozen with the run."""
-    space = load_space(arguments.space) if is_simulated(arguments) else searchable(arguments.space)
-    asked = {"trials": arguments.trials, "explore": arguments.explore}
-    if given := {key: value for key, value in asked.items() if value is not None}:
-        # So that status and a continuation know of it.
+    given = {"trials": arguments.trials, "explore": arguments.explore}
+    if given := {key: value for key, value in given.items() if value is not None}:
+        # So that status and a resumed search know of it.
         space = replace(space, budget=space.budget.model_copy(update=given))
     return space
 
 
-def resumed(space: SearchSpace, folder: RunFolder) -> SearchSpace:
+def _with_the_runs_share(space: SearchSpace, folder: RunFolder) -> SearchSpace:
     """The space with the share of explorations of the run that is there, unless another is asked.
 
-    That share may be an option's of the first command, which no file of the user's has. A change
-    is printed.
+    That share may come from an option of the first command, which no file of the user's repeats.
+    A change is printed.
     """
     try:
         before = load_space(folder.space_file, frozen=True).budget.explore
@@ -59,7 +75,7 @@ def resumed(space: SearchSpace, folder: RunFolder) -> SearchSpace:
 def run_directory(arguments: Namespace, space: SearchSpace) -> Path:
     """``--run-dir``, or the folder that a frozen space lies in, or ``runs/NAME``.
 
-    A simulation never meets the real run of its space: its own is ``runs/NAME-simulated``.
+    A simulation is kept apart from the real run of its space, in ``runs/NAME-simulated``.
     """
     if arguments.run_dir:
         return Path(arguments.run_dir)
@@ -90,29 +106,12 @@ def refuse_second_job(folder: RunFolder) -> None:
 
 
 def is_simulated(arguments: Namespace) -> bool:
-    if not hasattr(arguments, "simulate"):  # `submit` has none
+    """Whether the search is on a simulated cluster; ``submit`` never is."""
+    if not hasattr(arguments, "simulate"):
         return False
     if arguments.simulate and arguments.launcher != "simulate":
         raise UsageError("--simulate goes with --launcher simulate")
     return bool(arguments.launcher == "simulate")
-
-
-def warm_prices(space: SearchSpace, runs: list[Path]) -> Pricing | None:
-    """Prices of the space by a model that has learnt from earlier runs; None without any."""
-    if not runs:
-        return None
-    from analysis import MissingFactError, NotPricedError, Pricing
-
-    where = str(space.file)
-    try:
-        pricing = Pricing(space)
-        for run in runs:
-            where = str(RunFolder(run).space_file)
-            other = Pricing(load_space(where))
-            pricing.learn(read_run(run), other)
-    except (NotPricedError, MissingFactError) as error:
-        raise UsageError(f"{where}: {error}: --warm-start has nothing to learn from") from error
-    return pricing
 
 
 def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:
@@ -122,16 +121,14 @@ def policy_options(policy: str, warm_start: Sequence[Path]) -> list[str]:
 
 
 def resume_flags(arguments: Namespace) -> str:
-    """What the command that resumes a run needs beside the space."""
-    flags = "".join(
-        f" {quote(word)}" for word in policy_options(arguments.policy, arguments.warm_start)
-    )
-    if not arguments.report:
-        flags = f" --no-report{flags}"
-    if arguments.site != "generic":
-        flags = f" --site {quote(arguments.site)}{flags}"
-    if arguments.hostfile:
-        flags = f" --hostfile {quote(str(arguments.hostfile))}{flags}"
-    if arguments.simulate:
-        flags = f" --simulate {quote(arguments.simulate)}{flags}"
-    return f" --launcher {arguments.launcher}{flags}" if arguments.launcher else flags
+    """Options of the command that resumes a run, besides the space."""
+    given = {
+        "--launcher": arguments.launcher,
+        "--simulate": arguments.simulate,
+        "--hostfile": arguments.hostfile,
+        "--site": "" if arguments.site == "generic" else arguments.site,
+    }
+    words = [word for name, value in given.items() if value for word in (name, str(value))]
+    words += [] if arguments.report else ["--no-report"]
+    words += policy_options(arguments.policy, arguments.warm_start)
+    return "".join(f" {quote(word)}" for word in words)

@@ -1,4 +1,4 @@
-"""``meshtune watch``: a run's page in a browser, while the search goes on."""
+"""``meshtune watch``: a run's report in a browser, updated while the search runs."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import sys
 import time
 from argparse import Namespace
 
-from workflows.cli.arguments import Commands, command, folder, positive
+import analysis
+from foundation.messages import printable
+from workflows.cli.arguments import Commands, add, command, folder, positive
 
 
 def add_commands(commands: Commands) -> None:
     """Add this group's commands."""
     text = "Serve a run's report to a browser on this machine, updated while the search runs."
     parser = command(commands, "watch", watch, text)
-    parser.add_argument("run", type=folder, metavar="RUN")
-    parser.add_argument("--port", type=positive, metavar="N", help="default: any free port")
+    add(parser, "run", folder, "RUN")
+    add(parser, "--port", positive, "N", "default: any free port")
 
 
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
-    from analysis import read_run
-    from foundation.messages import printable
     from workflows.cli.errors import UsageError
     from workflows.cli.report import written
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
-    read_run(arguments.run)  # an error now
+    analysis.read_run(arguments.run)  # an error now
     port = arguments.port or 0
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
     home = arguments.run
     pages = Pages(home, lambda copy: written(copy, lambda _: None, home))
     with serving(pages, port) as address:
-        print(f"{address}\n(only on this machine; Ctrl-C ends it)", flush=True)
-        said = ""  # of what lasts; once
+        print(f"{address}\n(reachable from this machine only; Ctrl-C stops it)", flush=True)
+        said = ""  # an error that lasts is printed once
         while True:
             try:
                 said = "" if pages.refresh() else said

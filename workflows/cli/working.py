@@ -1,4 +1,4 @@
-"""What a command is doing, where that takes longer than a moment."""
+"""Progress of a command that takes longer than a moment."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SILENT_S = 1.0
 
 
 class Working:
-    """Says on standard error what is being done, once it has taken a second; a context manager.
+    """Shows on standard error what is being done once it has taken a second; a context manager.
 
-    On a terminal it is one line that goes away.
+    A terminal shows one line, which is removed at the end.
 
     Args:
-        text: what is done first; calling the object with a text says what is next.
-        lines: elsewhere print a line for each part; for what takes many seconds.
-        at_once: say it without waiting.
+        text: the first step; calling the object with a text announces the next one.
+        lines: if standard error is no terminal, print a line for each step.
+        at_once: do not wait for the second.
     """
 
     def __init__(self, text: str, lines: bool = False, at_once: bool = False) -> None:
@@ -27,7 +27,7 @@ class Working:
         self._lock = threading.Lock()
         self._ended = False
         self._stack = ExitStack()
-        self._show: Callable[[str], object] | None = None  # before: nobody has waited long
+        self._show: Callable[[str], object] | None = None  # until the second is over
         self._timer = threading.Timer(SILENT_S, self._begin)
         self._timer.daemon = True
 
@@ -70,7 +70,7 @@ class Working:
 
 @contextmanager
 def _plain(text: str) -> Iterator[None]:
-    """The text on a terminal for as long as it takes to import what draws it properly."""
+    """Show the text on a terminal while rich, which draws it properly, is imported."""
     line = f"{text} ..."[: shutil.get_terminal_size().columns - 1]
     print(f"{line}\r", end="", file=sys.stderr, flush=True)
     yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,12 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What one recorded trial came to.
+    """The outcome of one recorded trial.
 
     Attributes:
         objective: nan if it failed.
         kind: as in the journal.
-        result: what the proposer is told beside the objective.
+        result: metrics besides the objective, for the policy.
     """
 
     objective: float
@@ -39,11 +39,11 @@ class Landscape:
     """Recorded configurations of one model on one machine.
 
     Attributes:
-        key: what distinguishes it from the others of its file.
+        key: its name among the landscapes of its file.
         space: as a person would write it for this model and machine.
-        answers: by canonical configuration's key, every recorded repeat.
+        answers: every recorded repeat, by canonical configuration's key.
         configs: canonical, in the file's order.
-        model: identity of the model, for whoever leaves it out of a fit.
+        model: identity of the model, for fits that leave it out.
     """
 
     key: str
@@ -52,9 +52,23 @@ class Landscape:
     answers: Mapping[Key, list[Answer]]
     model: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        key: str,
+        space: SearchSpace,
+        recorded: Iterable[tuple[Mapping[str, Any], Answer]],
+        model: str = "",
+    ) -> Landscape:
+        """A landscape of canonical configurations and their answers, in the file's order."""
+        answers: dict[Key, list[Answer]] = {}
+        for config, answer in recorded:
+            answers.setdefault(tuple(config.items()), []).append(answer)
+        return cls(key, space, [dict(items) for items in answers], answers, model)
+
     @cached_property
     def medians(self) -> dict[Key, float]:
-        """What each configuration that ran is worth: the median of its repeats."""
+        """The objective of each configuration that ran: the median of its repeats."""
         return {
             key: float(np.median(values))
             for key, answers in self.answers.items()
@@ -63,16 +77,16 @@ class Landscape:
 
     @property
     def best(self) -> float:
-        """What the best configuration is worth."""
+        """The objective of the best configuration."""
         medians = self.medians.values()
         return max(medians) if self.space.objective.maximize else min(medians)
 
     def share(self, config: Mapping[str, Any]) -> float:
-        """What a configuration is worth over the best, so that 1 is as good and less is worse.
+        """The objective of a configuration relative to the best: 1 is as good, less is worse.
 
-        It does not depend on which of its repeats a trial was told: a search that has tried the
-        best configuration has found it. 0 for one that never ran. Where the best is not positive:
-        1 less the distance from it, over its size.
+        It is the same for all repeats: a search that has tried the best configuration has found
+        it. 0 for one that never ran. If the best is not positive: 1 minus the distance from it
+        over its size.
         """
         objective = self.medians.get(tuple(config.items()))
         if objective is None:
@@ -84,10 +98,10 @@ class Landscape:
         return 1 - behind / abs(best) if best else float(behind <= 0)
 
     def checked(self, where: str) -> Landscape:
-        """This landscape, if there is something to choose.
+        """This landscape.
 
         Raises:
-            TableError: if there is not; it names where the landscape is from.
+            TableError: if there is nothing to choose from; names ``where``.
         """
         if len(self.configs) < 2 or not self.medians:
             raise TableError(

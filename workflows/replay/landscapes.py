@@ -1,8 +1,7 @@
-"""What a file has for a replay: landscapes of a sweep, of a run, of another program's search."""
+"""The landscapes of a file: a sweep, a run, or another program's search."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from analysis import (
     RECOMPUTE,
@@ -32,7 +30,7 @@ from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
 from search_spaces import SearchSpace, SpaceError, load_space
 from trainer.plan.axes import beside_dp
-from workflows.replay.landscape import Answer, Key, Landscape
+from workflows.replay.landscape import Answer, Landscape
 from workflows.replay.results import of_results
 
 _VARIED = (*beside_dp(), "vpp", "mbs", "gas", "zero_stage", "sequence_parallel", "recompute")
@@ -43,11 +41,11 @@ _WORDS = {code: word for word, code in RECOMPUTE.items()}
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a file has for a replay.
+    """The landscapes of a file.
 
     Attributes:
-        landscapes: that can be searched.
-        left_out: rows that are in none of them, by reason.
+        landscapes: can be searched.
+        left_out: number of rows that are in none of them, by reason.
     """
 
     landscapes: list[Landscape]
@@ -55,14 +53,14 @@ class Recorded:
 
 
 def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") -> Recorded:
-    """The landscapes of a sweep's table, or of what a search has left.
+    """The landscapes of a sweep's table or of a search's results.
 
     Args:
-        where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of a
-            storage of Optuna's.
-        columns: of the table, rows with equal values in which are one landscape; default what the
-            table's form says.
-        study: of Optuna's, where its storage has several.
+        where: a table's file, a run's folder or ``results.csv``, DeepHyper's, or the URL of an
+            Optuna storage.
+        columns: rows with equal values in these columns are one landscape; default: by the table's
+            form.
+        study: the Optuna study, if the storage has several.
 
     Raises:
         TableError: if there is nothing to replay; the message says why.
@@ -70,7 +68,7 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
     if is_storage(str(where)):
         return _of_search(columns, shown(where), of_results(read_results(str(where), study)))
     path = Path(where)
-    with suppress(OSError):  # what cannot be looked at has its error when it is read
+    with suppress(OSError):  # an unreadable path has its error when it is read
         if path.is_dir():
             path /= "results.csv"
     frame = read_csv(path)
@@ -118,7 +116,7 @@ def _unused(table: Table, found: Sequence[Landscape]) -> dict[str, int]:
 
 
 def landscapes(table: Table) -> Iterator[Landscape]:
-    """Every landscape of a sweep in which something ran and there is something to choose."""
+    """The landscapes of a sweep with two configurations or more, of which one ran."""
     for key in np.unique(table.landscape):
         part = table[table.landscape == key]
         if np.isfinite(part.step_time_s).any():
@@ -131,7 +129,7 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
     """A run's own trials, in its own space."""
     file = path.parent / "space.yaml"
     space = load_space(str(file))
-    if space.more_objectives:  # a landscape has one: the first
+    if space.more_objectives:  # a landscape has only the first
         space = replace(space, more_objectives=())
         frame = frame.rename(columns={"objective_0": "objective"})
     names = [n.removeprefix("p:") for n in map(str, frame) if n.startswith("p:")]
@@ -148,27 +146,26 @@ def _of_run(path: Path, frame: pd.DataFrame) -> Landscape:
         for name in map(str, frame)
         if name.startswith("m:")
     }
-    answers: dict[Key, list[Answer]] = {}
-    configs: dict[Key, dict[str, Any]] = {}
-    for row, line in enumerate(frame.index):
-        where = f"{path}:{line}"
-        raw = {name: _value(where, space, name, frame[f"p:{name}"].iloc[row]) for name in names}
-        try:
-            config = space.canonical(raw)
-        except ValueError as error:  # a parameter that is missing, or has no value here
-            raise TableError(f"{where}: p:{error}") from None
-        figures = {name: float(c[row]) for name, c in measured.items() if np.isfinite(c[row])}
-        kind = frame["objective"].iloc[row].removeprefix("F_") if failed.iloc[row] else "ok"
-        key = tuple(config.items())
-        configs[key] = dict(config)
-        answers.setdefault(key, []).append(Answer(float(objectives[row]), kind, figures))
-    return Landscape(space.name, space, [*configs.values()], answers).checked(str(path))
+
+    def trials() -> Iterator[tuple[Mapping[str, Any], Answer]]:
+        for row, line in enumerate(frame.index):
+            where = f"{path}:{line}"
+            raw = {name: _value(where, space, name, frame[f"p:{name}"].iloc[row]) for name in names}
+            try:
+                config = space.canonical(raw)
+            except ValueError as error:  # a parameter is missing, or has no value here
+                raise TableError(f"{where}: p:{error}") from None
+            metrics = {name: float(c[row]) for name, c in measured.items() if np.isfinite(c[row])}
+            kind = frame["objective"].iloc[row].removeprefix("F_") if failed.iloc[row] else "ok"
+            yield config, Answer(float(objectives[row]), kind, metrics)
+
+    return Landscape.of(space.name, space, trials()).checked(str(path))
 
 
 def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:
     parameter = space.parameters[name]
     if text and parameter.span is not None:
-        return plain_scalar(text)  # whether it lies in the interval is asked with the rest
+        return plain_scalar(text)  # canonical() checks the interval
     values = {str(v): v for v in parameter.values}
     if text and text not in values:
         raise TableError(f"{where}: p:{name} is {as_written(text)}, accepted {listed(values)}")
@@ -176,7 +173,7 @@ def _value(where: str, space: SearchSpace, name: str, text: str) -> Any:
 
 
 def _landscape(key: str, table: Table) -> Landscape:
-    table = table[table.failed | np.isfinite(table.step_time_s)]  # others cannot answer
+    table = table[table.failed | np.isfinite(table.step_time_s)]  # others have no outcome
     jobs = table.jobs
     _check_same(key, table)
     cluster = table.clusters[str(table.cluster[0])]
@@ -191,19 +188,14 @@ def _landscape(key: str, table: Table) -> Landscape:
         for row in range(len(jobs))
     ]
     space = _space(key, table, cluster.model_dump(exclude_defaults=True), rows)
-    answers: dict[Key, list[Answer]] = {}
-    configs = {}
-    for row, raw in enumerate(rows):
-        config = space.canonical(raw)
-        configs[tuple(config.items())] = dict(config)
-        answers.setdefault(tuple(config.items()), []).append(_answer(table, row))
-    return Landscape(key, space, [*configs.values()], answers, str(table.model[0]))
+    recorded = ((space.canonical(raw), _answer(table, row)) for row, raw in enumerate(rows))
+    return Landscape.of(key, space, recorded, str(table.model[0]))
 
 
 def _answer(table: Table, row: int) -> Answer:
     jobs, step_time_s = table.jobs, float(table.step_time_s[row])
     if not np.isfinite(step_time_s):
-        return Answer(np.nan, "oom")  # sweeps do not tell it from other crashes
+        return Answer(np.nan, "oom")  # sweeps do not distinguish it from other crashes
     result: dict[str, Any] = {"step_time_s": {"median": step_time_s}}
     if np.isfinite(table.peak_bytes[row]):
         result["peak_memory_bytes"] = float(table.peak_bytes[row])
@@ -211,7 +203,7 @@ def _answer(table: Table, row: int) -> Answer:
 
 
 def _check_same(key: str, table: Table) -> None:
-    """A search has one model, machine and framework."""
+    """Raise if rows differ in model, machine or framework."""
     columns: dict[str, Any] = {name: getattr(table.jobs, name) for name in _SAME}
     columns |= {"gpu": table.cluster, "framework": table.framework}
     if mixed := [name for name, column in columns.items() if len(np.unique(column)) > 1]:
@@ -230,7 +222,7 @@ def _plain(name: str, value: float) -> Any:
 def _space(
     key: str, table: Table, cluster: dict[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> SearchSpace:
-    """The space of a landscape, through the same reader as everybody's."""
+    """The space of a landscape, read like any other."""
     jobs = table.jobs
     model = {
         "num_layers": int(jobs.num_layers[0]),
@@ -256,13 +248,9 @@ def _space(
         "trial": {"timeout": "365d"},  # what was recorded has ended
         "allow": ["tp_across_nodes"],
     }
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "replay.yaml"
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
-        try:
-            return load_space(str(path))
-        except SpaceError as error:
-            what = str(error).replace(f"{path}:", "")
-            raise TableError(
-                f"{table.name}: landscape {as_written(key)} is no space: {what}"
-            ) from None
+    try:
+        return load_space(content)
+    except SpaceError as error:
+        raise TableError(
+            f"{table.name}: landscape {as_written(key)} is no space: {error}"
+        ) from None

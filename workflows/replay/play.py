@@ -1,8 +1,8 @@
-"""``meshtune replay``: plays a search against a recorded sweep.
+"""``meshtune replay``: searches on recorded measurements.
 
-Each landscape of the sweep (rows that differ in nothing but the configuration) becomes a space of
-its own, and a trial's answer is the recorded row. The policies are those of ``meshtune search``;
-they see shapes, the cluster's facts and what they were told, never the table.
+Each landscape of a sweep (rows that differ only in the configuration) becomes a space of its own,
+and a trial's outcome is the recorded row. The policies are those of ``meshtune search``; they see
+the model's shape, the cluster's facts and completed trials, never the table.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Played:
     """One replay of one landscape with one seed.
 
     Attributes:
-        shares: what each trial's configuration is worth over the landscape's best, in order (see
-            ``Landscape.share``); 0 failed.
-        seconds: that the policy took in all.
-        run: what the policy was told.
+        shares: each trial's objective relative to the landscape's best, in order (see
+            ``Landscape.share``); 0 if it failed.
+        seconds: total time of the policy.
+        run: as the policy saw it.
     """
 
     shares: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Played:
     run: Run = field(default_factory=lambda: Run(Path()))
 
     def trials_to(self, share: float) -> int | None:
-        """Trials up to the first within a share of the best; None if none was."""
+        """Trials up to the first within a share of the best; None if there is none."""
         near = [n for n, reached in enumerate(self.shares, start=1) if reached >= 1 - share]
         return near[0] if near else None
 
@@ -52,7 +52,7 @@ class Played:
         return sum(share == 0 for share in first) / max(len(first), 1)
 
     def in_interval(self) -> list[bool]:
-        """Of each trial that ran and was foretold: whether it came out as the interval says."""
+        """Whether each predicted trial that ran was within its interval."""
         return [
             t.expected["low"] <= t.objective <= t.expected["high"]
             for t in self.run.trials.values()
@@ -73,8 +73,8 @@ def policy_for(
         landscape: what it may propose.
         policy: its name.
         seed: of the policy.
-        model: in place of the cost model's own constants, such as one that was fitted without
-            the landscape's model; its machine and framework are replaced.
+        model: replaces the cost model's constants, such as by a fit without the landscape's
+            model; its machine and framework are replaced.
         earlier: runs, and their spaces, that the cost model learns from first.
     """
     pricing = price(landscape.space)
@@ -94,15 +94,15 @@ def play(
     max_trials: int | None = None,
     until: float | None = NEARER,
 ) -> Played:
-    """Search a landscape until it is exhausted, or long enough.
+    """Search a landscape until it is exhausted, or one of the limits is reached.
 
     Args:
-        landscape: that answers.
-        policy: that asks.
-        seed: of which repeat of a configuration answers.
-        parallel: trials that run at once; all of them are told before more are asked for.
-        max_trials: end after so many.
-        until: end once a trial is within this share of the best, and 16 were tried.
+        landscape: has the outcomes.
+        policy: chooses the trials.
+        seed: of the choice among a configuration's repeats.
+        parallel: concurrent trials; all of them complete before more are proposed.
+        max_trials: the most trials.
+        until: end once a trial is within this share of the best, after 16 trials at the earliest.
     """
     rng = np.random.default_rng(seed)
     played = Played()
@@ -124,16 +124,16 @@ def play(
         if not batch:
             break
         for trial in batch:
-            played.shares.append(_tell(landscape, trial, rng))
+            played.shares.append(_complete(landscape, trial, rng))
         found = played.trials_to(until) if until is not None else None
         if found is not None and len(run.trials) >= 16:
             break
     return played
 
 
-def _tell(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
-    """Tell a trial one of its recorded answers; returns its configuration's share of the best."""
-    # A repeat that ran shows that the others failed for a reason of their own.
+def _complete(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float:
+    """Complete a trial with a recorded outcome; returns its share of the best."""
+    # If one repeat ran, the others failed for reasons outside the configuration.
     every = landscape.answers[tuple(trial.config.items())]
     recorded = [a for a in every if a.ok] or every
     answer = recorded[int(rng.integers(len(recorded)))]
@@ -144,9 +144,9 @@ def _tell(landscape: Landscape, trial: Trial, rng: np.random.Generator) -> float
 
 
 def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Figures per landscape and overall, as the command prints and writes them.
+    """Metrics per landscape and overall, as the command prints and writes them.
 
-    A replay that never came near counts as one trial more than there are configurations.
+    A replay that never comes near the best counts one trial more than there are configurations.
     """
     rows: list[dict[str, Any]] = []
     for key, games in played.items():
@@ -178,25 +178,25 @@ def summary(played: Mapping[str, Sequence[Played]], sizes: Mapping[str, int]) ->
         }
     for name in ("best_of_8", "best_of_16", "failed_share", "proposer_s"):
         overall[name] = float(np.mean([row[name] for row in rows]))
-    foretold = [inside for games in played.values() for g in games for inside in g.in_interval()]
-    overall["in_interval"] = float(np.mean(foretold)) if foretold else None
+    inside = [hit for games in played.values() for g in games for hit in g.in_interval()]
+    overall["in_interval"] = float(np.mean(inside)) if inside else None
     overall["landscapes_with_5pct_in_first_8"] = sum(r["worst_best_of_8"] >= 1 - NEAR for r in rows)
     return {"overall": overall, "landscapes": rows}
 
 
-def text(figures: Mapping[str, Any]) -> str:
-    """The figures as a table for people."""
+def text(metrics: Mapping[str, Any]) -> str:
+    """The metrics as a printed table."""
     lines = [
         f"{'landscape':<44} {'configs':>7} {'to 5 %':>7} {'to 1 %':>7} {'best of 8':>9} "
         f"{'of 16':>6} {'failed':>7}"
     ]
-    for row in figures["landscapes"]:
+    for row in metrics["landscapes"]:
         lines.append(
             f"{row['key']:<44} {row['configs']:>7} {row['trials_to_5pct']:>7.1f} "
             f"{row['trials_to_1pct']:>7.1f} {row['best_of_8']:>9.3f} {row['best_of_16']:>6.3f} "
             f"{100 * row['failed_share']:>5.1f} %"
         )
-    overall = figures["overall"]
+    overall = metrics["overall"]
     for name, what in (("trials_to_5pct", "5 %"), ("trials_to_1pct", "1 %")):
         f = overall[name]
         lines.append(
@@ -212,7 +212,7 @@ def text(figures: Mapping[str, Any]) -> str:
 
 
 def left_out(reasons: Mapping[str, int]) -> str:
-    """How many rows of the table were not replayed, and why."""
+    """A line on the rows of the table that were not replayed, by reason."""
     each = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
     return f"left out: {counted(sum(reasons.values()), 'row')} ({each})"
 

@@ -1,4 +1,4 @@
-"""What becomes of the allocation while a search runs in it: its time, its nodes, its scheduler."""
+"""Watches the allocation in which a search runs: its time, its nodes, its scheduler."""
 
 from __future__ import annotations
 
@@ -17,48 +17,43 @@ MAX_SILENCE_S = 1800.0
 
 @dataclass(frozen=True)
 class Stop:
-    """Why nothing more is started.
-
-    Attributes:
-        ending: of the search.
-        at_once: what runs is to be ended, too.
-    """
+    """The search has to end; ``at_once``: running trials are ended, too."""
 
     ending: Ending
     at_once: bool = False
 
 
 class Allocation:
-    """Asks the launcher from time to time whether trials can be started, and on which nodes.
+    """Asks the launcher periodically whether trials can be started, and on which nodes.
 
     Args:
-        launcher: whose allocation it is, if it has one.
+        launcher: owns the allocation, if there is one.
         pool: loses the nodes that are down.
-        timeout_s: of a trial: it must fit into the time that is left.
-        tell: told in one line what a person should know.
+        timeout_s: a trial's, which must fit into the time that is left.
+        tell: called with a line for whoever watches.
     """
 
     def __init__(
         self, launcher: Launcher, pool: NodePool, timeout_s: float, tell: Callable[[str], None]
     ) -> None:
         self._launcher, self._pool, self._timeout_s, self._tell = launcher, pool, timeout_s, tell
-        self._next_check_s = -math.inf  # it is asked before the first trial, too
+        self._next_check_s = -math.inf  # check before the first trial, too
         self._silent_since_s: float | None = None
 
     @property
     def resume_s(self) -> float:
-        """Nothing can be started before, on the launcher's monotonic clock."""
+        """Earliest start of a trial, on the launcher's monotonic clock."""
         return -math.inf if self._silent_since_s is None else self._next_check_s
 
     def doubt(self) -> None:
-        """A trial ended as if there were no allocation any more: the next check asks at once."""
+        """Check at once next time: a trial ended as if the allocation were gone."""
         self._next_check_s = -math.inf
 
     def check(self) -> Stop | None:
-        """Why nothing more can be started, if so; nodes that are down leave the pool."""
+        """Take down nodes out of the pool; why the search has to end, if it has."""
         left_s = self._launcher.time_left_s()
         if left_s is not None and left_s < self._timeout_s + END_MARGIN_S:
-            return Stop(Ending("a further trial could not end before the allocation", CONTINUE))
+            return Stop(Ending("another trial would not end before the allocation", CONTINUE))
         if self._launcher.clock.monotonic() < self._next_check_s:
             return None
         state = self._launcher.allocation_state()

@@ -1,4 +1,4 @@
-"""The attempts that run now: one thread for each, which waits for its end."""
+"""The running attempts: one thread waits for each."""
 
 from __future__ import annotations
 
@@ -11,27 +11,24 @@ from foundation.files import is_disk_full
 from slurm import AllocationState, Kind, Launcher, Lease, Outcome, StopRule, TrialSpec
 from workflows.search.storage import no_room
 
-# Ends that somebody outside can cause; no other comes of an allocation that is taken away.
+# Ends that have outside causes; losing the allocation leads to no other.
 _DOUBTFUL = {kind for kind in Kind if kind.retried} - {Kind.CANCELLED} | {Kind.CRASH, Kind.TIMEOUT}
 
 
 @dataclass
 class Running:
-    """An attempt at a trial, and the nodes that it holds."""
+    """A running attempt, and the nodes that it holds."""
 
     trial: int
     attempt: int
     lease: Lease
-    wave: int  # of failed launches that it came after
+    wave: int  # failed launch waves before it
 
 
 class Attempts:
-    """Starts attempts and tells how they ended, in the order of their ends.
+    """Starts attempts and returns their outcomes, in the order of their ends.
 
-    For one thread, but for :meth:`stop` and :meth:`wake`, which signal handlers call.
-
-    Args:
-        launcher: gives them their processes.
+    One thread uses it, except for :meth:`stop` and :meth:`wake`, which signal handlers call.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -42,7 +39,7 @@ class Attempts:
 
     @property
     def stopping(self) -> bool:
-        """Whether what runs is being ended."""
+        """Whether running attempts are being ended."""
         return self._stop.is_set()
 
     def start(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:
@@ -56,11 +53,11 @@ class Attempts:
     def next_end(
         self, timeout_s: float | None, until_s: float = math.inf
     ) -> tuple[Running, Outcome] | None:
-        """The next one that ended; None if there is none in time, or somebody calls ``wake``.
+        """The next attempt that ended; None after the timeout, or after :meth:`wake`.
 
         Args:
             timeout_s: see ``Clock.receive``.
-            until_s: on the launcher's monotonic clock; it is waited no longer.
+            until_s: the wait's end on the launcher's monotonic clock.
         """
         ended = self._launcher.clock.receive(self._ended, timeout_s, len(self.running), until_s)
         if ended:
@@ -71,21 +68,21 @@ class Attempts:
         self._ended.put(None)
 
     def stop(self) -> None:
-        """End what runs; :meth:`next_end` tells of it as of any other end."""
+        """End running attempts; :meth:`next_end` returns them as usual."""
         self._stop.set()
         self.wake()
 
     def abandon(self) -> None:
-        """End what runs, wait for it, and forget it: no process is left behind."""
+        """End running attempts and wait for them, so that no process is left behind."""
         self._stop.set()
         while self.running:
             self.next_end(None)
 
     def _watch(self, running: Running, spec: TrialSpec, stop_rule: StopRule | None) -> None:
-        """In a thread of its own: wait for an end and report it, whatever happens."""
+        """Wait in this thread for an attempt's end; report one whatever happens."""
         try:
             outcome = self._launcher.run(spec, running.lease, self._stop, stop_rule)
-        except Exception as error:  # the loop must hear of it, or the lease is lost for good
+        except Exception as error:  # the loop must know, or the lease is never released
             message = f"{type(error).__name__}: {error}"
             lost = () if self._settled(spec.name) else running.lease.nodes
             kind = Kind.DISK_FULL if is_disk_full(error) else Kind.LAUNCH_FAILURE
@@ -94,7 +91,7 @@ class Attempts:
         self._ended.put((running, self._excused(outcome)))
 
     def _without_room(self, outcome: Outcome, spec: TrialSpec) -> Outcome:
-        """The outcome, without blame if its disk is full: srun drops what it cannot write."""
+        """The outcome, excused if the disk is full: srun drops what it cannot write."""
         if outcome.kind not in (Kind.CRASH, Kind.TIMEOUT) or self._launcher.simulated:
             return outcome
         full = no_room(spec.directory)
@@ -102,7 +99,7 @@ class Attempts:
         return replace(outcome, kind=Kind.DISK_FULL, message=message) if full else outcome
 
     def _excused(self, outcome: Outcome) -> Outcome:
-        """The outcome, without blame if its allocation or its scheduler had gone away."""
+        """The outcome, excused if the allocation is gone or the scheduler is silent."""
         if outcome.kind not in _DOUBTFUL:
             return outcome
         state = self._launcher.allocation_state()
@@ -113,7 +110,7 @@ class Attempts:
         return replace(outcome, excused=True) if silent else outcome
 
     def _settled(self, name: str) -> bool:
-        """Whether nothing of an attempt is left whose launcher failed half-way."""
+        """Whether nothing is left of an attempt whose launcher failed half-way."""
         try:
             self._launcher.settle([name])
         except Exception:

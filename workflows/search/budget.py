@@ -1,7 +1,6 @@
-"""When to stop starting trials, and which are expected to end within what is left.
+"""The budget of a run, and which trials should end within the rest of it.
 
-Of node-hours a trial takes by its width: sixteen nodes for three minutes are as much as one node
-for 48.
+A trial on sixteen nodes takes as many node-hours in 3 minutes as one on one node in 48.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 SMALL_GAINS = 3  # in a row, after which a search ends
 SUCCESSES = 8  # before which it does not, however small the gain
-RECENT = 50  # successes from which a trial's time is learnt
+RECENT = 50  # successes that a trial's time is learnt from
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,15 @@ class Budget:
 
     @classmethod
     def of(cls, space: SearchSpace) -> Budget:
-        """What a space allows."""
+        """The budget of a space."""
         budget = space.budget
         return cls(budget.trials, budget.wall_time_s, budget.node_hours, budget.expected_gain)
 
     def spent(self, run: Run, now: float) -> str | None:
         """Why no further trial may start, or None while one may.
 
-        A trial counts once however often its nodes failed; a trial that never gave an answer
-        about its configuration (its nodes failed to the end) does not count.
+        A trial counts once, however often its nodes failed; one whose every attempt failed for
+        reasons outside its configuration does not count.
         """
         if self.trials is not None and len(run.trials) >= self.trials:
             used = sum(1 for t in run.trials.values() if t.kind not in BLAMELESS)
@@ -58,7 +57,7 @@ class Budget:
         return self.resources_spent(run, now)
 
     def resources_spent(self, run: Run, now: float) -> str | None:
-        """Which of time and node-hours is used up; then not even a lost trial runs again."""
+        """Why nothing may run, not even a lost trial; None while time and node-hours are left."""
         if self.wall_time_s is not None and wall_time_s(run, now) >= self.wall_time_s:
             return f"budget: {self.wall_time_s:.0f} s of wall time"
         if self.node_hours is not None and node_hours(run, now) >= self.node_hours:
@@ -90,24 +89,19 @@ class Budget:
 
 
 def wall_time_s(run: Run, now: float) -> float:
-    """Seconds that drivers of this run have been alive, up to ``now`` if one is."""
+    """Seconds that drivers of this run have been alive, up to ``now`` if one still is."""
     return run.past_sessions_s + (now - run.opened_t[-1] if run.opened_t else 0.0)
 
 
 def node_hours(run: Run, now: float) -> float:
-    """Node-hours that trials held, the running ones up to ``now``."""
+    """Node-hours that trials have held, the running ones up to ``now``."""
     done = sum(t.node_seconds for t in run.trials.values())
     running = [(t.running, t) for t in run.trials.values()]
     return (done + sum((now - a.started_t) * len(a.nodes) for a, _ in running if a)) / 3600
 
 
 class NodeHours:
-    """Watches a budget of node-hours; without a limit everything fits.
-
-    Args:
-        space: of the trials.
-        limit: node-hours; None: no limit.
-    """
+    """A budget of node-hours; ``limit`` None: everything fits."""
 
     def __init__(self, space: SearchSpace, limit: float | None) -> None:
         self._space, self.limit = space, limit
@@ -119,12 +113,12 @@ class NodeHours:
     def affords(
         self, run: Run, now: float, started: Collection[int], config: Mapping[str, Any]
     ) -> bool:
-        """Whether a trial of ``config`` is expected to end within what is left.
+        """Whether a trial of ``config`` should end within the node-hours left.
 
         Args:
-            run: of which the budget is.
+            run: its trials count.
             now: on the journal's clock, seconds.
-            started: trials that run or wait for nodes, and are to end within it as well.
+            started: trials that run or wait for nodes, and have to end within them as well.
             config: of the trial.
         """
         if self.limit is None:
@@ -134,18 +128,18 @@ class NodeHours:
         configs = [config, *(trial.config for trial in trials)]
         widths = [self._space.num_nodes(c) for c in configs]
         if sum(widths) * self._space.trial.timeout_s <= left_s:
-            return True  # whatever they do
+            return True  # even if all of them time out
         held_s = [0.0, *(now - t.running.started_t if t.running else 0.0 for t in trials)]
         expected_s = self.expected_s(run, configs)
         rest_s = [max(0.0, e - h) for e, h in zip(expected_s, held_s, strict=True)]
         return sum(w * r for w, r in zip(widths, rest_s, strict=True)) <= left_s
 
     def expected_s(self, run: Run, configs: Sequence[Mapping[str, Any]]) -> list[float]:
-        """Seconds that trials take from start to end.
+        """Expected seconds of trials from start to end.
 
-        By the cost model where it prices the space: the steps, as far off as they were so far, and
-        what successes took besides, by their number of nodes. Else as long as the longest success;
-        before any, the timeout.
+        If the cost model prices the space: its step times, corrected by the median ratio so far,
+        plus a start-up time by the number of nodes that successes needed. Else the longest
+        success's time; before any, the timeout.
         """
         timeout_s = self._space.trial.timeout_s
         done = [t for t in run.trials.values() if t.ok and t.measured][-RECENT:]
@@ -169,7 +163,7 @@ class NodeHours:
         return [min(timeout_s, start_s + steps * scale * p) for start_s, p in ours]
 
     def _predicted_s(self, configs: Sequence[Mapping[str, Any]]) -> list[float] | None:
-        """Step times by the cost model; None where it cannot say."""
+        """Step times by the cost model; None if it cannot price them."""
         try:
             return self._pricing.predict(configs).step_time_s.tolist() if self._pricing else None
         except ValueError:  # the cluster's facts do not suffice for one of them

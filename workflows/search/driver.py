@@ -1,6 +1,6 @@
-"""The search loop: one thread that decides, and one per running trial that waits.
+"""The search loop: one thread decides, and one per running trial waits.
 
-Everything the loop does is in the journal before it is done, so a driver that is killed at any
+The loop writes each step to the journal before it takes it, so a driver that is killed at any
 moment can be started again: :meth:`Driver.run` first settles what its predecessor left running.
 """
 
@@ -56,14 +56,13 @@ class Driver:
         journal: the run's journal, locked by this process.
         launcher: gives trials their processes.
         policy: chooses configurations.
-        factory: turns them into processes.
+        factory: turns them into trials.
         budget: when to stop.
         seed: written to the journal.
-        identity: of the folder, by which ``factory`` names trials; None where nobody else could
-            take them for its own.
-        listen: called with what has happened and the driver: after each event that it has written
-            to the journal, with a ``Notice`` where there is something else to tell, and about once
-            a second with a ``Tick``.
+        listen: called with an event and the driver: with each event after it was written to the
+            journal, with a ``Notice`` for other messages, and about once a second with a ``Tick``.
+        identity: of the folder, by which ``factory`` names trials; None if no other run could have
+            the same names.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class Driver:
 
     @property
     def running(self) -> dict[int, Running]:
-        """What runs now, by trial."""
+        """The running attempts, by trial."""
         return self._attempts.running
 
     @property
@@ -113,20 +112,20 @@ class Driver:
 
     @property
     def state(self) -> Run:
-        """All that the journal says."""
+        """The run as the journal has it."""
         return self.journal.run
 
     # ---- from signal handlers and other threads ----
 
     def drain(self, ending: Ending) -> None:
-        """Start nothing more; what runs may end by itself."""
+        """Start nothing more; running trials end by themselves."""
         self._ending = self._ending or ending
         self._attempts.wake()
 
     def stop(self, ending: Ending) -> None:
-        """Start nothing more and end what runs; its trials run again when the run goes on.
+        """Start nothing more and end running trials; they run again when the run is resumed.
 
-        Of two stops the first is why the search ends.
+        The first of several calls gives the ending.
         """
         if not self.stopping:
             self._ending = ending
@@ -148,8 +147,8 @@ class Driver:
                 no_more = self._fill()
         except BaseException as error:
             self._attempts.abandon()
-            with suppress(Exception):  # it may be what cannot be written
-                self.journal.write(Closed(reason=_words(error), code=FAILED))
+            with suppress(Exception):  # writing may be what failed
+                self.journal.write(Closed(reason=_reason(error), code=FAILED))
             raise
         ending = self._final_ending(no_more)
         closed = Closed(reason=ending.reason, code=ending.code)
@@ -166,8 +165,7 @@ class Driver:
         stopped = ending.code == CONTINUE or (ending.code == FAILED and self.state.best is not None)
         if stopped and all(t.ended for t in self.state.trials.values()):
             # The last trial may have ended while the search was being stopped, or taken the last
-            # node with it.
-            # Unless finalists are left: they may settle the winner in the next allocation.
+            # node with it. Finalists that are left may settle the winner in the next allocation.
             spent = self.budget.spent(self.state, self.journal.clock())
             settled = self._schedule.next_repeat() is None
             ending = Ending(spent, DONE) if spent and settled else ending
@@ -204,23 +202,23 @@ class Driver:
         self.listen(opened, self)
 
     def _is_own(self, name: str) -> bool:
-        """Whether this folder's trial, not that of the folder of which this one is a copy."""
+        """Whether a trial is this folder's, and not that of a folder that this one is a copy of."""
         return self.state.identity is None or name.startswith(f"{self.factory.run_id}-")
 
     def _left_behind(self, trial: Trial, attempt: Attempt) -> Outcome:
-        """How an attempt ended whose driver was killed: by its result if it has one."""
+        """The outcome of an attempt whose driver was killed: its result if it has one."""
         outcome = read_result(self.folder.trial(trial.number))
         message = "its driver was killed"
         if not self._is_own(attempt.name):
-            message = "it ran in the folder of which this one is a copy"
-        # Not CANCELLED: a trial that brings its driver down must not be tried for ever.
+            message = "it ran in the folder that this one is a copy of"
+        # Not CANCELLED: a trial that kills its driver must not be tried for ever.
         return outcome or Outcome(Kind.PREEMPTED, message=message)
 
     def _fill(self) -> Ending | None:
-        """Start what the pool, the budget and the allocation allow.
+        """Start the trials that pool, budget and allocation allow.
 
         Returns:
-            Why no further trial is started unless one has to run again; None if one may be.
+            Why no new trial is started any more; None if one may be.
         """
         no_more = None
         self._check_allocation()
@@ -269,7 +267,7 @@ class Driver:
             trial=number, attempt=attempt, name=spec.name, nodes=lease.nodes, repeat=repeat
         )
         self._write(started)
-        # A finalist is measured whole: that is what it runs for.
+        # A finalist runs all of its steps: it runs to be measured.
         stop_rule = None if repeat else partial(self._early_stopping.judge, trial.config)
         running = Running(number, attempt, lease, self._launches.wave)
         self._attempts.start(running, spec, stop_rule)
@@ -282,7 +280,7 @@ class Driver:
         self.listen(Tick(), self)
 
     def _take_back(self, running: Running, outcome: Outcome) -> None:
-        """An attempt has ended: note how, whether that says something of others, and its nodes."""
+        """Record an ended attempt, return its nodes, and stop a search whose trials all fail."""
         counts = False
         if outcome.excused:
             self._allocation.doubt()
@@ -291,7 +289,7 @@ class Driver:
             counts = self._launches.note(running.trial, outcome.kind, running.wave, now_s)
             if counts and self._launches.resume_s > now_s:
                 wait_s = self._launches.resume_s - now_s
-                self._tell(f"one launch after the other fails: the next in {wait_s:.0f} s")
+                self._tell(f"launches fail in a row: the next one in {wait_s:.0f} s")
             others_too = is_launch_failure(outcome.kind) and len(self._launches.trials) > 1
             outcome = replace(outcome, excused=others_too)
         end = self._end(running.trial, running.attempt, running.lease.nodes, outcome)
@@ -300,13 +298,13 @@ class Driver:
         for node in outcome.suspect_nodes:
             self.pool.quarantine(node)
         self.pool.release(running.lease)
-        self._give_up_impossible()
+        self._put_aside_too_wide()
         if counts and (ending := self._failures.note(Kind(end.kind), end.message, self.state)):
             self.stop(ending)
 
     def _end(self, number: int, attempt: int, nodes: tuple[str, ...], outcome: Outcome) -> Ended:
         trial = self.state.trials[number]
-        repeat = trial.ended  # its first result stands, whatever comes of this
+        repeat = trial.ended  # its first result stands
         end = ended(self.space, trial, attempt, nodes, outcome)
         self._write(end)
         self._results.stale = True
@@ -318,7 +316,7 @@ class Driver:
 
     @property
     def _paused_until_s(self) -> float:
-        """When something may be started again, by the launcher's clock; inf if it may be now."""
+        """Earliest start of a trial on the launcher's clock; inf if it may be now."""
         resume_s = max(self._allocation.resume_s, self._launches.resume_s)
         return resume_s if resume_s > self.launcher.clock.monotonic() else math.inf
 
@@ -327,7 +325,7 @@ class Driver:
 
     def _catch_up(self, *, now: bool = False) -> None:
         if trouble := self._results.catch_up(self.state, now=now):
-            self._tell(f"{trouble}; the search goes on")
+            self._tell(f"{trouble}; the search continues")
 
     def _tell(self, text: str) -> None:
         self.listen(Notice(text), self)
@@ -344,10 +342,10 @@ class Driver:
             self._ending = stop.ending
             if stop.at_once:
                 self._attempts.stop()
-        self._give_up_impossible()
+        self._put_aside_too_wide()
 
-    def _give_up_impossible(self) -> None:
-        """Trials wider than what is left of the allocation wait for another one."""
+    def _put_aside_too_wide(self) -> None:
+        """Put aside trials that need more nodes than are left; another allocation may have them."""
         for name in self.pool.impossible():
             number = int(name)
             self._waiting.discard(number)
@@ -355,8 +353,8 @@ class Driver:
                 self._schedule.too_wide.add(number)
 
 
-def _words(error: BaseException) -> str:
-    """An error as the reason for which a search ended, on one line."""
+def _reason(error: BaseException) -> str:
+    """An error as the reason of a search's end, on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return (
         f"nothing could be started: {text}"

@@ -1,9 +1,9 @@
-"""Which trials are stopped before their last step: those that cannot be near the best any more.
+"""Early stopping of trials that cannot come near the best any more.
 
-Measured steps, not those of the warm-up, are compared with the best trial's figure, in logarithms.
-A trial is stopped when even the fast end of what its own steps allow is slower than the slow end of
-what the best one's steps allow, by more than two runs of one configuration differ, and by
-``MARGIN`` on top. So what is within ``MARGIN`` of the best is not stopped.
+The measured steps, without the warm-up, are compared with the best trial's objective in
+logarithms. A trial stops when the fast end of its own interval is slower than the slow end of the
+best one's by more than two runs of one configuration differ, and by ``MARGIN`` on top: nothing
+within ``MARGIN`` of the best is stopped.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from search_spaces import SearchSpace
 from slurm import EarlyStop, StepReport, result_of_steps
 from workflows.search.objectives import figures
 
-MARGIN = 0.05  # share of the best's figure
+MARGIN = 0.05  # share of the best objective
 SURE = 0.99  # of each interval, one-sided
 MIN_STEPS = 2  # fewer have no spread
-# What a trainer may print with every step, but what no median of some steps stands for.
+# Metrics of steps whose median over some steps does not stand for the trial.
 _NOT_PER_STEP = ("peak_memory_bytes", "energy_joules", "joules_per_token", "loss", "num_nodes")
 
 
 @dataclass(frozen=True)
 class _Incumbent:
-    """What there is to beat, in logarithms, the greater the better."""
+    """The best trial; logarithms, greater is better."""
 
     trial: int
     log: float
-    interval: float  # half, from the best's own steps
-    between: float  # by which two runs of one configuration may differ
+    interval: float  # half-width, from the best's own steps
+    between: float  # difference that two runs of one configuration may have
 
 
 class EarlyStopping:
-    """Judges running trials; told of results by one thread, asked by others.
+    """Judges running trials; one thread updates it, others ask it.
 
     Args:
-        space: whose objective and steps count.
+        space: has the objective and the number of steps.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
         keys = [objective.key for objective in space.objectives]
-        # With several objectives slow trials are on the front, too.
+        # With several objectives slow trials may be on the front.
         self._applies = (
             space.trial.early_stop and len(keys) == 1 and keys[0].split(".")[0] not in _NOT_PER_STEP
         )
@@ -55,9 +55,9 @@ class EarlyStopping:
         self._incumbent: _Incumbent | None = None
 
     def update(self, run: Run, ended: Trial | None = None) -> None:
-        """Note what is the best now, after this trial or any."""
+        """Note the best trial after ``ended``, or after any trial."""
         if ended and not self._changes(ended):
-            return  # a long run would be looked through after each of its trials
+            return  # a long run is not searched after each of its trials
         best = run.best if self._applies else None
         if best is None or best.objective is None or best.objective <= 0:
             self._incumbent = None
@@ -78,7 +78,7 @@ class EarlyStopping:
         return figure is not None and figure > 0 and self._log(figure) > best.log
 
     def judge(self, config: Mapping[str, Any], steps: Sequence[StepReport]) -> EarlyStop | None:
-        """Why a trial of ``config`` should stop after these steps; None while it may go on."""
+        """Why a trial of ``config`` should stop after these steps; None while it may continue."""
         best = self._incumbent
         warmup = self._space.trial.warmup_steps
         measured = [step for step in steps if step["step"] > warmup]
@@ -111,7 +111,7 @@ class EarlyStopping:
         return math.log(figure) if self._space.objective.maximize else -math.log(figure)
 
     def _step_time_s(self, steps: Sequence[StepReport]) -> float:
-        """Of what is left; 0 where nobody knows how many steps that is, or how long."""
+        """Seconds per remaining step; 0 if the trainer is not told the number of steps."""
         reads = self._space.program.reads
         if reads is not None and "measured_steps" not in reads:
             return 0.0
@@ -120,7 +120,7 @@ class EarlyStopping:
 
 
 def _own_steps(best: Trial) -> list[float]:
-    """Logarithms of the best's measured step times, where its trainer gave them."""
+    """Logarithms of the best's measured step times; empty if its trainer gave none."""
     times = best.result.get("step_time_s")
     every = times.get("all") if isinstance(times, Mapping) else None
     if not isinstance(every, Sequence):
@@ -129,7 +129,7 @@ def _own_steps(best: Trial) -> list[float]:
 
 
 def _half_interval(logs: Sequence[float]) -> float:
-    """Of the mean, by Student's t; 0 where there is no spread to know of."""
+    """Half-width of the mean's interval by Student's t; 0 for too few values."""
     if len(logs) < MIN_STEPS:
         return 0.0
     return _quantile(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))

@@ -1,4 +1,4 @@
-"""Launches that fail one after the other: the pauses between them, and whose fault they are not."""
+"""Failed launches in a row: the pauses between them, and which trials they are held against."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import math
 
 from slurm import Kind
 
-# Eight launches in a row, which end a search, take two minutes: a controller that is started anew
-# creates no step until the nodes have reported to it.
+# Eight failed launches in a row, which end a search, take two minutes: a restarted controller
+# creates no step until the nodes have registered with it.
 FIRST_PAUSE_S, LAST_PAUSE_S = 2.0, 60.0
 
 
 def is_launch_failure(kind: Kind) -> bool:
-    """Whether an end says that the next trial will fare no better: no step, no room on the disk."""
+    """Whether the next trial would fail likewise: no step can be created, the disk is full."""
     return kind.row.stops_search and not kind.observed
 
 
 class LaunchFailures:
-    """Failed launches with no trial between them that got its processes.
+    """Failed launches since a trial last got its processes.
 
-    Those that were under way together fail together: they are one wave, and count once.
+    Launches that were under way together fail together: they are one wave and count once.
 
     Attributes:
-        wave: how many there were.
-        trials: whose launches failed since one has succeeded.
-        resume_s: nothing should be launched before, on the clock of ``now_s``.
+        wave: number of failed waves so far.
+        trials: trials whose launches failed since one succeeded.
+        resume_s: earliest time of the next launch, on the clock of ``now_s``.
     """
 
     def __init__(self) -> None:
@@ -34,16 +34,16 @@ class LaunchFailures:
         self._in_a_row = 0
 
     def note(self, trial: int, kind: Kind, wave: int, now_s: float) -> bool:
-        """Take note of how an attempt ended.
+        """Record the end of an attempt.
 
         Args:
             trial: its trial's number.
-            kind: how.
-            wave: as it was when the attempt began.
-            now_s: its end.
+            kind: how it ended.
+            wave: ``self.wave`` when the attempt began.
+            now_s: time of its end.
 
         Returns:
-            False if it failed together with one that was counted.
+            False if it failed together with one that is counted already.
         """
         together = wave < self.wave
         if not is_launch_failure(kind):

@@ -1,4 +1,4 @@
-"""What a driver tells whoever listens, beside the events that it writes to the journal."""
+"""Messages of a driver to its listener, besides the events that it writes to the journal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed: a second, or less where an attempt has ended."""
+    """A second has passed, or less if an attempt ended."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that a person should know now and nobody later."""
+    """A line for whoever watches now; the journal does not keep it."""
 
     text: str

@@ -1,4 +1,4 @@
-"""What a trial reached: the figures that its space seeks, from its result and its width."""
+"""A trial's objectives, from its result and its number of nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workflows.search.throughput import completed, job_of
 
 
 class _Metrics:
-    """Reads the metrics from which one follows."""
+    """Reads the metrics from which an objective follows."""
 
     def __init__(self, result: Mapping[str, Any], wanted: str) -> None:
         self._result, self._wanted = result, wanted
@@ -26,12 +26,12 @@ def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[st
 
 
 def _joules_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
-    """Energy is of all measured steps; the batch, and so a step's tokens, may differ by trial."""
+    """The energy is that of all measured steps; the batch differs between trials."""
     tokens_per_step = of("tokens_per_second") * of("step_time_s.median")
     return of("energy_joules") / (tokens_per_step * space.trial.measured_steps)
 
 
-# Figures that no trainer need report.
+# Objectives that no trainer needs to report.
 DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] = {
     "num_nodes": lambda of, space, config: space.num_nodes(config),
     "node_seconds_per_token": _node_seconds_per_token,
@@ -42,10 +42,10 @@ DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] 
 def figures(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The figure of every objective, in the space's order; it may be infinite or not a number.
+    """The value of every objective, in the space's order; may be infinite or not a number.
 
     Raises:
-        MissingMetricError: if the result does not have what one needs.
+        MissingMetricError: if the result lacks a metric that one needs.
     """
     if space.trainer.builtin is None:
         result = completed(job_of(space, config), result)

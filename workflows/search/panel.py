@@ -1,4 +1,4 @@
-"""The live view of a search on a terminal: what is known, what runs, and how long it will take."""
+"""The live view of a search on a terminal: results, budget and running trials."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from workflows.search.attempts import Running
     from workflows.search.driver import Driver
 
-FEWEST_ROWS = 3  # of running trials, on however low a terminal
+FEWEST_ROWS = 3  # of running trials, also on a low terminal
 SHOWN_FRONT = 3
 LABEL = 10  # characters
 OK, BLAME, NO_BLAME, RUNS = "green", "red", "yellow", "cyan"  # colours by outcome
 
 
 def colour(kind: str | None) -> str:
-    """Of an outcome: green, red where the configuration is to blame, yellow where it is not."""
+    """An outcome's colour: green, red if the configuration is to blame, yellow if it is not."""
     if kind in (None, "ok"):
         return OK if kind else RUNS
     return NO_BLAME if kind in BLAMELESS else BLAME
@@ -60,22 +60,18 @@ def node_ranges(names: Iterable[str]) -> str:
 
 
 class Panel:
-    """Draws a driver's state for a terminal's size.
-
-    Args:
-        console: on which it will be.
-    """
+    """Draws a driver's state to fit a console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._seen = 0  # trials whose parameters were looked at
+        self._seen = 0  # trials whose parameters are noted
         self._first: Mapping[str, Any] = {}
         self._varied: set[str] = set()
         self._hours: NodeHours | None = None
         self._expected_s: dict[tuple[int, int], float] = {}  # by trial and attempt
 
     def draw(self, driver: Driver) -> RenderableType:
-        """The panel of this moment."""
+        """The current panel."""
         run, now = driver.state, driver.journal.clock()
         self._note_parameters(run)
         facts = self._facts(driver, run, now)
@@ -109,14 +105,14 @@ class Panel:
         rows.append(("trials", _counts(driver, run)))
         rows.append(("spent", Text(_spent(driver, run, now))))
         if finals := [str(n) for n in sorted(driver.running) if run.trials[n].ended]:
-            words = f"the best are measured again, to settle the winner: trial {', '.join(finals)}"
+            words = f"measured again to settle the winner: trial {', '.join(finals)}"
             rows.append(("finalists", Text(words, style="bold")))
         rows += [(label, Text(printable(t))) for label, t in verdict_lines(run)[:2]]
         return rows
 
     def _running(self, driver: Driver, run: Run, now: float, room: int) -> RenderableType:
         if not driver.running:
-            doing = "ending" if driver.stopping or run.closed else "choosing what to run"
+            doing = "ending" if driver.stopping or run.closed else "choosing the next trial"
             return Text(f"{doing} ...", style="dim")
         table = Table.grid(padding=(0, 2), expand=True)
         for ratio, right in ((0, True), (0, True), (0, True), (0, False), (1, False)):
@@ -143,7 +139,7 @@ class Panel:
     def _expectations(
         self, driver: Driver, run: Run, shown: Sequence[Running]
     ) -> list[float | None]:
-        """Seconds that attempts take, as was expected when they began; None if nobody knows."""
+        """Expected seconds of attempts, as of their starts; None if unknown."""
         keys = [(running.trial, running.attempt) for running in shown]
         if new := [key for key in keys if key not in self._expected_s]:
             self._hours = self._hours or NodeHours(driver.space, None)
@@ -154,7 +150,7 @@ class Panel:
         return [None if each >= timeout_s else each for each in expected_s]
 
     def _note_parameters(self, run: Run) -> None:
-        """Which parameters differ between trials; each trial is looked at once."""
+        """Note which parameters differ between trials; each trial is read once."""
         numbers = list(run.trials)[self._seen :]
         for number in numbers:
             config = run.trials[number].config
@@ -164,7 +160,7 @@ class Panel:
         self._seen += len(numbers)
 
     def _config(self, config: Mapping[str, Any]) -> str:
-        """What of it is no constant."""
+        """The parameters that vary between trials."""
         varied = {name: config.get(name) for name in self._first if name in self._varied}
         return config_text(varied) if self._varied else config_text(config)
 
@@ -208,7 +204,7 @@ def _spent(driver: Driver, run: Run, now: float) -> str:
 
 
 def remaining_s(run: Run, budget: Budget, now: float) -> float | None:
-    """Seconds until the first limit of a budget is reached at the pace so far; None: no idea."""
+    """Seconds until the budget's first limit at the pace so far; None if unknown."""
     time_s, hours = wall_time_s(run, now), node_hours(run, now)
     ended = sum(t.ended for t in run.trials.values())
     rests = []

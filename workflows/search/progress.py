@@ -1,4 +1,4 @@
-"""What a person sees of a running search: a live panel on a terminal, lines elsewhere."""
+"""Output of a running search: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from workflows.search.driver import Driver
 
 REFRESHED_PER_S = 2
-SHOWN_MESSAGE = 100  # characters; all of it is in the journal and the report
+SHOWN_MESSAGE = 100  # characters; the journal and the report have all
 
 
 def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tuple[str, str]]:
-    """The state of a run as (label, text) rows; what ``meshtune status`` and the panel share.
+    """The state of a run as (label, text) rows, for ``meshtune status``.
 
     Args:
-        run: as it is.
-        budget: of it.
+        run: as its journal has it.
+        budget: its limits.
         now: seconds since the epoch.
         alive: whether a driver is running it.
     """
@@ -89,7 +89,7 @@ class Progress:
             else None
         )
         self._panel = Panel(console)
-        self._due_s = 0.0  # when the panel is next made anew: it looks through the whole run
+        self._due_s = 0.0  # time of the next drawing, which reads the whole run
         self._best: Trial | None = None
 
     def __enter__(self) -> Progress:
@@ -114,16 +114,16 @@ class Progress:
             self.say(f"searching {driver.space.name} on {counted(driver.pool.size, 'node')}")
 
     def _draw(self, live: Live, driver: Driver) -> None:
-        """Draw the panel; where that fails, the search goes on with plain lines."""
+        """Draw the panel; if that fails, the search continues with plain lines."""
         try:
             live.update(self._panel.draw(driver))
         except Exception as error:  # of the cost model, say
             live.stop()
             self._live = None
-            self.say(f"the live view ends: {str(error) or type(error).__name__}")
+            self.say(f"the live view failed: {str(error) or type(error).__name__}")
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line above the panel. Trainers may print anything, so may what is told."""
+        """Print one line above the panel, made printable: trainers may print anything."""
         self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def _line(self, event: Started | Ended, run: Run) -> None:
@@ -151,7 +151,7 @@ class Progress:
             self.say(f"{what} {attempt.kind:8s} {why}  {spent}{again}", style)
 
     def _is_best(self, run: Run, trial: Trial) -> bool:
-        """Whether a trial that has just ended is the best; the run is looked through if it may."""
+        """Whether a trial that has just ended is the best; reads the run only if it may be."""
         known = self._best
         if (
             known is None

@@ -1,7 +1,7 @@
-"""The report after a search: written by a process of its own, in the time that is left.
+"""The report after a search: written by a separate process, in the time that is left.
 
-However long it takes or whatever goes wrong there, the search has ended as it has: its exit code
-and its results stand, and ``meshtune report RUN`` writes the report later.
+A slow or failed report changes neither the search's exit code nor its results, and
+``meshtune report RUN`` writes the report later.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
-    """Write the report if the search is done and there is time, and say what came of it.
+    """Write the report if the search is done and there is time; returns a line about it.
 
-    A job with work left is requeued by its script as soon as this process ends: it does not wait.
+    A job with work left writes none: its script requeues it as soon as this process ends.
     """
     later = f"`meshtune report {shlex.quote(str(folder.path))}` writes it"
     if ending.code == CONTINUE:
-        return f"the report follows when the search is done; {later} before"
+        return f"the report is written when the search is done; {later} now"
     limit_s = _limit_s(launcher)
     if limit_s < SHORTEST_S:
-        return f"the allocation ends too soon for the report; {later}"
+        return f"no time is left for the report; {later}"
     argv = module_argv("workflows.search.reporting", str(folder.path), str(os.getpid()))
     problem = run_bounded(argv, limit_s)
     if problem:
@@ -46,11 +46,11 @@ def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
 
 
 def run_bounded(argv: Sequence[str], limit_s: float) -> str:
-    """Run a command; why it failed, or nothing.
+    """Run a command; why it failed, or "".
 
     Args:
-        argv: the command. INT or TERM to this process end it, and this process goes on.
-        limit_s: after which it is killed.
+        argv: the command. INT or TERM to this process kill it, not this process.
+        limit_s: time after which it is killed.
     """
     try:
         process = subprocess.Popen(
@@ -80,7 +80,7 @@ def run_bounded(argv: Sequence[str], limit_s: float) -> str:
 
 @contextmanager
 def _killed_by_signals(process: subprocess.Popen[str]) -> Iterator[list[signal.Signals]]:
-    """INT and TERM kill the process; gives those that came."""
+    """Let INT and TERM kill the process; yields the list of received signals."""
     received: list[signal.Signals] = []
 
     def kill(number: int, _: FrameType | None) -> None:
@@ -101,9 +101,9 @@ def _limit_s(launcher: Launcher) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """``python -m workflows.search.reporting RUN PID``: write RUN's report while PID lives."""
+    """Write a run's report while the parent lives; the arguments are RUN and the parent's PID."""
     folder, parent = argv
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal's; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it here, too
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
         return 1

@@ -1,4 +1,4 @@
-"""What is started next: what has to run again, then new trials, then repeats of the finalists."""
+"""The order of trials: requeued ones, then new ones, then repeats of the finalists."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from analysis import Event, Journal, Proposed, Run, Trial, counted, next_repeat
+from analysis import Event, Journal, Run, Trial, counted, next_repeat
 from search_spaces import SearchSpace
 from slurm import NodePool
 from workflows.optimizer.policy import Policy, Proposal
 from workflows.search.budget import Budget, NodeHours
 from workflows.search.stopping import CONTINUE, DONE, Ending
-from workflows.search.trials import MAX_RETRIES
+from workflows.search.trials import MAX_RETRIES, proposed
 
 
 class Schedule:
-    """Chooses what is started next, and writes it to the journal where it is new.
+    """Chooses the next trial to start, and writes new ones to the journal.
 
     Args:
         space: what is searched.
@@ -25,7 +25,10 @@ class Schedule:
         pool: the nodes that there are.
         policy: chooses configurations.
         budget: when to stop.
-        write: in place of the journal's own.
+        write: replaces the journal's own.
+
+    Attributes:
+        too_wide: trials that need more nodes than are left of this allocation.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Schedule:
         budget: Budget,
         write: Callable[[Event], None] | None = None,
     ) -> None:
-        self.too_wide: set[int] = set()  # for what is left of this allocation
+        self.too_wide: set[int] = set()
         self._space = space
         self._journal = journal
         self._write = write or journal.write
@@ -46,14 +49,14 @@ class Schedule:
         self._budget = budget
         self._node_hours = NodeHours(space, budget.node_hours)
         self._requeued: deque[int] = deque()
-        self._search_ended: Ending | None = None  # why nothing new is proposed; repeats may be left
+        self._search_ended: Ending | None = None  # nothing new is proposed; repeats may be left
 
     @property
     def _run(self) -> Run:
         return self._journal.run
 
     def requeue(self, number: int) -> None:
-        """A trial has to run (again)."""
+        """Put a trial that has to run (again) into the queue."""
         if number not in self._requeued:
             self._requeued.append(number)
 
@@ -62,7 +65,7 @@ class Schedule:
 
         Args:
             started: trials that run or wait for nodes.
-            last: trials that run again only when there is nothing new to try.
+            last: trials that run again only if there is nothing new to try.
         """
         if spent := self._budget.resources_spent(self._run, self._journal.clock()):
             return Ending(spent, DONE)
@@ -77,12 +80,12 @@ class Schedule:
         if isinstance(chosen, Ending) and chosen.code == DONE:
             repeated = self.next_repeat(started)
             if repeated is not None:
-                self._search_ended = chosen  # what a repeat changes does not open the search again
+                self._search_ended = chosen  # a repeat's result does not reopen the search
                 return repeated
         return chosen
 
     def _again(self, started: Collection[int], among: Collection[int]) -> int | None:
-        """The first of the requeued trials that can be started; those too wide are put aside."""
+        """The first requeued trial that can be started; too wide ones are put aside."""
         for number in [n for n in self._requeued if n in among]:
             config = self._run.trials[number].config
             if self._space.num_nodes(config) > self._pool.size:
@@ -111,22 +114,14 @@ class Schedule:
                 return Ending("every valid configuration has been tried", DONE)
             size = counted(self._pool.size, "node")
             return Ending(f"the configurations left need more than {size}", CONTINUE)
-        number = max(self._run.trials, default=0) + 1
-        self._write(
-            Proposed(
-                trial=number,
-                config=proposal.config,
-                by=proposal.by,
-                why=proposal.why,
-                expected=proposal.expected,
-            )
-        )
-        return number
+        event = proposed(self._run, proposal)
+        self._write(event)
+        return event.trial
 
     def _narrower(self, proposal: Proposal, started: Collection[int]) -> Proposal | None:
-        """A proposal that ends within what is left of the node-hours; None without any.
+        """A proposal that should end within the node-hours left; None if there is none.
 
-        A search that knows nothing yet tries one trial all the same.
+        A search without any result tries one trial all the same.
         """
         other: Proposal | None = proposal
         while other and not self._affordable(other.config, started):
@@ -135,13 +130,13 @@ class Schedule:
         return other or (proposal if nothing_yet else None)
 
     def _affordable(self, config: Mapping[str, Any], started: Collection[int]) -> bool:
-        """Whether a trial is expected to end within what is left of the node-hours."""
+        """Whether a trial should end within the node-hours left."""
         return self._node_hours.affords(self._run, self._journal.clock(), started, config)
 
     def next_repeat(self, started: Collection[int] = ()) -> int | None:
-        """The finalist to be measured again; None if the winner is settled, or may be later.
+        """The finalist to measure again; None if the winner is settled, or while new trials run.
 
-        What still runs may win, so it comes first.
+        A running trial may still win, so it comes first.
         """
         trials = self._run.trials
         rules = self._space.finalists

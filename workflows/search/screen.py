@@ -1,4 +1,4 @@
-"""Standard output that nobody may be reading any more: a search goes on without."""
+"""Standard output that may lose its reader: the search continues without it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import sys
 from typing import IO, Any
 
-# A full disk may have room again, a slow reader catch up.
+# A full disk may be emptied, a slow reader may catch up.
 _FOR_A_WHILE = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
 class Screen:
-    """A text file whose writer never hears of errors.
+    """A text file whose write errors are not raised.
 
-    What cannot be written for a while comes later; once the reader is gone (``| head -1``, a
-    terminal that was closed) nothing is written any more, and standard error says so.
+    After a temporary error (a full disk) the text is written later. Once the reader is gone
+    (``| head -1``, a closed terminal) output is discarded, and standard error says so.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -39,21 +39,21 @@ class Screen:
             self._note(error)
 
     def finish(self) -> None:
-        """Write what is left, or give it up: the interpreter's own last flush must not fail."""
+        """Write or discard buffered text: the interpreter's own last flush must not fail."""
         try:
             self._file.flush()
         except OSError:
-            self._give_up()
+            self._discard()
 
     def _note(self, error: OSError) -> None:
         if error.errno in _FOR_A_WHILE:
             return
-        self._give_up()
+        self._discard()
         with contextlib.suppress(OSError):
-            print(f"meshtune: {error.strerror}: searching on without output", file=sys.stderr)
+            print(f"meshtune: {error.strerror}: continuing without output", file=sys.stderr)
 
-    def _give_up(self) -> None:
+    def _discard(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        with contextlib.suppress(OSError):  # no file of the system's
+        with contextlib.suppress(OSError):  # it has no file descriptor
             os.dup2(nowhere, self._file.fileno())
         os.close(nowhere)

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import IO, cast
 
@@ -47,25 +48,54 @@ DRY_RUN_TRIALS = 3
 NO_IDENTITY = "00000000"  # not yet, or simulated
 
 
-def run_session(
-    space: SearchSpace,
-    folder: RunFolder,
-    launcher: Launcher,
-    seed: int | None,
-    budget: Budget,
-    flags: str = "",
-    policy: str = DEFAULT,
-    pricing: Pricing | None = None,
-    report: bool = True,
-) -> int:
+@dataclass(frozen=True)
+class Search:
+    """A search as it was asked for.
+
+    Attributes:
+        space: what is searched; its budget is that of the whole run.
+        folder: of the run; one that is there already is resumed.
+        launcher: gives trials their processes.
+        seed: default: the run's own, or 0.
+        policy: the name of what chooses; see ``workflows.optimizer.registry``.
+        pricing: replaces the space's own prices.
+        budget: default: the space's.
+    """
+
+    space: SearchSpace
+    folder: RunFolder
+    launcher: Launcher
+    seed: int | None = None
+    policy: str = DEFAULT
+    pricing: Pricing | None = None
+    budget: Budget | None = None
+
+    def make_policy(self, seed: int) -> Policy:
+        """A new policy."""
+        return make_policy(self.space, seed, self.policy, pricing=self.pricing)
+
+    def make_factory(self, identity: Identity | None) -> TrialFactory:
+        """A trial factory, whose steps and processes have names that no other run has."""
+        run_id = f"meshtune-{identity.id if identity else NO_IDENTITY}"
+        return TrialFactory(self.space, self.folder, run_id, self.data)
+
+    @property
+    def data(self) -> str | None:
+        """Prefix of the built-in trainer's token file; a simulated cluster needs no such file."""
+        if self.launcher.simulated and self.space.trainer.builtin:
+            return self.space.trainer.builtin.data
+        return data_prefix(self.space, self.folder.path)
+
+
+def run_session(search: Search, flags: str = "", report: bool = True) -> int:
     """Search until an ending, write the report if nothing is left, and return the exit code.
 
-    A person watches: progress goes to the terminal, and Ctrl-C stops the search cleanly.
+    Progress goes to the terminal, and Ctrl-C stops the search cleanly.
 
     Args:
-        space, folder, launcher, seed, budget, policy, pricing: see :func:`open_driver`.
-        flags: what the command that resumes the run needs beside the space.
-        report: whether one is written.
+        search: what to run.
+        flags: options of the command that resumes the run, besides the space.
+        report: whether to write one.
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
@@ -73,43 +103,26 @@ def run_session(
     signal.signal(signal.SIGUSR1, lambda *_: None)
     progress = Progress(console)
     with ExitStack() as stack:
-        with console.status(f"opening {folder.path}"):
-            driver = stack.enter_context(
-                open_driver(space, folder, launcher, seed, budget, progress, policy, pricing)
-            )
+        with console.status(f"opening {search.folder.path}"):
+            driver = stack.enter_context(open_driver(search, progress))
         with progress, stop_on_signals(driver, progress):
             ending = driver.run()
-        console.print(Text(printable(_last_words(driver, ending, flags))), soft_wrap=True)
+        console.print(Text(printable(_summary(driver, ending, flags))), soft_wrap=True)
     if report:
         with console.status("writing the report"):
-            line = report_line(folder, launcher, ending)
+            line = report_line(search.folder, search.launcher, ending)
         console.print(Text(printable(line)), soft_wrap=True)
     screen.finish()
     return ending.code
 
 
 @contextmanager
-def open_driver(
-    space: SearchSpace,
-    folder: RunFolder,
-    launcher: Launcher,
-    seed: int | None,
-    budget: Budget,
-    listen: Listener,
-    policy: str = DEFAULT,
-    pricing: Pricing | None = None,
-) -> Iterator[Driver]:
-    """The driver of a run, which is held as long as the context is.
+def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
+    """The driver of a run; the run is locked within the context.
 
     Args:
-        space: what is searched.
-        folder: where; a run that is there already is resumed.
-        launcher: gives trials their processes.
-        seed: None: the run's own, or 0.
-        budget: of the whole run.
+        search: what to run.
         listen: see ``Driver``.
-        policy: the name of what chooses; see ``workflows.optimizer.registry``.
-        pricing: in place of the space's own prices.
 
     Raises:
         RegistryError: if there is no such policy.
@@ -117,17 +130,17 @@ def open_driver(
         FingerprintError: if the folder holds a run of another space.
         RunBusyError: if another process drives this run.
     """
-    POLICIES.get(policy)  # an error now, while nothing is made
-    _refuse_narrow_launcher(space, folder, launcher, policy, pricing)
-    data = _data(space, folder, launcher)
+    space, folder, launcher = search.space, search.folder, search.launcher
+    POLICIES.get(search.policy)  # an error now, while nothing is made
+    _refuse_narrow_launcher(search)
+    data = search.data
     folder.prepare(space)
     journal = Journal(folder.path, launcher.clock.time, sync=not launcher.simulated)
     try:
         folder.create(space)  # only now is the run ours: another's budget stays
         if data and not launcher.simulated:
             make_data(data)
-        if seed is None:
-            seed = journal.run.seed
+        seed = journal.run.seed if search.seed is None else search.seed
         # A simulated run shares its cluster with nobody, and equal seeds give equal journals.
         identity = None if launcher.simulated else Identity.of(folder.path, journal.run.identity)
         yield Driver(
@@ -135,9 +148,9 @@ def open_driver(
             folder=folder,
             journal=journal,
             launcher=launcher,
-            policy=make_policy(space, seed, policy, pricing=pricing),
-            factory=TrialFactory(space, folder, _run_id(identity), data),
-            budget=budget,
+            policy=search.make_policy(seed),
+            factory=search.make_factory(identity),
+            budget=search.budget or Budget.of(space),
             seed=seed,
             listen=listen,
             identity=identity,
@@ -146,49 +159,31 @@ def open_driver(
         journal.close()
 
 
-def run_search(
-    space: SearchSpace,
-    folder: RunFolder,
-    launcher: Launcher,
-    seed: int | None = None,
-    policy: str = DEFAULT,
-    listen: Listener = lambda *_: None,
-) -> Run:
-    """Search until an ending, and return the run; prints nothing and leaves signals alone.
-
-    Args:
-        space, folder, launcher, seed, policy, listen: see :func:`open_driver`.
-    """
-    with open_driver(space, folder, launcher, seed, Budget.of(space), listen, policy) as driver:
+def run_search(search: Search, listen: Listener = lambda *_: None) -> Run:
+    """Search until an ending, and return the run; prints nothing and handles no signals."""
+    with open_driver(search, listen) as driver:
         driver.run()
         return driver.state
 
 
-def dry_run(
-    space: SearchSpace,
-    folder: RunFolder,
-    launcher: Launcher,
-    seed: int | None,
-    policy: str = DEFAULT,
-    pricing: Pricing | None = None,
-) -> Iterator[str]:
+def dry_run(search: Search) -> Iterator[str]:
     """The exact commands of the next trials; starts and writes nothing.
 
     Raises:
         TooFewNodesError: if every configuration that is left needs more nodes than there are.
     """
+    folder, launcher = search.folder, search.launcher
     run = read_run(folder.path) if folder.started else Run(folder.path)
-    data = _data(space, folder, launcher)
-    factory = TrialFactory(space, folder, _run_id(run.identity), data)
-    chosen = make_policy(space, run.seed if seed is None else seed, policy, pricing=pricing)
+    factory = search.make_factory(run.identity)
+    policy = search.make_policy(run.seed if search.seed is None else search.seed)
     pool = NodePool(launcher.nodes())
     nodes = counted(pool.size, "node")
-    yield f"# {space.name}: the first trials on {nodes} ({launcher.name})"
+    yield f"# {search.space.name}: the first trials on {nodes} ({launcher.name})"
     for count in range(DRY_RUN_TRIALS):
-        proposal = chosen.propose(run, pool.size)
+        proposal = policy.propose(run, pool.size)
         if proposal is None:
             if count == 0:
-                _refuse_too_few_nodes(space, chosen, run, launcher)
+                _refuse_too_few_nodes(search, policy, run)
             yield f"# no further configuration is left for {nodes}"
             break
         number = max(run.trials, default=0) + 1
@@ -199,58 +194,42 @@ def dry_run(
         yield shlex.join(launcher.command(spec, lease))
 
 
-def _refuse_narrow_launcher(
-    space: SearchSpace,
-    folder: RunFolder,
-    launcher: Launcher,
-    policy: str,
-    pricing: Pricing | None,
-) -> None:
+def _refuse_narrow_launcher(search: Search) -> None:
     """Raise if no trial of a new run could ever start; one that has begun may wait for nodes."""
+    folder = search.folder
     if folder.started and read_run(folder.path).trials:
         return
-    nodes = len(launcher.nodes())
-    if space.widths[-1] <= nodes:
+    nodes = len(search.launcher.nodes())
+    if search.space.widths[-1] <= nodes:
         return
-    chosen = make_policy(space, 0, policy, pricing=pricing)  # its own: a proposal leaves traces
+    policy = search.make_policy(0)  # the driver's own is another: a proposal leaves traces
     run = Run(folder.path)
-    if chosen.propose(run, nodes) is None:
-        _refuse_too_few_nodes(space, chosen, run, launcher)
+    if policy.propose(run, nodes) is None:
+        _refuse_too_few_nodes(search, policy, run)
 
 
-def _refuse_too_few_nodes(space: SearchSpace, policy: Policy, run: Run, launcher: Launcher) -> None:
+def _refuse_too_few_nodes(search: Search, policy: Policy, run: Run) -> None:
     """Raise if there are configurations to propose, but only for more nodes than there are."""
     if policy.propose(run, sys.maxsize) is None:
         return
-    widths = space.widths
+    widths = search.space.widths
     widest = len(widths) - 1
     at = bisect_left(widths, True, 0, widest, key=lambda n: policy.propose(run, n) is not None)
     left = " that is left" if run.trials else ""
     raise TooFewNodesError(
         f"the narrowest configuration{left} needs {counted(widths[at], 'node')}, the launcher "
-        f"{launcher.name} has {len(launcher.nodes())}: give it more, or allow fewer (num_nodes)"
+        f"{search.launcher.name} has {len(search.launcher.nodes())}: give it more, or allow fewer "
+        "(num_nodes)"
     )
-
-
-def _data(space: SearchSpace, folder: RunFolder, launcher: Launcher) -> str | None:
-    """Where the built-in trainer's tokens are; a simulated cluster need not have them."""
-    if launcher.simulated and space.trainer.builtin:
-        return space.trainer.builtin.data
-    return data_prefix(space, folder.path)
-
-
-def _run_id(identity: Identity | None) -> str:
-    """Names the run's steps and processes, as no other run's are named; stays when it resumes."""
-    return f"meshtune-{identity.id if identity else NO_IDENTITY}"
 
 
 @contextmanager
 def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
     """Ctrl-C or TERM: stop cleanly; a second one: quit now. USR1 (the allocation ends): drain."""
-    asked = False  # the driver may be stopping for a reason of its own
+    asked = False  # the driver may be stopping for its own reasons
 
     def say(text: str) -> None:
-        with suppress(RuntimeError):  # in the middle of another line, which output does not allow
+        with suppress(RuntimeError):  # in the middle of another line: output is not reentrant
             progress.say(text)
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -275,20 +254,21 @@ def stop_on_signals(driver: Driver, progress: Progress) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _last_words(driver: Driver, ending: Ending, flags: str) -> str:
+def _summary(driver: Driver, ending: Ending, flags: str) -> str:
+    """The lines after a search: why it ended, the best trial, and how to resume it."""
     best = driver.state.best
-    words = f"ended: {ending.reason}"
+    text = f"ended: {ending.reason}"
     if best:
-        words += (
+        text += (
             f"\nbest: {best.objective:.5g} {driver.state.objective_key}, trial {best.number}: "
             f"{config_text(best.config)}"
         )
-    for label, text in front_lines(driver.state):
-        words += f"\n{label + ':' if label else ' '} {text}"
+    for label, line in front_lines(driver.state):
+        text += f"\n{label + ':' if label else ' '} {line}"
     asked = driver.space.finalists.confidence
-    for label, text in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
-        words += f"\n{label}: {text}"
+    for label, line in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
+        text += f"\n{label}: {line}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))
-        words += f"\nresume with: meshtune search {space_file}{flags}"
-    return words
+        text += f"\nresume with: meshtune search {space_file}{flags}"
+    return text

@@ -1,6 +1,6 @@
-"""Why a session of a search ends, and the process's exit code for it.
+"""Why a session of a search ends, and its exit code.
 
-A search whose attempts fail one after the other is ended before it costs the allocation.
+A search whose attempts all fail ends before it uses up the allocation.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Ending:
 
 
 class RepeatedFailures:
-    """Watches for failures in a row that say nothing of one configuration in particular."""
+    """Counts failures in a row that are not specific to one configuration."""
 
     def __init__(self) -> None:
         self._latest: deque[Kind] = deque(maxlen=MAX_IN_A_ROW)
 
     def note(self, kind: Kind, message: str, run: Run) -> Ending | None:
-        """Why the search should end after an attempt that ended so; None if it should not."""
+        """Why the search should end after this attempt; None if it should not."""
         if kind.row.cause == "driver":
             return None
         self._latest.append(kind)
@@ -39,7 +39,7 @@ class RepeatedFailures:
         if len(broken) < MAX_IN_A_ROW:
             return None
         never = not any(t.ok for t in run.trials.values())
-        # A launch that fails says nothing of its trial: eight in a row, and none will start.
+        # A failed launch is not about its trial: after eight in a row none will start.
         if not never and launches < MAX_IN_A_ROW:
             return None
         how = "crashed or could not start" if launches else "crashed"

@@ -1,4 +1,4 @@
-"""A run whose disk is full: the search waits for room, and blames nobody meanwhile."""
+"""A full disk: the search waits for room, and no trial is blamed meanwhile."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _PATIENCE_S = 3.0  # once the search is to stop
 
 
 class NoRoomError(Exception):
-    """A search was stopped while it waited for room; it resumes where its journal ends."""
+    """The search was stopped while it waited for room; it resumes where its journal ends."""
 
 
 class Storage:
     """Writes that wait while the disk is full.
 
     Args:
-        tell: is told when the search waits, and when it goes on.
-        stopping: whether the search is to end; then it does not wait for long.
+        tell: called with a line when the search waits, and when it continues.
+        stopping: whether the search is to end; then it waits ``_PATIENCE_S`` only.
     """
 
     def __init__(self, tell: Callable[[str], None], stopping: Callable[[], bool]) -> None:
         self._tell, self._stopping = tell, stopping
 
     def insist(self, write: Callable[[], T]) -> T:
-        """What ``write`` returns, called again and again while it finds the disk full.
+        """Repeat ``write`` until the disk has room; returns its result.
 
         Args:
-            write: leaves nothing half done where it raises.
+            write: leaves nothing half done if it raises.
 
         Raises:
-            NoRoomError: if there is none and the search is to stop.
+            NoRoomError: if the disk is full and the search is to stop.
             OSError: for any other reason.
         """
         waits, stops_s = False, None
@@ -50,7 +50,7 @@ class Storage:
                 if not is_disk_full(error):
                     raise
                 if not waits:
-                    self._tell(f"the search waits for room on its disk: {error}")
+                    self._tell(f"the disk is full, the search waits: {error}")
                 waits = True
                 if self._stopping():
                     stops_s = stops_s or time.monotonic()
@@ -59,12 +59,12 @@ class Storage:
                 time.sleep(_TRY_AGAIN_S)
                 continue
             if waits:
-                self._tell("there is room again: the search goes on")
+                self._tell("the disk has room again, the search continues")
             return result
 
 
 def no_room(directory: Path) -> str:
-    """Why nothing can be written in a folder now; "" if that is not for want of room."""
+    """The error if a folder's disk is full; "" otherwise."""
     probe = directory / f".room.{os.getpid()}"
     try:
         try:

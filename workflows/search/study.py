@@ -1,4 +1,4 @@
-"""Ask and tell: a search whose trials somebody else runs."""
+"""Ask and tell: a search whose trials the caller runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 from analysis import (
     Journal,
     Opened,
-    Proposed,
     ResultsFile,
     Run,
     RunFolder,
@@ -22,13 +21,7 @@ from analysis import (
     Trial,
     write_results,
 )
-from foundation.messages import shown
-from search_spaces import SearchSpace, load_space
-from slurm import Kind, Outcome
-from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
-from workflows.search.objectives import figures
-from workflows.search.trials import ended
-from workflows.values import (
+from foundation.arguments import (
     ArgumentError,
     checked_path,
     checked_seed,
@@ -36,20 +29,26 @@ from workflows.values import (
     checked_whole,
     refused,
 )
+from foundation.messages import shown
+from search_spaces import SearchSpace, load_space
+from slurm import Kind, Outcome
+from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
+from workflows.search.objectives import figures
+from workflows.search.trials import ended, proposed
 
-LAUNCHER = "ask-tell"  # what the journal says of who runs the trials
+LAUNCHER = "ask-tell"  # the journal's launcher
 _ANY_WIDTH = 2**31
 
 
 class ClosedError(ValueError):
-    """A study that was closed; the message says how to open it again."""
+    """The study is closed; the message says how to open it again."""
 
 
 def space_of(space: SearchSpace | str | Path) -> SearchSpace:
-    """A space, or the one of a file or a shipped name.
+    """A space itself, or the one that a file or a shipped name has.
 
     Raises:
-        ArgumentError: if it is neither.
+        ArgumentError: if it is none of these.
         SpaceError: if it cannot be read.
     """
     if isinstance(space, SearchSpace):
@@ -60,7 +59,7 @@ def space_of(space: SearchSpace | str | Path) -> SearchSpace:
 
 
 class Study:
-    """Proposes trials and learns from their results; the loop around it is yours.
+    """Proposes trials and learns from their results; the caller writes the loop.
 
     >>> import meshtune
     >>> study = meshtune.Study("gpt_22b_frontier")
@@ -72,19 +71,19 @@ class Study:
     >>> study.best.number, len(study.trials)
     (1, 2)
 
-    Several trials may be asked for before the first is told. With a folder all of it is kept, and
+    Several trials may be asked for before the first is told. With a folder everything is kept, and
     after a crash the same call resumes: trials that were asked for can still be told, and ``ask``
-    first gives those that were not. The folder is a run's like any other: ``meshtune.load``,
-    ``report``, and the command's ``meshtune status`` read it.
+    first returns those that were not. The folder is a run like any other: ``meshtune.load``,
+    ``report``, and the command ``meshtune status`` read it.
 
     Args:
-        space: or a file, or the name of a shipped space.
-        folder: where the run is kept; default: nowhere, and it ends with this process.
+        space: a space, a file, or the name of a shipped space.
+        folder: of the run; default: nothing is kept after this process.
         policy: what chooses; see ``meshtune search --help``.
         seed: default: 0, or the run's own.
 
     Raises:
-        ArgumentError: for an argument that cannot be; nothing is made.
+        ArgumentError: for an unusable argument; nothing is made.
         SpaceError: if the space cannot be read.
         FingerprintError: if the folder holds a run of another space.
         ValueError: if the folder holds a search that ran its own trials.
@@ -135,7 +134,7 @@ class Study:
 
     @property
     def run(self) -> Run:
-        """All that has happened."""
+        """The run so far."""
         return self._journal.run
 
     @property
@@ -154,16 +153,16 @@ class Study:
         return self.run.best
 
     def ask(self, max_nodes: int = _ANY_WIDTH) -> Trial | None:
-        """The next trial to run; its ``number`` and ``config`` say which.
+        """The next trial to run, with its ``number`` and ``config``.
 
         Args:
-            max_nodes: the widest trial that may come.
+            max_nodes: the most nodes that it may need.
 
         Returns:
-            None if every configuration of the space that is narrow enough has been asked for.
+            None if every configuration for so many nodes has been asked for.
 
         Raises:
-            ArgumentError: for a width below 1.
+            ArgumentError: for fewer than 1 node.
             ClosedError: after ``close``.
         """
         max_nodes = checked_whole("max_nodes", max_nodes, 1)
@@ -173,16 +172,9 @@ class Study:
             proposal = self._policy.propose(self.run, max_nodes)
             if proposal is None:
                 return None
-            number = max(self.run.trials, default=0) + 1
-            self._journal.write(
-                Proposed(
-                    trial=number,
-                    config=proposal.config,
-                    by=proposal.by,
-                    why=proposal.why,
-                    expected=dict(proposal.expected),
-                )
-            )
+            event = proposed(self.run, proposal)
+            self._journal.write(event)
+            number = event.trial
         trial = self.run.trials[number]
         attempt = trial.next_attempt
         self._journal.write(
@@ -196,16 +188,16 @@ class Study:
         """Say how a trial ended.
 
         Args:
-            trial: that was asked for, or its number.
-            result: its metrics, with that of the objective; or how it failed: ``oom``,
-                ``timeout``, ``crash``, ``diverged``, ``invalid``, ``host_oom``. After a failure of
-                the machine (``node_failure``, ``launch_failure``, ``disk_full``, ``preempted``)
-                ``ask`` gives the trial again.
-            message: on a failure, for the report.
+            trial: from :meth:`ask`, or its number.
+            result: its metrics, with the objective; or how it failed: ``oom``, ``timeout``,
+                ``crash``, ``diverged``, ``invalid``, ``host_oom``. After a failure of the machine
+                (``node_failure``, ``launch_failure``, ``disk_full``, ``preempted``) ``ask``
+                returns the trial again.
+            message: about a failure, for the report.
 
         Raises:
-            MissingMetricError: if the result has no number for the objective; it names what there
-                is.
+            MissingMetricError: if the result has no number for the objective; names the metrics
+                that it has.
             ArgumentError: for an unknown failure, a trial that does not run, or a value that is
                 not JSON.
             ClosedError: after ``close``.
@@ -234,7 +226,7 @@ class Study:
         self._results.catch_up(self.run)
 
     def close(self) -> None:
-        """Write what is left to write, and let others have the run; a second time, do nothing."""
+        """Write the results and unlock the run; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -260,7 +252,7 @@ class Study:
             )
 
     def _from_before(self, max_nodes: int) -> int | None:
-        """A trial that was asked for before, and has to run again."""
+        """A trial that an earlier call returned, and that has to run again."""
         for number in list(self._left):
             trial = self.run.trials[number]
             if self.space.num_nodes(trial.config) > max_nodes:
@@ -269,13 +261,13 @@ class Study:
             if trial.running:
                 lost = Outcome(Kind.PREEMPTED, message="never told; asked for again")
                 self._journal.write(ended(self.space, trial, trial.running.number, (), lost))
-            if not trial.ended:  # not again and again, for it may be what ends the process
+            if not trial.ended:  # not for ever: the trial may be what ends the process
                 return number
         return None
 
 
 def _plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result as the journal has it, with the numbers and lists of numpy and torch as JSON's."""
+    """A result in JSON's types, also from the numbers and arrays of numpy and torch."""
     plain: dict[str, Any] = {}
     for key, value in result.items():
         try:

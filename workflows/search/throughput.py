@@ -1,8 +1,8 @@
-"""How fast a trainer of the user's own was, by one convention, and whether that can be.
+"""Throughput of a user's own trainer in one convention, and whether it is possible.
 
-Step time, tokens, sequences and FLOPs per second follow from one another where the space says what
-is trained (a model) in what batch. Frameworks count FLOPs differently, some with what recomputation
-repeats, so that recomputing looks faster; here a step's FLOPs are ``trainer.model_flops``.
+Step time, tokens, sequences and FLOPs per second follow from one another if the space has the model
+and the batch. Frameworks count FLOPs differently, some with the recomputed ones, so that
+recomputing looks faster; here a step's FLOPs are ``trainer.plan.flops.model_flops``.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from search_spaces import SearchSpace
 from trainer.plan.flops import model_flops
 from trainer.plan.model import ModelConfig
 
-_APART = 1.6  # by which two figures of one speed may differ: other steps, other clocks
+_APART = 1.6  # factor between two metrics of one speed: other steps, other clocks
 _CONVENTIONS = 3.0  # the same for FLOPs: with recomputation, causal attention counted half
 _RATES = (
     *("tokens_per_second", "samples_per_second", "tokens_per_second_per_gpu"),
     "micro_batches_per_second",
 )
-_LATE = 1.1  # by which a log's step times may exceed the trial's own time
+_LATE = 1.1  # factor by which a logged step time may exceed the trial's own time
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a trial trains in one step.
+    """The work of one training step.
 
     Attributes:
-        model: None where the space names none.
+        model: None if the space names none.
         sequences: per step, over all replicas.
-        micro_batches: per step, of a replica.
+        micro_batches: per step and replica.
     """
 
     model: ModelConfig | None
@@ -42,7 +42,7 @@ class Job:
     micro_batches: float = 1
 
     def rates(self, step_time_s: float) -> dict[str, float]:
-        """Every figure that follows from the time of a step."""
+        """Every metric that follows from the time of a step."""
         rates = {
             "step_time_s.median": step_time_s,
             "samples_per_second": self.sequences / step_time_s,
@@ -60,7 +60,7 @@ class Job:
 
 
 def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
-    """What a user's own trainer trains; None where the space does not say, or for the built-in."""
+    """The job of a user's own trainer; None for the built-in one, or without a batch size."""
     if space.trainer.builtin is not None:
         return None
     facts = space.facts(config)
@@ -71,7 +71,7 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
 
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Seconds of a step and the key from which that is; None if no figure tells it."""
+    """Seconds of a step, and the key that they follow from; None if there is none."""
     for key in ("step_time_s.median", "step_time_s"):
         if (seconds := metric(result, key)) is not None and 0 < seconds < math.inf:
             return seconds, key
@@ -88,10 +88,10 @@ def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None
 
 
 def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
-    """A result with the figures that follow from its own.
+    """A result with the metrics that follow from its own.
 
     FLOPs per second are replaced by those of this convention, and kept as
-    ``reported_tflops_per_gpu``; the others are added where they are missing.
+    ``reported_tflops_per_gpu``; missing metrics are added.
     """
     whole = dict(result)
     found = step_time_s(job, result) if job else None
@@ -114,13 +114,13 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
 def contradiction(
     space: SearchSpace, job: Job, result: Mapping[str, Any], elapsed_s: float
 ) -> str | None:
-    """Two figures of a trial that cannot both be true, as a message; None if all can.
+    """A message about two metrics that cannot both be true; None if all can.
 
     Args:
         space: of the trial.
-        job: that it trained.
-        result: as its trainer gave it.
-        elapsed_s: from its start to its end.
+        job: its work per step.
+        result: the trainer's.
+        elapsed_s: from the trial's start to its end.
     """
     found = step_time_s(job, result)
     if found is None:
@@ -142,7 +142,7 @@ def contradiction(
             return (
                 f"{said} means {other} {number(rate)} for {number(job.sequences)} sequences"
                 f"{f' of {job.model.seq_length} tokens' if job.model else ''} on {job.num_gpus} "
-                f"GPUs, but its own is {number(value)}: check the units, and whether a figure is "
+                f"GPUs, but its own is {number(value)}: check the units, and whether a metric is "
                 "per GPU"
             )
     return _beyond_peak(space, rates.get("tflops_per_gpu"), said)

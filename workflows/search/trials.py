@@ -1,4 +1,4 @@
-"""From a configuration to something that a launcher can start, and back to an objective."""
+"""A configuration as a trial for the launcher, and the launcher's outcome as objectives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from analysis import (
     TRIAL_FILE,
     Ended,
     MissingMetricError,
+    Proposed,
     Run,
     RunFolder,
     Trial,
@@ -30,22 +31,23 @@ from slurm import (
     kept_result,
 )
 from trainer.plan.limits import ConfigError
+from workflows.optimizer.policy import Proposal
 from workflows.search.objectives import figures
 from workflows.search.throughput import completed, contradiction, job_of
 
 LONGEST_MESSAGE = 1000  # characters
 MAX_RETRIES = 3  # of a trial whose nodes, launch or driver failed
-PYTHON_SOURCE = "python-source"  # as trainer.builtin.data: the standard library's own text
+PYTHON_SOURCE = "python-source"  # value of trainer.builtin.data: the standard library's source
 
 
 class TrialFactory:
-    """Makes the processes' specification of a space's trials.
+    """Makes the trial specifications of a space.
 
     Args:
         space: what is searched.
-        folder: where the trials' folders are.
+        folder: has the trials' folders.
         run_id: a name that no other run on this cluster has.
-        data: the token file's prefix for the built-in trainer; None for a command of the user's.
+        data: prefix of the built-in trainer's token file; None for a user's own command.
     """
 
     def __init__(
@@ -61,14 +63,14 @@ class TrialFactory:
 
     @property
     def mark(self) -> str:
-        """What processes carry that outlive a trial of this run; none of its trials' name."""
+        """The name of processes that outlive a trial of this run; no trial has it."""
         return f"{self.run_id}-ranks"
 
     def kept(self, run: Run) -> Kept | None:
-        """Whether trials' ranks are forked from now on.
+        """The processes that trials' ranks are forked from; None if ranks start afresh.
 
-        They are where the space says so, else once starting takes longer than the steps. The first
-        trial that tells decides, for those after it start faster by this.
+        Ranks are forked if the space asks for it, else once starting takes longer than the steps.
+        The first trial that shows it decides: later ones start faster because of this.
         """
         modules = tuple(self.space.program.preload)
         asked = self.space.trainer.preload is not None
@@ -77,9 +79,9 @@ class TrialFactory:
         return None
 
     def write(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
-        """Write the trial's ``config.json`` and ``trial.json``; return what to start.
+        """Write the trial's ``config.json`` and ``trial.json``; returns its specification.
 
-        What an earlier attempt left is removed first, so that it cannot pass for this one's.
+        Files of an earlier attempt are removed first, so that they cannot pass for this one's.
         """
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
@@ -102,7 +104,7 @@ class TrialFactory:
         return spec
 
     def spec(self, number: int, attempt: int, config: Mapping[str, Any]) -> TrialSpec:
-        """What to start for ``config``; writes nothing."""
+        """The specification of a trial; writes nothing."""
         directory = self.folder.trial(number)
         trial = self.space.trial
         return TrialSpec(
@@ -120,13 +122,24 @@ class TrialFactory:
         )
 
 
+def proposed(run: Run, proposal: Proposal) -> Proposed:
+    """The journal's event for a new trial."""
+    return Proposed(
+        trial=max(run.trials, default=0) + 1,
+        config=proposal.config,
+        by=proposal.by,
+        why=proposal.why,
+        expected=dict(proposal.expected),
+    )
+
+
 def judge(
     space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]
 ) -> tuple[Kind, dict[str, float], str]:
-    """The kind, objectives by key and message of an ended attempt, in the space's own terms.
+    """The kind, objectives by key and message of an ended attempt.
 
-    An ``ok`` whose figure is missing is a crash (the trainer broke its contract), one whose
-    figure is not finite, or beyond what can be, has diverged: neither may pass for a fast result.
+    An ``ok`` without an objective is a crash (the trainer broke its contract); one with an infinite
+    or impossible objective has diverged. Neither may pass for a fast result.
     """
     if outcome.kind is not Kind.OK:
         return outcome.kind, {}, outcome.message
@@ -138,14 +151,14 @@ def judge(
         if not math.isfinite(figure):
             return Kind.DIVERGED, {}, f"{key} is not finite"
         if not possible(figure):
-            return Kind.DIVERGED, {}, f"{key} is {figure:g}, which nothing can be measured to be"
+            return Kind.DIVERGED, {}, f"{key} is {figure:g}, which is impossible"
     return Kind.OK, reached, outcome.message
 
 
 def believed(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
-    """A user's own trainer's outcome with all figures that follow from its own.
+    """A user's own trainer's outcome, with all metrics that follow from its own.
 
-    Where two of them contradict each other none is believed: it is a crash that names both.
+    If two of them contradict each other, it is a crash that names both.
     """
     job = job_of(space, config)
     if outcome.kind is not Kind.OK or outcome.result is None or job is None:
@@ -158,14 +171,14 @@ def believed(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) ->
 def ended(
     space: SearchSpace, trial: Trial, attempt: int, nodes: Sequence[str], outcome: Outcome
 ) -> Ended:
-    """What the journal says of an attempt that has ended so.
+    """The journal's event for the end of an attempt.
 
     Args:
         space: of the trial.
         trial: as it was before.
         attempt: its number.
-        nodes: that it held.
-        outcome: how it ended.
+        nodes: the attempt's.
+        outcome: from the launcher.
     """
     outcome = believed(space, outcome, trial.config)
     kind, objectives, message = judge(space, outcome, trial.config)
@@ -185,7 +198,7 @@ def ended(
         elapsed_s=outcome.elapsed_s,
         steps=outcome.steps,
         nodes=nodes,
-        final=final and not trial.ended,  # of a repeat's trial the first result stands
+        final=final and not trial.ended,  # a repeat leaves the first result as it is
         excused=outcome.excused,
         early=early,
         saved_node_s=outcome.saved_s * len(nodes) if early else None,
@@ -193,13 +206,13 @@ def ended(
 
 
 def data_prefix(space: SearchSpace, folder: Path) -> str | None:
-    """Where the built-in trainer's token file is, or will be made; writes nothing.
+    """The built-in trainer's token file, which may have to be made; writes nothing.
 
     Returns:
-        An absolute path without its suffix; None for a trainer of the user's.
+        An absolute path without its suffix; None for a user's own trainer.
 
     Raises:
-        ConfigError: if the space names a file for the trainer that is not there.
+        ConfigError: if a file that the space names for the trainer does not exist.
     """
     builtin = space.trainer.builtin
     if builtin is None:
@@ -224,7 +237,7 @@ def data_prefix(space: SearchSpace, folder: Path) -> str | None:
 
 
 def make_data(prefix: str) -> None:
-    """Make the token file of Python's own source if it is not there yet."""
+    """Make the token file of Python's own source unless it exists."""
     from trainer import prepare_data, python_source_files
 
     if not Path(f"{prefix}.idx").exists():

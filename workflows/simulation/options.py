@@ -1,4 +1,4 @@
-"""``--simulate KEY=VALUE,...``: the simulated cluster, and how far it is from the cost model."""
+"""``--simulate KEY=VALUE,...``: the simulated cluster, and its misfit to the cost model."""
 
 from __future__ import annotations
 
@@ -12,45 +12,42 @@ from foundation.messages import nearest
 from search_spaces import SearchSpace, seconds
 from slurm import SimulatedCluster
 
-DEFAULT_TRIALS = 8  # widest ones at once: on more nodes none would learn from another
+DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another
 
 
 class SimulationError(ValueError):
-    """A simulation that cannot be; the message names the remedy."""
+    """Unusable simulation settings; the message names the remedy."""
 
 
-def _share(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) <= 1:
-            return float(text)
-    raise ValueError("accepted a share from 0 to 1")
+def _reader(
+    kind: Callable[[str], float], accepted: str, fits: Callable[[float], bool]
+) -> Callable[[str], float]:
+    """Reads a number, or raises ValueError with what is accepted."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise ValueError(f"accepted {accepted}")
+
+    return read
 
 
-def _rate(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise ValueError("accepted a number of 0 or more")
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() else -1
 
 
-def _count(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise ValueError("accepted a whole number above 0")
-    return value
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError("accepted a whole number of 0 or more")
-    return int(text)
+_share = _reader(float, "a share from 0 to 1", lambda value: 0 <= value <= 1)
+_rate = _reader(float, "a number of 0 or more", lambda value: 0 <= value < math.inf)
+_count = _reader(_whole, "a whole number above 0", lambda value: value >= 1)
+_seed = _reader(_whole, "a whole number of 0 or more", lambda value: value >= 0)
 
 
 def _duration(text: str) -> float:
     return seconds(float(text) if text.isdecimal() else text)
 
 
-# Key: the record's field, and how its value is read.
+# Key: the record's field, and the reader of its value.
 _CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
     "nodes": ("nodes", _count),
     "seed": ("seed", _seed),
@@ -65,14 +62,14 @@ _CLUSTER: dict[str, tuple[str, Callable[[str], Any]]] = {
     "time": ("time_s", _duration),
     "max_concurrent": ("max_concurrent", _count),
 }
-_TRUTH = ("model_error", "misfit")  # how far it is from the cost model
+_TRUTH = ("model_error", "misfit")  # distance from the cost model
 
 
 def parse_options(space: SearchSpace, text: str) -> tuple[SimulatedCluster, dict[str, float]]:
-    """What ``text`` says for a space, and the rest by default.
+    """The settings in ``text``, with defaults for a space.
 
     Returns:
-        The cluster, and by name (``model_error``, ``misfit``) how far it is from the cost model.
+        The cluster, and its distance from the cost model by name (``model_error``, ``misfit``).
 
     Raises:
         SimulationError: for an unknown key or a value that does not fit it.

@@ -1,4 +1,4 @@
-"""``--launcher simulate``: a space's cluster, simulated; the cost model answers its trials."""
+"""``--launcher simulate``: a simulated cluster whose trials take the cost model's times."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from analysis import CostModel, Pricing
 
 C = TypeVar("C", bound=Constants)
-# Of every configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest
-# rank needs, and bytes that it would report. Raises ValueError for what cannot be said.
+# Per configuration: seconds of one step (nan: the trainer refuses it), bytes that the fullest rank
+# needs, and bytes that it would report. Raises ValueError if it cannot price one.
 Answers = Callable[[Sequence[Mapping[str, Any]]], tuple[Sequence[SupportsFloat], ...]]
 
-TRIED = 500  # configurations drawn to see whether the model can price the space
+TRIED = 500  # configurations drawn to check that the model can price the space
 
 
 class SpaceWorkload:
-    """The trials of a space as a cost model sees them, or as one would that has more to it.
+    """Simulated results of a space: the cost model's predictions times an optional misfit.
 
-    With a misfit, the truth differs from the answers by a factor per value of every parameter, for
-    time and for memory: an effect that no constants of the model explain. The factors are drawn
-    once, so that over all configurations the logarithm of their product has that spread.
+    The misfit is a factor per value of every parameter, for time and for memory: an effect that no
+    constants of the model explain. The factors are drawn once, so that the logarithm of their
+    product has the spread ``misfit`` over all configurations.
 
     Args:
         space: names the model, the cluster and the steps of a trial.
         answers: the cost model.
-        misfit: 0: the answers are true.
+        misfit: spread of the logarithm; 0: the answers are true.
         seed: of the misfit.
 
     Raises:
@@ -76,7 +76,7 @@ class SpaceWorkload:
     def figures(
         self, config: Mapping[str, Any], step_times_s: Sequence[float], peak_bytes: float
     ) -> dict[str, Any]:
-        """What the built-in trainer measures (``trainer.result``), and energy where it is known."""
+        """The built-in trainer's metrics (``trainer.result``), and energy if the power is known."""
         speed = self._speed(config, step_times_s)
         gpus, power_watts = speed["world_size"], self._cluster.power_watts
         energy = {"energy_joules": power_watts * gpus * sum(step_times_s)} if power_watts else {}
@@ -84,7 +84,7 @@ class SpaceWorkload:
         return {"status": "ok", **speed, **memory, **energy}
 
     def step(self, config: Mapping[str, Any], number: int, step_time_s: float) -> dict[str, Any]:
-        """What it says after each step."""
+        """The built-in trainer's report of a step."""
         speed = self._speed(config, [step_time_s])
         return {"step": number, **speed, "step_time_s": step_time_s}
 
@@ -94,7 +94,7 @@ class SpaceWorkload:
         batch = int(facts["mbs"]) * int(facts["gas"]) * dp
         median_s = statistics.median(step_times_s)
         recompute: Any = facts.get("recompute", "none")
-        if recompute not in get_args(Recompute):  # a word of the user's own trainer
+        if recompute not in get_args(Recompute):  # a value of a user's own trainer
             recompute = "none"
         tera_per_gpu = 1e12 * median_s * gpus
         tokens_per_second = batch * self._model.seq_length / median_s
@@ -113,10 +113,10 @@ class SpaceWorkload:
 
 
 class _Misfit:
-    """A factor per value of every varied parameter that has a list of them."""
+    """A factor per value of every varied parameter that has a list of values."""
 
     def __init__(self, space: SearchSpace, spread: float, seed: str) -> None:
-        # A factor for each value of an interval would be noise: neighbours train alike.
+        # Factors for the values of an interval would be noise: neighbours train alike.
         varied = [p for p in space.parameters.values() if p.varies and p.span is None]
         self._logs = {}
         for parameter in varied:
@@ -168,7 +168,7 @@ def simulated_launcher(
 
 
 def _try_prices(space: SearchSpace, answers: Answers) -> None:
-    """Find out before the search whether a fact is missing that some configurations need."""
+    """Raise before the search if some configurations need a fact that is missing."""
     drawn = ValidConfigs(space).sample(TRIED, np.random.default_rng(0))
     columns = {name: column.tolist() for name, column in space.raw_columns(drawn).items()}
     try:
@@ -184,7 +184,7 @@ def _any_config(space: SearchSpace) -> dict[str, Any]:
 
 
 def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
-    """The space's own prices, with constants that are ``error`` times their priors' spread off."""
+    """The space's prices, with constants off by ``error`` times their priors' spread."""
     from analysis import NotPricedError
 
     try:
@@ -203,7 +203,7 @@ def _cost_model(space: SearchSpace, error: float, seed: int) -> Answers:
 
 
 def true_pricing(space: SearchSpace, error: float, seed: int) -> Pricing:
-    """Prices by which a simulated cluster answers; see ``model_error``.
+    """The prices of a simulated cluster; see ``model_error``.
 
     Raises:
         NotPricedError: if the cost model cannot price the space.

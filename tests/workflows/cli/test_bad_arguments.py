@@ -89,4 +89,7 @@ def test_training_with_a_run_s_folder_names_the_file_in_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", str(tmp_path)]) == 2
-    assert f"{tmp_path}/report/best.yaml is what to train with" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/report/best.yaml, which `meshtune report RUN` writes"
+        in capsys.readouterr().err
+    )

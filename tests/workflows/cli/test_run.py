@@ -60,7 +60,9 @@ def test_a_submitted_run_waits_for_its_job(
     book: RunBook, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (book.directory / "search.sbatch").write_text("")
-    assert "killed; its job goes on if squeue still shows it, else `mesh" in status(book, capsys)
+    assert "killed; its job resumes it if squeue still lists the job, else `" in status(
+        book, capsys
+    )
 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "driver.lock", "space.yaml"])
@@ -119,7 +121,7 @@ def test_repair_tells_each_line_that_it_leaves_out(
     journal = book.directory / "journal.jsonl"
     sound = journal.read_bytes()
     assert main(["repair", str(book.directory)]) == 0
-    assert capsys.readouterr().out == "the journal is sound: 6 lines\n"
+    assert capsys.readouterr().out == "the journal is intact: 6 lines\n"
     journal.write_bytes(sound.replace(b'"objective": 2.5', b'"objective": 9.5'))
     assert main(["status", str(book.directory)]) == 2
     assert "journal.jsonl:4: its checksum does not fit" in capsys.readouterr().err
@@ -130,7 +132,7 @@ def test_repair_tells_each_line_that_it_leaves_out(
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("line 4: left out: its checksum does not fit")
     assert said[1] == "the journal now has 5 lines: 0 of 2 trials have ended"
-    assert said[2] == f"as it was: {journal}.damaged-1"
+    assert said[2] == f"backup of the damaged journal: {journal}.damaged-1"
     journal.write_bytes(journal.read_bytes()[:-1])
     assert main(["repair", str(book.directory)]) == 0
-    assert f"as it was: {journal}.damaged-2" in capsys.readouterr().out
+    assert f"backup of the damaged journal: {journal}.damaged-2" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from analysis.run.folder import RunFolder
 from search_spaces import SearchSpace
 from slurm.local.launcher import LocalLauncher
 from workflows.cli.main import main
-from workflows.search.session import dry_run
+from workflows.search.session import Search, dry_run
 
 
 @pytest.mark.parametrize("flags", [["--dry-run"], []])
@@ -38,6 +38,6 @@ def test_a_dry_run_prints_what_fits_and_says_that_it_is_all(
 ) -> None:
     space = make_space(parameters="{num_nodes: [1, 4], tp: [1], mbs: [1, 2]}")
     with closing(LocalLauncher(2)) as launcher:
-        lines = list(dry_run(space, RunFolder(tmp_path / "run"), launcher, 0, "random"))
+        lines = list(dry_run(Search(space, RunFolder(tmp_path / "run"), launcher, 0, "random")))
     assert len(lines) == 6  # a heading, two trials of one node, and this
     assert lines[-1] == "# no further configuration is left for 2 nodes"

@@ -66,7 +66,7 @@ def started(command: list[str], tmp_path: Path, disk: SmallDisk) -> subprocess.P
     wait_for(lambda: "trial    1" in said.read_text(), "the first trial is started")
     disk.fill()
     go.touch()
-    wait_for(lambda: "waits for room" in said.read_text(), "the search says that it waits")
+    wait_for(lambda: "the search waits" in said.read_text(), "the search says that it waits")
     return driver
 
 
@@ -82,7 +82,7 @@ def test_a_search_waits_for_room_and_loses_nothing(
     said = tmp_path / "said"
     assert driver.wait(120) == 0, said.read_text()
     assert "No space left on device" in said.read_text()
-    assert "the search goes on" in said.read_text()
+    assert "the search continues" in said.read_text()
     run = read_run(disk.path / "run")
     assert [t.kind for t in run.trials.values()] == ["ok"] * 3
     written = map(json.loads, (disk.path / "run" / "journal.jsonl").read_text().splitlines())

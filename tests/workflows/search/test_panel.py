@@ -19,7 +19,7 @@ from workflows.search.budget import Budget, NodeHours
 from workflows.search.driver import Driver
 from workflows.search.panel import Panel, colour, node_ranges, remaining_s
 from workflows.search.progress import Progress
-from workflows.search.session import open_driver
+from workflows.search.session import Search, open_driver
 from workflows.simulation.workload import simulated_launcher
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -73,7 +73,7 @@ def test_a_search_fits_a_terminal_and_says_what_runs_and_what_is_left(tmp_path: 
 
     launcher = simulated_launcher(space, "nodes=16,seed=1")
     folder = RunFolder(tmp_path / "run")
-    with open_driver(space, folder, launcher, 0, Budget.of(space), listen) as driver:
+    with open_driver(Search(space, folder, launcher, 0), listen) as driver:
         driver.run()
     assert all(len(lines) < 24 and max(map(len, lines)) <= 80 for lines in seen)
     first, middle = "\n".join(seen[0]), "\n".join(seen[len(seen) // 2])
@@ -82,7 +82,7 @@ def test_a_search_fits_a_terminal_and_says_what_runs_and_what_is_left(tmp_path: 
     assert "constant   num_nodes=4 pp=2" in middle and "pp=2" in middle and "nodes busy" in middle
     assert middle.count("pp=2") == 1
     assert "ends in about" in middle and "[" in middle
-    assert any("the best are measured again" in line for lines in seen for line in lines)
+    assert any("measured again to settle the winner" in line for lines in seen for line in lines)
 
 
 @pytest.mark.heavy
@@ -113,7 +113,9 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     launcher = simulated_launcher(space, "nodes=16,seed=1")
     folder = RunFolder(tmp_path / "run")
     with (
-        open_driver(space, folder, launcher, 0, Budget(trials=2), progress) as driver,
+        open_driver(
+            Search(space, folder, launcher, 0, budget=Budget(trials=2)), progress
+        ) as driver,
         progress,
     ):
         driver.run()
@@ -143,7 +145,7 @@ def test_expected_times_of_all_that_runs_are_asked_for_at_once(
 
     launcher = simulated_launcher(space, "nodes=16,seed=1")
     budget, folder = Budget(trials=2), RunFolder(tmp_path / "run")
-    with open_driver(space, folder, launcher, 0, budget, listen) as driver:
+    with open_driver(Search(space, folder, launcher, 0, budget=budget), listen) as driver:
         driver.run()
     assert asked == [2]
 
@@ -162,10 +164,11 @@ def test_a_view_that_fails_does_not_end_the_search(
     monkeypatch.setattr(Panel, "draw", draw)
     launcher = simulated_launcher(space, "nodes=16,seed=1")
     budget, folder = Budget(trials=2), RunFolder(tmp_path / "run")
-    with open_driver(space, folder, launcher, 0, budget, progress) as driver, progress:
+    search = Search(space, folder, launcher, 0, budget=budget)
+    with open_driver(search, progress) as driver, progress:
         driver.run()
     said = file.getvalue()
-    assert said.count("the live view ends: no such price") == 1
+    assert said.count("the live view failed: no such price") == 1
     assert "trial    1 started" in said and "trial    2 ok" in said
 
 

@@ -79,7 +79,7 @@ class EndsIn(ScriptedLauncher):
 def test_no_report_where_work_or_no_time_is_left(tmp_path: Path) -> None:
     launcher, folder = EndsIn(lambda n, a, lease: ok()), RunFolder(tmp_path / "run")
     line = report_line(folder, launcher, Ending("the allocation ends", CONTINUE))
-    assert "follows when the search is done" in line and f"meshtune report {folder.path}" in line
+    assert "is written when the search is done" in line and f"meshtune report {folder.path}" in line
     launcher.left_s = 21.0
     line = report_line(folder, launcher, Ending("budget: 6 trials", DONE))
     assert line.startswith("the allocation ends too soon") and "meshtune report" in line

@@ -23,7 +23,7 @@ from workflows.cli.main import main
 from workflows.optimizer.registry import make_policy
 from workflows.search.budget import Budget
 from workflows.search.driver import Driver
-from workflows.search.session import dry_run, run_session
+from workflows.search.session import Search, dry_run, run_session
 from workflows.search.stopping import DONE, Ending
 from workflows.search.trials import TrialFactory
 from workflows.simulation.options import SimulationError
@@ -322,7 +322,7 @@ def test_a_session_ends_in_a_report(
 ) -> None:
     launcher = simulated_launcher(space, TROUBLED, answers=flops_and_bubble(space))
     folder = RunFolder(tmp_path / "run")
-    assert run_session(space, folder, launcher, None, Budget(trials=12)) == DONE
+    assert run_session(Search(space, folder, launcher, budget=Budget(trials=12))) == DONE
     assert "report: " in capsys.readouterr().out
     assert (folder.path / "report" / "index.html").exists()
     events = [json.loads(line) for line in (folder.path / "journal.jsonl").open()]
@@ -373,7 +373,7 @@ def test_a_space_that_the_cost_model_cannot_price_is_refused(
 
 def test_a_dry_run_needs_no_data(space: SearchSpace, tmp_path: Path) -> None:
     launcher = simulated_launcher(space, "", answers=flops_and_bubble(space))
-    lines = list(dry_run(space, RunFolder(tmp_path / "run"), launcher, 0))
+    lines = list(dry_run(Search(space, RunFolder(tmp_path / "run"), launcher, 0)))
     assert "on 40 nodes (simulate)" in lines[0]
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Values that a program hands to the Python API, checked before anything is made of them."""
+"""Checks of values that a program hands to the Python API."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LONGEST_PATH = 4096
 
 
 class ArgumentError(ValueError, TypeError):
-    """An argument that cannot be; the message has its name, its value and what is accepted."""
+    """An unusable argument; the message has its name, its value and what is accepted."""
 
 
 def refused(name: str, value: Any, accepted: str) -> ArgumentError:
-    """The error for a value, on one line however large the value is."""
+    """The error for a value: one line, however large the value is."""
     try:
         words = " ".join(repr(value).split())
     except Exception:  # a number of many digits, or whatever a class does
@@ -28,7 +28,7 @@ def refused(name: str, value: Any, accepted: str) -> ArgumentError:
 
 
 def checked_whole(name: str, value: Any, least: int, most: int = LARGEST) -> int:
-    """A whole number from ``least`` to ``most``, also numpy's; true and false are none."""
+    """A whole number from ``least`` to ``most``, also of numpy; true and false are refused."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -41,19 +41,19 @@ def checked_whole(name: str, value: Any, least: int, most: int = LARGEST) -> int
 
 
 def checked_seed(value: Any) -> int:
-    """Of what is drawn at random."""
+    """A seed of random numbers: a whole number of 0 or more."""
     return checked_whole("seed", value, 0)
 
 
 def checked_text(name: str, value: Any, accepted: str = "a text") -> str:
-    """A text; it may be empty."""
+    """A text, which may be empty."""
     if not isinstance(value, str):
         raise refused(name, value, accepted)
     return value
 
 
 def checked_path(name: str, value: Any) -> Path:
-    """A path that a file can have."""
+    """A path that a file system accepts; the file need not exist."""
     usable = isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)
     where = os.fspath(value) if usable else ""
     if not where or "\0" in where or len(os.fsencode(where)) > _LONGEST_PATH:
@@ -62,7 +62,7 @@ def checked_path(name: str, value: Any) -> Path:
 
 
 def checked_columns(name: str, values: Any, known: Iterable[Any]) -> list[Any]:
-    """Columns of a table that has ``known``."""
+    """Columns of a table that has the columns ``known``."""
     known = list(known)
     wanted = [values] if isinstance(values, str) else values
     try:
