@@ -16,7 +16,7 @@ an order with these keys starts a trial:
 
 * ``trial``: its name; ``argv``, ``cwd``: of every rank;
 * ``ranks``: one object per rank to start here, with environment variables of its own;
-* ``env``: variables that all of them get; ``unset``: names that are removed before, null for all;
+* ``env``: variables that all of them get, ``clear``: and no others;
 * ``forked``: whether ``argv`` is a Python command to run in the fork; else it is executed;
 * ``memory_bytes``: RLIMIT_DATA of a rank, or null.
 

@@ -24,9 +24,10 @@ import weakref
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NoReturn, Sequence  # noqa: UP035 - Python 3.8
 
-# Read by the loader, the interpreter or a module when it is imported: a fork would have missed
-# them, so a trial that sets one is started afresh, or by a server that was started with it.
+# Read by srun, the loader, the interpreter or a module when it is imported: a fork would have
+# missed them, so a trial that sets one is started afresh, or by a server that was started with it.
 READ_AT_START = (
+    *("SLURM_", "SRUN_"),
     *("PATH", "PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
     *("TORCH", "PYTORCH", "TRITON_", "NVTE_", "DS_", "XLA_", "JAX_", "HF_", "TRANSFORMERS_"),
 )
@@ -42,9 +43,13 @@ def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None
 
     Args:
         modules: their names; of a package that is run, also ``PACKAGE.__main__``.
-        order: of the first trial, whose folder is searched first, as the interpreter would.
+        order: of the first trial: its variables count, and its folder is searched first, as if its
+            own interpreter imported them.
     """
     before = list(sys.path)
+    env: Mapping[str, str] = order["env"] if order is not None else {}
+    environ = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
     # Asked of the driver library, it would make CUDA unusable in forks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if order is not None:
@@ -57,6 +62,11 @@ def load(modules: Iterable[str], order: Mapping[str, Any] | None = None) -> None
         if module.endswith(".__main__"):
             sys.modules.pop(module, None)  # runpy warns of what it finds there
     sys.path[:] = before
+    for name, value in environ.items():  # what imports have set besides stays
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     finalize: Any = weakref.finalize
     for finalizer in list(finalize._registry):
         finalizer.atexit = False  # no rank's end takes apart what all share (in torch 25 ms)
@@ -126,10 +136,8 @@ def _exit(code: int) -> NoReturn:
 
 def _run(order: Mapping[str, Any], index: int, threads: int) -> None:
     os.chdir(order["cwd"])
-    if order["unset"] is None:
+    if order["clear"]:
         os.environ.clear()
-    for name in order["unset"] or ():
-        os.environ.pop(name, None)
     os.environ.update({**order["env"], **order["ranks"][index]})
     if order["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)

@@ -149,7 +149,7 @@ class LocalLauncher(Launcher):
             "argv": spec.argv,
             "cwd": str(spec.started_in),
             "directory": str(spec.directory),
-            "unset": None,
+            "clear": True,
             "env": self._env(spec),
             "ranks": self._rank_env(spec, lease),
             "memory_bytes": spec.memory_bytes_per_rank,

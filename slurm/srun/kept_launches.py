@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from foundation.writing import write_private
 from slurm import fork_server
+from slurm.forked_rank import read_at_start
 from slurm.logs.text import read_log
 from slurm.outcome.classify import Outcome, classify
 from slurm.outcome.evidence import clear_attempt, gather
@@ -130,15 +131,12 @@ class KeptLaunches:
     def _launch(self, spec: TrialSpec, lease: Lease, wanted: object) -> KeptStep:
         assert spec.kept is not None
         of_step = _step_spec(spec)
-        argv = srun_argv(of_step, lease, self._site, self._allocation.cpus_per_node)
-        address = self._address(lease)
         cpus = self._allocation.cpus_per_node
-        own = {"SLURM_JOB_ID": self._allocation.job}
-        without, environ = (
-            srun_environment(one, lease, self._site, address, os.environ, cpus) | own
-            for one in (replace(of_step, env={}), of_step)
-        )
-        return KeptStep(of_step, lease, argv, environ, without, wanted)
+        argv = srun_argv(of_step, lease, self._site, cpus)
+        address = self._address(lease)
+        environ = srun_environment(of_step, lease, self._site, address, os.environ, cpus)
+        environ["SLURM_JOB_ID"] = self._allocation.job
+        return KeptStep(of_step, lease, argv, environ, wanted)
 
     def _address(self, lease: Lease) -> str:
         return self._allocation.address(lease.nodes[0])
@@ -176,7 +174,8 @@ def _step_spec(spec: TrialSpec) -> TrialSpec:
     assert spec.kept is not None
     server = (spec.argv[0], fork_server.__file__, ",".join(spec.kept.modules))
     name = f"{spec.kept.mark}-{secrets.token_hex(4)}"
-    return replace(spec, name=name, argv=server, timeout_s=float("inf"))
+    env = dict(read_at_start(spec.env))  # each trial's ranks get the rest by their order
+    return replace(spec, name=name, argv=server, env=env, timeout_s=float("inf"))
 
 
 class _Waiting:

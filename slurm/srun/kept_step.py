@@ -50,7 +50,6 @@ class KeptStep:
     Args:
         step_spec: the step as a trial that never ends.
         argv, environ: of srun.
-        without: the same environment without the first trial's own variables.
         requirements: of the trials that it can serve, see :func:`requirements`.
     """
 
@@ -60,11 +59,9 @@ class KeptStep:
         lease: Lease,
         argv: Sequence[str],
         environ: Mapping[str, str],
-        without: Mapping[str, str],
         requirements: object,
     ) -> None:
         self.requirements = requirements
-        self._before = {name: without.get(name) for name in step_spec.env}
         self._world_size = step_spec.world_size
         self._lock = threading.Lock()
         self._trial: TrialSpec | None = None
@@ -121,15 +118,13 @@ class KeptStep:
             assert self._err.log is not None
             self._err.log.write(self._unclaimed)
             self._unclaimed = b""
-        whole = {k: v for k, v in self._before.items() if v is not None} | {**env}
-        unset = sorted(self._before.keys() - whole.keys())
         self._order(
             {
                 "trial": spec.name,
                 "argv": spec.argv,
                 "cwd": str(spec.started_in),
-                "unset": unset,
-                "env": whole,
+                "clear": False,
+                "env": dict(env),
                 "ranks": [{}],  # srun has given each task its own variables
                 "memory_bytes": None,
                 "forked": True,

@@ -41,10 +41,12 @@ class Server:
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
 
-    def start(self, trial: str, *arguments: str, env: Mapping[str, str] = {}) -> None:
+    def start(
+        self, trial: str, *arguments: str, env: Mapping[str, str] = {}, clear: bool = False
+    ) -> None:
         argv = [sys.executable, *arguments]
         cwd = str(self.folder)
-        order = {"trial": trial, "argv": argv, "cwd": cwd, "env": dict(env), "unset": ["GONE"]}
+        order = {"trial": trial, "argv": argv, "cwd": cwd, "env": dict(env), "clear": clear}
         self.order({**order, "ranks": [{}], "memory_bytes": None, "forked": True})
 
     def code(self, trial: str) -> int:
@@ -79,7 +81,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    made = Server(tmp_path, "tomllib", GONE="yes", KEPT="yes")
+    made = Server(tmp_path, "tomllib", KEPT="yes")
     yield made
     made.process.kill()
     made.process.wait()
@@ -89,7 +91,7 @@ def test_ranks_run_as_their_command_would(server: Server, tmp_path: Path) -> Non
     (tmp_path / "helper.py").write_text("X = 5\n")
     tell = (
         "import sys, os, helper\n"
-        "print(__name__, sys.argv[1:], helper.X, os.getcwd(), os.environ.get('GONE'),"
+        "print(__name__, sys.argv[1:], helper.X, os.getcwd(), os.environ.get('OLD'),"
         " os.environ['KEPT'], os.environ['NEW'], 'tomllib' in sys.modules, os.getppid())\n"
     )
     (tmp_path / "script.py").write_text(tell)
@@ -118,6 +120,31 @@ def test_exit_codes_are_those_of_the_command(server: Server, program: str, code:
     assert server.run("t", "-c", program) == code
     if "atexit" in program:
         assert "the last word" in server.logs[0].read_text()
+
+
+def test_the_first_trials_variables_count_for_imports_and_for_no_later_trial(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "reads.py").write_text(
+        "import os\nseen = os.environ.get('MODE')\nos.environ['SET_BY_IMPORT'] = 'yes'\n"
+    )
+    server = Server(tmp_path, "reads", PYTHONPATH=str(tmp_path))
+    tell = "import os, reads; print(reads.seen, *map(os.environ.get, ('MODE', 'SET_BY_IMPORT')))"
+    try:
+        assert server.run("a", "-c", tell, env={"MODE": "fast"}) == 0
+        assert server.run("b", "-c", tell) == 0
+        said = [line for line in server.logs[0].read_text().splitlines() if "fast" in line]
+        assert said == ["fast fast yes", "fast None yes"]
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_a_trial_may_have_no_variable_but_its_own(server: Server) -> None:
+    server.start("t", "-c", "import os; print(dict(os.environ))", env={"ONLY": "me"}, clear=True)
+    assert server.code("t") == 0
+    assert "{'ONLY': 'me'" in server.logs[0].read_text()
+    assert "KEPT" not in server.logs[0].read_text()
 
 
 def test_what_a_rank_prints_stands_before_its_end(server: Server) -> None:
