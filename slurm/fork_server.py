@@ -75,6 +75,7 @@ class Shepherd:
 
     def __init__(self, orders: int, first_rank: int = 0) -> None:
         self.leaving = False  # no further trial is started
+        self.orphaned = False  # the driver is gone: nothing is left running, and nobody listens
         self.threads = 0  # that imports have started; forks are sound without any
         self._orders = orders
         self._unread = b""
@@ -82,7 +83,6 @@ class Shepherd:
         self._ranks: dict[int, int] = {}  # process id -> rank, of those that run
         self._busy = False  # something of a trial may be left
         self._killing = False
-        self._orphaned = False
         self._wake, self._wake_w = os.pipe()
         for end in (self._wake, self._wake_w):
             os.set_blocking(end, False)
@@ -139,7 +139,7 @@ class Shepherd:
         again_s = self.pump()
         if self._killing:
             again_s = _KILL_AGAIN_S
-        sources = [self._wake, *([] if self._orphaned else [self._orders]), *self.sources()]
+        sources = [self._wake, *([] if self.orphaned else [self._orders]), *self.sources()]
         ready, _, _ = select.select(sources, [], [], again_s)
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
@@ -151,8 +151,8 @@ class Shepherd:
             data = os.read(self._orders, 1 << 16)
         except OSError:
             data = b""
-        if not data:  # the driver is gone: nothing is left running, and nobody is told
-            self._orphaned = self._busy = self._killing = self.leaving = True
+        if not data:
+            self.orphaned = self._busy = self._killing = self.leaving = True
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
@@ -195,13 +195,12 @@ class Shepherd:
             except ChildProcessError:
                 if self._busy:
                     self._busy = self._killing = False
-                    if not self._orphaned:
-                        self.gone()
+                    self.gone()
                 return
             if pid == 0:
                 break
             rank = self._ranks.pop(pid, None)  # None: of what a parent had abandoned
-            if rank is not None and not self._orphaned:
+            if rank is not None:
                 killed = os.WIFSIGNALED(status)
                 self.ended(rank, -os.WTERMSIG(status) if killed else os.WEXITSTATUS(status))
         self._killing = self._killing or (self._busy and not self._ranks)
@@ -239,7 +238,7 @@ class TaskShepherd(Shepherd):
         self._end.update(rank=rank, code=code)
 
     def gone(self) -> None:
-        for output in (1, 2):
+        for output in () if self.orphaned else (1, 2):
             os.write(output, f"{END_OF_LINE}{WORD} {json.dumps(self._end)}\n".encode())
 
     def _leave(self, *_: object) -> None:
