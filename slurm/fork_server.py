@@ -50,7 +50,7 @@ Order = Mapping[str, Any]
 
 
 def _neighbour(name: str) -> Any:
-    """A module of the standard library alone beside this file, of whose package nothing is seen."""
+    """A module beside this file, loaded without its package, which ranks must not see."""
     spec = importlib.util.spec_from_file_location(
         f"_meshtune_{name}", Path(__file__).with_name(f"{name}.py")
     )

@@ -64,8 +64,8 @@ class TrialShepherd(Shepherd):
 
     def prepare(self, order: Order) -> bool:
         self.leaving = True
-        # In this order: whoever looks for the trial after its driver's death finds the mark, or
-        # nothing is started any more. The server may have been importing torch when it died.
+        # In this order: after the driver's death, a search for the trial finds the mark, or nothing
+        # is started any more. The server may have been importing torch when the driver died.
         os.memfd_create(f"meshtune-{order['trial']}", 0)  # inherited; see ``marker``
         hang_up = select.poll()
         hang_up.register(self._conn, select.POLLRDHUP)
@@ -116,7 +116,7 @@ class Ranks:
         self.started = False  # a shepherd has the trial
         self.unwritten = ""  # why lines are missing in the logs
         self.gone = False  # no process of the trial is left
-        self.lost = False  # the shepherd itself died: nobody knows what is left
+        self.lost = False  # the shepherd itself died, and processes may be left
 
     def poll(self) -> bool:
         """Whether the trial is over: all gone, or lost. Does not block."""
@@ -125,7 +125,7 @@ class Ranks:
         return self.gone or self.lost
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the trial is over, at most so long; whether it is."""
+        """Wait at most so long until the trial is over; whether it is."""
         self._conn.settimeout(timeout_s)
         while not (self.gone or self.lost):
             try:

@@ -118,7 +118,7 @@ class MpiexecLauncher(Launcher):
         Without names it only sees which hosts answer. Hosts that do not are treated as down.
 
         Raises:
-            LauncherError: if processes would not go, or no host answers: mpiexec, which may have
+            LauncherError: if processes do not end, or no host answers: mpiexec, which may have
                 refused to start anything at all, is quoted.
         """
         wanted = set(names)

@@ -47,5 +47,5 @@ class Sweeper:
     def _ask(self, hosts: Sequence[str], names: Collection[str]) -> tuple[Answers, str]:
         argv = sweep_argv(self._program, self._dialect, hosts, names, self._environ)
         said = self._run(argv, self._environ, self._answer_s + GONE_S)
-        told = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
-        return {hosts[rank]: pids for rank, pids in told.items() if rank < len(hosts)}, said
+        by_rank = {int(rank): pids for rank, pids in answers(said).items() if rank.isdecimal()}
+        return {hosts[rank]: pids for rank, pids in by_rank.items() if rank < len(hosts)}, said

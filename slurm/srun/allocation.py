@@ -52,15 +52,15 @@ class Allocation:
     def __init__(self, job: str, run: Run = shell.run, left_out: Collection[str] = ()) -> None:
         self.job = job
         self._run = run
-        told = ""
+        answer = ""
         with contextlib.suppress(UnknownJobError):
-            told = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
-        if told.startswith("|") or not told:
+            answer = shell.patiently(self._about_job("%N|%C|%D|%L"), run)
+        if answer.startswith("|") or not answer:
             raise AllocationGoneError(
                 f"squeue shows no nodes of job {job}: it is not running (any more); resume in "
                 "another allocation, or with `meshtune submit`"
             )
-        compact, cpus, num_nodes, left = told.split("|")
+        compact, cpus, num_nodes, left = answer.split("|")
         self.nodes = tuple(n for n in self.hostnames(compact) if n not in left_out)
         self.cpus_per_node = max(1, int(cpus) // int(num_nodes))
         self._addresses: dict[str, str] = {}
@@ -169,26 +169,27 @@ class Allocation:
             patience_s: how long a controller that does not answer is asked again.
 
         Raises:
-            SlurmError: if nobody knows, or the job has no nodes at all any more.
+            SlurmError: if that is unknown, or the job has no nodes any more.
         """
 
-        def ask(argv: Sequence[str]) -> str:
-            return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
-
-        compact = ask(self._about_job("%N"))
+        compact = self._ask(self._about_job("%N"), patience_s)
         if not compact:
             raise SlurmError(f"job {self.job} has no nodes: it is not running (any more)")
         lost = set(self.nodes) - set(self.hostnames(compact))
-        lines = ask(["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"])
+        sinfo = ["sinfo", "-h", "-N", "-n", ",".join(self.nodes), "-o", "%N|%T"]
+        lines = self._ask(sinfo, patience_s)
         # A node has a line for each of its partitions.
         states = dict(line.split("|", 1) for line in lines.splitlines() if "|" in line)
         return lost | {node for node, state in states.items() if state.startswith(_DOWN)}
 
     def known_down_nodes(self, patience_s: float = _PATIENCE_S) -> set[str]:
-        """The same, or none where nobody knows."""
+        """Nodes that are down, as far as known."""
         with contextlib.suppress(SlurmError):
             return self.down_nodes(patience_s)
         return set()
+
+    def _ask(self, argv: Sequence[str], patience_s: float = _PATIENCE_S) -> str:
+        return shell.patiently(argv, self._run, patience_s, tell=lambda _: None)
 
     def _about_job(self, fields: str) -> list[str]:
         return ["squeue", "-h", "-j", self.job, "-o", fields]
@@ -200,12 +201,10 @@ class Allocation:
             SlurmError: if scontrol fails; without a slurm.conf it has to ask the controller.
         """
         argv = ["scontrol", "show", "hostnames", compact]
-        return tuple(shell.patiently(argv, self._run, _PATIENCE_S, tell=lambda _: None).split())
+        return tuple(self._ask(argv).split())
 
     def _node_address(self, node: str) -> str:
-        shown = shell.patiently(
-            ["scontrol", "show", "node", node, "-o"], self._run, _PATIENCE_S, tell=lambda _: None
-        )
+        shown = self._ask(["scontrol", "show", "node", node, "-o"])
         fields = dict(item.split("=", 1) for item in shown.split() if "=" in item)
         return fields.get("NodeAddr", node)
 

@@ -158,7 +158,7 @@ def submit(script: str, run_dir: Path) -> str:
         The job's id.
 
     Raises:
-        NoAnswerError: if nobody knows whether it was submitted.
+        NoAnswerError: if it is unknown whether it was submitted.
         SlurmError: if sbatch refuses it; the message has sbatch's words.
     """
     path = _script_of(run_dir)

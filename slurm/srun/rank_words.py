@@ -53,7 +53,7 @@ class RankWords:
         words, text = _WORD.findall(text), _WORD.sub(b"", text)
         text = _END_OF_LINE.sub(self._line_end, text)
         self._last = text[-1:] or self._last
-        return text, [told for word in words if (told := _parsed(word))]
+        return text, [rank_end for word in words if (rank_end := _parsed(word))]
 
     def _line_end(self, mark: re.Match[bytes]) -> bytes:
         """The replacement of a shepherd's end of line: a line feed if the rank left a line open."""
@@ -72,6 +72,6 @@ def _before_word(text: bytes, start: int) -> int:
 
 def _parsed(word: bytes) -> RankEnd | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):  # another program's line
-        told = json.loads(word)
-        return RankEnd(str(told["trial"]), int(told["rank"]), int(told["code"]))
+        end = json.loads(word)
+        return RankEnd(str(end["trial"]), int(end["rank"]), int(end["code"]))
     return None
