@@ -1,5 +1,6 @@
 # make demo   a real search over real distributed training on this machine, ending in a report
 # make test   the quick tests, on a real Slurm of this machine's own where it may be installed
+# make docs   the pages of docs/ as a searchable site, build/site/index.html; needs no network to read
 # make test-cpus   the trainer's tests of numbers and memory as on CPUs without AVX-512, or AVX2
 # All set up what they need in .venv and can be run again at any time.
 
@@ -25,7 +26,7 @@ OTHER_CPUS := \
 ON_OTHER_CPUS := tests/trainer/test_exactness.py tests/trainer/deepspeed/test_engine.py \
   tests/trainer/test_main.py tests/trainer/model tests/trainer/quantization
 
-.PHONY: demo test test-all test-cpus lint slurm browser clean
+.PHONY: demo test test-all test-cpus lint docs slurm browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/meshtune search tiny_cpu
@@ -44,6 +45,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict -p meshtune -p workflows -p slurm -p analysis -p search_spaces -p trainer -p foundation
+
+# Strict: a broken link or a page that none leads to fails.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # ---- setting up ----
 
@@ -77,6 +84,11 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing the test tools"
 	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "installing the site's tools"
+	@$(PIP) -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # Slurm's daemons and Open MPI come from the distribution; without the right to install them the

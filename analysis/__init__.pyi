@@ -6,16 +6,15 @@ from .cost.groups import MissingFactError
 from .cost.jobs import RECOMPUTE, Jobs, Mask
 from .cost.model import PRIOR_LOG_SD, CostModel, Prediction, of_engines
 from .cost.time_constants import TimeConstants
-from .explanation import differences, explain_trial
+from .explanation import explain_trial
 from .finalists import next_repeat, noise_of
-from .imported.deephyper import is_deephyper
-from .imported.results import is_storage, read_results
-from .metrics import MissingMetricError, metric, numbers, possible, required_metric
+from .imported.deephyper import results_table
+from .imported.results import read_results
+from .metrics import Metrics, MissingMetricError
 from .pareto import non_dominated
 from .prediction.columns import unpriced_parameters
 from .prediction.drawn_model import drawn
 from .prediction.foretold import errors, foretold, positive, residual_log_sd
-from .prediction.held_out import CrossValidation, cross_validated
 from .prediction.pricing import NotPricedError, Pricing, price
 from .prediction.ranking import (
     Ranking,
@@ -40,79 +39,62 @@ from .prediction.residual import (
 from .prediction.scaling import Scaled, scale, scaling_table
 from .prediction.start_up import StartUp, starts_longer_than_it_runs
 from .prediction.time_limits import in_time, start_up_s
-from .preflight.file import NotMeasuredError, cluster_file
-from .preflight.summary import preflight_summary, preflight_warnings
+from .preflight.file import Preflight
 from .report.forests import NotEnough, Sensitivity
-from .report.model_sensitivity import ModelSensitivity, model_sensitivity
+from .report.model_sensitivity import model_sensitivity
 from .report.outlook import LIKELY, Outlook
-from .report.page import write_imported, write_report
-from .report.plots import image, sensitivity_figure, trajectory_figure
-from .report.scaling import scaling_figure
-from .report.section import Content, Section
-from .report.sections import SECTIONS
-from .report.sensitivity import failure_sensitivity, objective_sensitivity
-from .report.trajectory import failures, ranked_trials, trajectory
-from .run.best import TRIAL_DIR, Best, load_best, parameters_of
+from .report.page import write_report
+from .report.plots import scaling_image, sensitivity_figure
+from .report.sensitivity import objective_sensitivity
+from .run.best import Best
 from .run.events import Closed, Ended, Event, Opened, Proposed, Started
 from .run.fold import Run, read_run
-from .run.folder import TRIAL_FILE, FingerprintError, RunFolder
-from .run.frame import frame_of, load
+from .run.folder import RunFolder
+from .run.frame import load
 from .run.identity import Identity
 from .run.journal import Journal
 from .run.lines import RunError
-from .run.lock import RunBusyError, driver_of, lock
-from .run.repair import Repair, repair_run
-from .run.results import ResultsFile, write_results
-from .run.trial import EXPLORATION, TOLD, Attempt, Trial
-from .sweeps.gpus import resized
-from .sweeps.read import TABLE_FORMATS, missing_columns, read_tables
-from .sweeps.record import Table, TableError, number_column, read_csv
-from .units import clock_text, config_text, counted, duration, number, unit
-from .verdict import attempt_text, early_stop_lines, front_lines, objectives_text, verdict_lines
+from .run.lock import RunBusyError
+from .run.repair import repair_run
+from .run.results import ResultsFile
+from .run.trial import Trial
+from .sweeps.read import read_tables
+from .sweeps.record import Table, TableError, number_column
+from .units import unit
+from .verdict import front_lines, verdict_lines
 
 __all__ = [
     "DISTURBED_SHARE",
     "EDGE",
-    "EXPLORATION",
     "LIKELY",
     "MEAN_SLOWDOWN",
     "NOISE_LOG_SD",
     "PRIOR_LOG_SD",
     "PRIOR_TRIALS",
     "RECOMPUTE",
-    "SECTIONS",
-    "TABLE_FORMATS",
-    "TOLD",
-    "TRIAL_DIR",
-    "TRIAL_FILE",
     "Array",
-    "Attempt",
     "Best",
     "Closed",
     "Constants",
-    "Content",
     "CostModel",
-    "CrossValidation",
     "Ended",
     "Event",
-    "FingerprintError",
     "Identity",
     "Jobs",
     "Journal",
     "Mask",
+    "Metrics",
     "MissingFactError",
     "MissingMetricError",
-    "ModelSensitivity",
     "NotEnough",
-    "NotMeasuredError",
     "NotPricedError",
     "Opened",
     "Outlook",
     "Prediction",
+    "Preflight",
     "Pricing",
     "Proposed",
     "Ranking",
-    "Repair",
     "ResidualProcess",
     "ResultsFile",
     "Run",
@@ -120,7 +102,6 @@ __all__ = [
     "RunError",
     "RunFolder",
     "Scaled",
-    "Section",
     "Sensitivity",
     "StartUp",
     "Started",
@@ -128,82 +109,48 @@ __all__ = [
     "TableError",
     "TimeConstants",
     "Trial",
-    "attempt_text",
     "calibration_note",
-    "clock_text",
-    "cluster_file",
     "comparison_text",
-    "config_text",
-    "counted",
-    "cross_validated",
-    "differences",
     "drawn",
-    "driver_of",
-    "duration",
-    "early_stop_lines",
     "errors",
     "explain",
     "explain_trial",
-    "failure_sensitivity",
-    "failures",
     "features",
     "foretold",
-    "frame_of",
     "front_lines",
-    "image",
     "in_time",
-    "is_deephyper",
-    "is_storage",
     "likely_to_fit",
     "load",
-    "load_best",
-    "lock",
-    "metric",
-    "missing_columns",
     "model_sensitivity",
     "next_repeat",
     "noise_of",
     "non_dominated",
-    "number",
     "number_column",
-    "numbers",
     "objective_sensitivity",
-    "objectives_text",
     "of_engines",
-    "parameters_of",
     "positive",
-    "possible",
-    "preflight_summary",
-    "preflight_warnings",
     "price",
     "rank",
     "rank_one",
-    "ranked_trials",
     "ranking_table",
-    "read_csv",
     "read_results",
     "read_run",
     "read_tables",
     "refused",
     "repair_run",
-    "required_metric",
     "residual_log_sd",
-    "resized",
+    "results_table",
     "scale",
-    "scaling_figure",
+    "scaling_image",
     "scaling_table",
     "search_warnings",
     "sensitivity_figure",
     "start_up_s",
     "starts_longer_than_it_runs",
     "survival",
-    "trajectory",
-    "trajectory_figure",
     "unit",
     "unpriced_features",
     "unpriced_parameters",
     "verdict_lines",
-    "write_imported",
     "write_report",
-    "write_results",
 ]

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis import units
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
-from analysis.units import clock_text, value_text
-from analysis.verdict import objectives_text
+from foundation.quantities import clock_text, counted, value_text
 
-NEAR = 0.05  # of the run's own best, from which a trial counts as near it
+NEAR = 0.05  # distance from the run's best, as a share of it
 
 
 def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """A label and a text for each run, for every line of the comparison.
+    """Rows of a label and one text per run.
 
-    Of the best configurations only those parameters have a line in which they differ; the others
-    follow in one. The first runs' own objectives are shown, also where they are not the same.
+    Parameters in which the best configurations differ have a row each; the others share the last
+    row, which has one text.
     """
     bests = [run.best for run in runs]
     rows = [
@@ -27,12 +25,12 @@ def comparison(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("launcher", [run.launcher for run in runs]),
         ("trials", [_trials(run) for run in runs]),
         ("best", [_best(run) for run in runs]),
-        ("over the first", _ratios(runs)),
-        ("best is trial", [str(best.number) if best else "–" for best in bests]),
-        (f"within {NEAR:.0%} of it", [_soon(run) for run in runs]),
+        ("relative to the first", _ratios(runs)),
+        ("best trial", [str(best.number) if best else "–" for best in bests]),
+        (f"within {100 * NEAR:.0f} % of it", [_soon(run) for run in runs]),
         ("left, expected", [_left(run) for run in runs]),
-        ("search time", [clock_text(_search_s(run)) if run.opened_t else "–" for run in runs]),
-        ("node-hours", ["–" if run.origin else f"{_node_hours(run):.3g}" for run in runs]),
+        ("search time", [_time(run) for run in runs]),
+        ("node-hours", ["–" if run.origin else f"{run.node_hours:.3g}" for run in runs]),
     ]
     names = dict.fromkeys(name for best in bests if best for name in best.config)
     own = {name: [value_text(b.config.get(name)) if b else "–" for b in bests] for name in names}
@@ -54,42 +52,40 @@ def comparison_text(runs: Sequence[Run]) -> list[str]:
         cells = texts if len(texts) < count else map(str.ljust, texts, widths)
         lines.append(f"{label:{first}}  {'  '.join(cells)}".rstrip())
     if len({tuple(run.goals) for run in runs}) > 1:
-        lines.append("note: the runs have different objectives: their figures do not compare")
+        lines.append("note: the objectives differ, so the numbers are not comparable")
     if len({run.launcher == "simulate" for run in runs}) > 1:
-        lines.append("note: a simulated run beside a real one: its figures are the model's")
+        lines.append("note: a simulated run has the model's numbers, not measured ones")
     return lines
 
 
 def _trials(run: Run) -> str:
-    failed = Counter(t.kind for t in run.trials.values() if t.ended and not t.ok)
-    ended = sum(t.ended for t in run.trials.values())
+    failed = Counter(trial.kind for trial in run.ended if not trial.ok)
     kinds = ", ".join(f"{n} {kind}" for kind, n in failed.most_common())
-    return f"{ended}{f' ({kinds})' if kinds else ''}"
+    return f"{len(run.ended)}{f' ({kinds})' if kinds else ''}"
 
 
 def _best(run: Run) -> str:
-    return objectives_text(run, run.best) if run.best else "no success yet"
+    return run.objectives_text(run.best) if run.best else "no success yet"
 
 
 def _ratios(runs: Sequence[Run]) -> list[str]:
-    """How much better the best of each is than that of the first."""
-    first = runs[0].best
-    ratios = []
-    for run in runs:
-        best = run.best
-        if not first or not best or not first.objective or run.goals != runs[0].goals:
-            ratios.append("–")
-            continue
-        ratios.append(f"{(best.objective or 0.0) / first.objective:.4g}")
-    return ratios
+    """Each run's best objective over that of the first run."""
+    first, goals = runs[0].best, runs[0].goals
+    if not first or not first.objective:
+        return ["–" for _ in runs]
+    return [
+        f"{(run.best.objective or 0.0) / first.objective:.4g}"
+        if run.best and run.goals == goals
+        else "–"
+        for run in runs
+    ]
 
 
 def _soon(run: Run) -> str:
-    """The how manyth trial that ended was near the best."""
-    ended = sorted((t for t in run.trials.values() if t.ended), key=lambda t: t.ended_t or 0.0)
-    for count, trial in enumerate(ended, start=1):
+    """The number of trials that had ended when the first one came near the best."""
+    for count, trial in enumerate(sorted(run.ended, key=lambda t: t.ended_t or 0.0), start=1):
         if run.best and trial.ok and _near(run, trial, run.best):
-            return f"after {units.counted(count, 'trial')}"
+            return f"after {counted(count, 'trial')}"
     return "–"
 
 
@@ -103,9 +99,5 @@ def _left(run: Run) -> str:
     return f"{100 * told[-1]:.2g} %" if told else "–"
 
 
-def _search_s(run: Run) -> float:
-    return run.past_sessions_s + (run.last_t - run.opened_t[-1] if run.opened_t else 0.0)
-
-
-def _node_hours(run: Run) -> float:
-    return sum(t.node_seconds for t in run.trials.values()) / 3600
+def _time(run: Run) -> str:
+    return clock_text(run.search_s(run.last_t)) if run.opened_t else "–"

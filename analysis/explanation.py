@@ -1,4 +1,4 @@
-"""Why a trial of a run was proposed, what was expected of it, and what came."""
+"""A trial explained: why it was proposed, its prediction and its result."""
 
 from __future__ import annotations
 
@@ -11,39 +11,33 @@ from analysis.prediction.pricing import price
 from analysis.prediction.ranking import explain, rank_one
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
-from analysis.units import config_text, counted, duration, value_text
-from analysis.verdict import objectives_text
+from foundation.quantities import config_text, counted, duration, number, percent, value_text
 from search_spaces import SpaceError, load_space
 
-TOKENS = 1e12  # to train on, for days
+TOKENS = 1e12  # for which training time is shown
 WIDTH = 12  # of the labels
 SHOWN_NODES = 4
 
 
 def explain_trial(run: Run, trial: Trial) -> list[str]:
-    """All that the journal and the cost model say of a trial, as lines of text.
-
-    Args:
-        run: whose trial it is.
-        trial: one of ``run.trials``.
-    """
-    return [*_told(run, trial), *_model(run, trial)]
+    """Lines of text on one of the run's trials, from the journal and the cost model."""
+    return [*_history(run, trial), *_model(run, trial)]
 
 
-def _told(run: Run, trial: Trial) -> Iterator[str]:
-    """What the journal says."""
+def _history(run: Run, trial: Trial) -> Iterator[str]:
+    """Lines from the journal."""
     yield _line("trial", f"{trial.number} of {run.space}")
     yield _line("config", config_text(trial.config))
     before = sum(_known(other, trial) for other in run.trials.values())
     since = duration(trial.proposed_t - run.opened_t[0]) if run.opened_t else "?"
-    when = f"after {since}, when {counted(before, 'trial')} had ended"
-    yield _line("proposed", f"by {trial.by or 'an unknown policy'}, {when}")
+    when = f"after {since}, with {counted(before, 'trial')} ended"
+    yield _line("proposed", f"by {trial.by or 'an unknown policy'} {when}")
     if trial.why:
         yield _line("because", trial.why)
     if near := _nearest(run, trial):
         yield _line("nearest", f"{_named(run, near)}: {differences(near.config, trial.config)}")
     yield _line("expected", _expected(run, trial))
-    yield _line("measured" if trial.ok else "ended", _came(run, trial))
+    yield _line("measured" if trial.ok else "ended", _result(run, trial))
     for attempt in trial.attempts:
         yield _line("", _attempt(run, attempt))
     best = run.best
@@ -52,7 +46,7 @@ def _told(run: Run, trial: Trial) -> Iterator[str]:
 
 
 def _model(run: Run, trial: Trial) -> Iterator[str]:
-    """What the cost model, calibrated with the run, says of it."""
+    """Lines from the cost model, calibrated with the run; none if it cannot price the trial."""
     try:
         pricing = price(load_space(run.folder.space_file, frozen=True))
         if pricing is None:
@@ -62,13 +56,13 @@ def _model(run: Run, trial: Trial) -> Iterator[str]:
     except (SpaceError, MissingFactError, ValueError):
         return
     yield ""
-    told = len(pricing.teaching(run.trials.values()))
-    yield f"by the cost model, calibrated with {counted(told, 'trial')} of this run:"
+    observations = len(pricing.teaching(run.trials.values()))
+    yield f"cost model, calibrated with {counted(observations, 'trial')} of this run:"
     yield from explain(ranking, TOKENS).splitlines()[1:]
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """``tp 1 -> 2, gas 8 -> 4``: the parameters that two configurations have not in common."""
+    """``tp 1 -> 2, gas 8 -> 4``: the parameters in which two configurations differ."""
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     changes = [
         f"{name} {value_text(one.get(name))} -> {value_text(other.get(name))}" for name in names
@@ -77,39 +71,39 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _expected(run: Run, trial: Trial) -> str:
-    told = trial.expected
+    expected = trial.expected
     words = []
-    if "objective" in told:
+    if "objective" in expected:
         unit = units.unit(run.objective_key) or run.objective_key
-        words.append(f"{_figure(run, told['objective'])} {unit}")
-        if "low" in told and "high" in told:
-            low, high = (_figure(run, told[edge]) for edge in ("low", "high"))
-            words[0] += f", 95 % between {low} and {high}"
-    if "fits" in told:
-        words.append(f"fits with {100 * told['fits']:.0f} %")
-    if "gain" in told:
-        words.append(f"{100 * told['gain']:.2g} % to gain by it and what runs with it")
-    if "left" in told:
-        words.append(f"{100 * told['left']:.2g} % left on the table")
-    return "; ".join(words) or "nothing: there was no prediction"
+        words.append(f"{_shown(run, expected['objective'])} {unit}")
+        if "low" in expected and "high" in expected:
+            low, high = (_shown(run, expected[edge]) for edge in ("low", "high"))
+            words[0] += f" (95 %: {low} to {high})"
+    if "fits" in expected:
+        words.append(f"probability to fit {percent(expected['fits'])}")
+    if "gain" in expected:
+        words.append(f"{100 * expected['gain']:.2g} % to gain by it and what runs with it")
+    if "left" in expected:
+        words.append(f"{100 * expected['left']:.2g} % left on the table")
+    return "; ".join(words) or "no prediction"
 
 
-def _came(run: Run, trial: Trial) -> str:
+def _result(run: Run, trial: Trial) -> str:
     if trial.ok and trial.objective is not None:
-        words = objectives_text(run, trial)
+        words = run.objectives_text(trial)
         if len(trial.measurements) > 1:
-            words += f", the median of {len(trial.measurements)}"
-        told = trial.expected
-        if told.get("objective"):
-            off = trial.objective / told["objective"] - 1
-            words += f": {abs(off):.1%} {'above' if off > 0 else 'below'} it"
-            if "low" in told and "high" in told:
-                inside = told["low"] <= trial.objective <= told["high"]
+            words += f", median of {len(trial.measurements)}"
+        expected = trial.expected
+        if expected.get("objective"):
+            off = trial.objective / expected["objective"] - 1
+            words += f"; {percent(abs(off))} {'above' if off > 0 else 'below'} the prediction"
+            if "low" in expected and "high" in expected:
+                inside = expected["low"] <= trial.objective <= expected["high"]
                 words += f", {'within' if inside else 'outside'} its interval"
         return words
     if trial.ended:
         return f"{trial.kind}: {trial.message}".rstrip(": ")
-    return "it is running" if trial.running else "it waits for nodes, or to run again"
+    return "running" if trial.running else "waiting for nodes or another attempt"
 
 
 def _attempt(run: Run, attempt: Attempt) -> str:
@@ -121,12 +115,12 @@ def _attempt(run: Run, attempt: Attempt) -> str:
         return f"{what}: running"
     end = f"{attempt.kind} after {duration(attempt.elapsed_s)}"
     if attempt.objective is not None:
-        return f"{what}: {end}, {_figure(run, attempt.objective)}"
+        return f"{what}: {end}, {_shown(run, attempt.objective)}"
     return f"{what}: {end}{f'; {attempt.message}' if attempt.message else ''}"
 
 
 def _nearest(run: Run, trial: Trial) -> Trial | None:
-    """Of the successes that were known, the one with the fewest other values; the best of them."""
+    """The success before it with the fewest different values; the best of equals."""
     known = [t for t in run.trials.values() if t.ok and _known(t, trial)]
     if not known:
         return None
@@ -140,7 +134,7 @@ def _nearest(run: Run, trial: Trial) -> Trial | None:
 
 
 def _known(other: Trial, trial: Trial) -> bool:
-    """Whether it had ended when ``trial`` was proposed."""
+    """Whether ``other`` had ended when ``trial`` was proposed."""
     return (
         other.ended_t is not None
         and other.number != trial.number
@@ -149,11 +143,11 @@ def _known(other: Trial, trial: Trial) -> bool:
 
 
 def _named(run: Run, trial: Trial) -> str:
-    return f"trial {trial.number} ({objectives_text(run, trial)})"
+    return f"trial {trial.number} ({run.objectives_text(trial)})"
 
 
-def _figure(run: Run, value: float) -> str:
-    return units.number(units.scaled(run.objective_key, value))
+def _shown(run: Run, value: float) -> str:
+    return number(units.scaled(run.objective_key, value))
 
 
 def _line(label: str, text: str) -> str:

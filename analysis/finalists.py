@@ -224,7 +224,7 @@ def repeats_since_proposal(run: Run) -> int:
     """Repeats that said something, since the search last tried something new."""
     last = max((t.proposed_t for t in run.trials.values()), default=0.0)
     attempts = (a for t in run.trials.values() for a in t.attempts)
-    return sum(a.repeat and a.started_t >= last and a.answered for a in attempts)
+    return sum(a.repeat and a.started_t >= last and a.completed for a in attempts)
 
 
 def _logs(values: Sequence[float]) -> Floats:

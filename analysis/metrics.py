@@ -8,14 +8,14 @@ from typing import Any
 
 from foundation.files import is_number
 
-LEAST, LARGEST = 1e-100, 1e100  # of what a machine can be measured to do, other than nothing
+LEAST, LARGEST = 1e-100, 1e100  # of what can be measured, besides 0
 
 
 class MissingMetricError(ValueError):
-    """A result lacks a number; the message names it and what there is.
+    """A result lacks a metric; the message names it and what the result has.
 
     Attributes:
-        key: of the number.
+        key: of the missing metric.
     """
 
     def __init__(self, key: str, result: Mapping[str, Any], wanted: str) -> None:
@@ -26,53 +26,52 @@ class MissingMetricError(ValueError):
         self.key = key
 
 
-def possible(value: float) -> bool:
-    """Whether anything can be measured to be this: 0, or of a size that arithmetic survives."""
-    return value == 0 or LEAST <= abs(value) <= LARGEST
+class Metrics:
+    """The numbers of one result, by dotted key such as ``step_time_s.median``."""
 
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self._result = result
 
-def metric(result: Mapping[str, Any], key: str) -> float | None:
-    """The number at a dotted key, ``step_time_s.median`` say; None where there is none.
+    @staticmethod
+    def possible(value: float) -> bool:
+        """Whether a measurement can be this: 0, or of a size that arithmetic survives."""
+        return value == 0 or LEAST <= abs(value) <= LARGEST
 
-    Nor is one that nothing can be measured to be, such as nan or 1e308.
-    """
-    value = _at(result, key)
-    return value if is_number(value) and possible(value) else None
+    def get(self, key: str) -> float | None:
+        """The metric; None if there is none, or it is not ``possible`` (nan, 1e308)."""
+        value = self._at(key)
+        return value if is_number(value) and self.possible(value) else None
 
+    def required(self, key: str, wanted: str = "") -> float:
+        """The metric; it may be infinite, nan or otherwise impossible.
 
-def required_metric(result: Mapping[str, Any], key: str, wanted: str = "") -> float:
-    """The number at a dotted key; it may be infinite, not a number or impossible.
+        Args:
+            key: of the metric.
+            wanted: what is derived from it, for the message; default itself.
 
-    Args:
-        result: of a trial.
-        key: of the number.
-        wanted: what follows from it, for the message; default itself.
+        Raises:
+            MissingMetricError: if there is none.
+        """
+        value = self._at(key)
+        if not is_number(value):
+            raise MissingMetricError(key, self._result, wanted or key)
+        try:
+            return float(value)
+        except OverflowError:  # a whole number beyond any float
+            return math.inf
 
-    Raises:
-        MissingMetricError: if there is none.
-    """
-    value = _at(result, key)
-    if not is_number(value):
-        raise MissingMetricError(key, result, wanted or key)
-    try:
-        return float(value)
-    except OverflowError:  # a whole number beyond any float
-        return math.inf
+    def all(self) -> dict[str, float]:
+        """Every possible metric of the result, by dotted key."""
+        flat: dict[str, float] = {}
+        for key, value in self._result.items():
+            if isinstance(value, Mapping):
+                flat.update({f"{key}.{below}": v for below, v in Metrics(value).all().items()})
+            elif is_number(value) and self.possible(value):
+                flat[str(key)] = value
+        return flat
 
-
-def numbers(result: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Every number of a result by its dotted key, as :func:`metric` has it."""
-    flat: dict[str, float] = {}
-    for key, value in result.items():
-        if isinstance(value, Mapping):
-            flat.update(numbers(value, f"{prefix}{key}."))
-        elif is_number(value) and possible(value):
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _at(result: Mapping[str, Any], key: str) -> Any:
-    value: Any = result
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    def _at(self, key: str) -> Any:
+        value: Any = self._result
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value

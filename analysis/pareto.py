@@ -1,4 +1,4 @@
-"""Pareto fronts: which of several points no other one dominates."""
+"""Pareto fronts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Array = NDArray[np.float64]
 
 
 def non_dominated(points: Array) -> NDArray[np.bool_]:
-    """Which rows no other row dominates: as good in every column and better in one.
+    """Mask of rows that no other row dominates (as good in every column, better in one).
 
     Args:
         points: shape (n, k); more is better in every column. Of equal rows all are kept.
     """
     kept = np.ones(len(points), dtype=bool)
-    # Whatever dominates a row has a greater sum, so that good rows come first and remove many.
+    # A dominating row has a greater sum: in this order good rows come first and remove many.
     for row in np.argsort(-points.sum(axis=1), kind="stable"):
         if kept[row]:
             dominated = (points <= points[row]).all(axis=1) & (points < points[row]).any(axis=1)

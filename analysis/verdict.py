@@ -1,31 +1,29 @@
-"""What is said of a run: its winner, its front, its repeats, and trials that were stopped early."""
+"""A run in a few lines: its winner, its Pareto front, trials that were stopped early."""
 
 from __future__ import annotations
 
 import math
 
-from analysis import units
 from analysis.finalists import EQUAL, median_variance, noise_of, verdict
 from analysis.run.fold import Run
-from analysis.run.trial import Attempt, Trial
-from analysis.units import counted
+from foundation.quantities import counted, percent
 
 SHOWN_FRONT = 8
 
 
 def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, str]]:
-    """The winner, how sure that is, and the runner-up; nothing before a trial was repeated.
+    """Lines (label, text) on the winner once a trial was repeated, and on early stops.
 
     Args:
         run: with its repeats.
-        confidence: that was asked for; None: nothing is said of it.
-
-    Returns:
-        A label and a text for each line.
+        confidence: that the search was to reach; None: not mentioned.
     """
-    if not any(a.repeat for t in run.trials.values() for a in t.attempts):
-        return []
-    now = verdict(run)
+    return [*_winner(run, confidence), *_early_stops(run)]
+
+
+def _winner(run: Run, confidence: float | None) -> list[tuple[str, str]]:
+    repeated = any(a.repeat for t in run.trials.values() for a in t.attempts)
+    now = verdict(run) if repeated else None
     if now is None:
         return []
     first = now.first
@@ -44,15 +42,15 @@ def verdict_lines(run: Run, confidence: float | None = None) -> list[tuple[str, 
     other = now.runner_up
     if other:
         words = (
-            f"trial {other.trial}, {other.behind:.1%} behind, measured {_times(other.measurements)}"
+            f"trial {other.trial}, {percent(other.behind)} behind, measured "
+            f"{_times(other.measurements)}"
         )
         lines.append(("runner-up", words))
-    lines.append(("noise", f"{now.noise.log_sd:.1%} between runs of one configuration"))
+    lines.append(("noise", f"{percent(now.noise.log_sd)} between runs of one configuration"))
     return lines
 
 
-def early_stop_lines(run: Run) -> list[tuple[str, str]]:
-    """How many trials were stopped early, and what that saved; nothing where none was."""
+def _early_stops(run: Run) -> list[tuple[str, str]]:
     early = [t for t in run.trials.values() if t.saved_node_s or t.stopped_early]
     if not early:
         return []
@@ -62,30 +60,20 @@ def early_stop_lines(run: Run) -> list[tuple[str, str]]:
 
 
 def front_lines(run: Run) -> list[tuple[str, str]]:
-    """The Pareto front, a line for each of the first trials; nothing with one objective."""
+    """Lines (label, text) on the first trials of the Pareto front; none with one objective."""
     trials = run.front()
     if not trials:
         return []
     successes = counted(len(run.comparable()), "success")
-    lines = [("front", f"{len(trials)} of {successes}, Pareto-optimal")]
-    lines += [("", f"trial {t.number:4d}  {objectives_text(run, t)}") for t in trials[:SHOWN_FRONT]]
+    lines = [("front", f"{len(trials)} of {successes} are Pareto-optimal")]
+    lines += [("", f"trial {t.number:4d}  {run.objectives_text(t)}") for t in trials[:SHOWN_FRONT]]
     if len(trials) > SHOWN_FRONT:
         lines.append(("", f"and {len(trials) - SHOWN_FRONT} more"))
     return lines
 
 
-def objectives_text(run: Run, trial: Trial) -> str:
-    """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
-    if not trial.objectives:
-        return f"{trial.objective:.5g} {run.objective_key}"
-    shown = [(units.scaled(key, trial.objectives[key]), key) for key, _ in run.goals]
-    return ", ".join(
-        f"{units.number(value)} {units.unit(key) or units.name(key)}" for value, key in shown
-    )
-
-
 def standard_errors(run: Run) -> dict[int, float]:
-    """Of each trial that was measured more than once: the relative error of its median."""
+    """The relative standard error of the median, by trial that was measured more than once."""
     noise = noise_of(run).log_sd
     counts = {t.number: len(t.measurements) for t in run.trials.values()}
     return {
@@ -93,19 +81,8 @@ def standard_errors(run: Run) -> dict[int, float]:
     }
 
 
-def attempt_text(run: Run, trial: Trial, attempt: Attempt) -> str | None:
-    """The line of an end that is no first result: a repeat's, or an early stop's."""
-    if attempt.repeat and attempt.kind == "ok":
-        middle = f"median of {len(trial.measurements)}: {trial.objective:.5g}"
-        return f"repeated {attempt.objective:.5g} {run.objective_key}; {middle}"
-    if attempt.stopped_early:
-        why = attempt.message.removeprefix("stopped early: ")
-        return f"stopped  {attempt.objective:.5g} {run.objective_key}; {why}"
-    return None
-
-
 def _chance(probability: float) -> str:
-    """Never certain: what was not thought of has its share, too."""
+    """A probability that is never 1: the model may be wrong."""
     return "over 0.99" if probability > 0.99 else f"{probability:.2f}"
 
 

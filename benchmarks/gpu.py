@@ -36,8 +36,8 @@ import yaml
 from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel
 from benchmarks.trainer.engine import RandomTokens
-from search_spaces.cluster import Cluster, shipped_clusters
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.cluster import Cluster
+from search_spaces.known import FRAMEWORKS
 from trainer.model.initialize import initialize
 from trainer.model.transformer import Stage
 from trainer.plan.config import TrainConfig
@@ -195,9 +195,9 @@ def this_cluster(device: Device) -> Cluster:
     """The shipped cluster with this GPU, as a node of one; on a CPU the demo's."""
     facts = device.facts()
     if device.type == "cpu":
-        return shipped_clusters()["tiny_cpu"].model_copy(update={"gpus_per_node": 1, "links": []})
+        return Cluster.shipped()["tiny_cpu"].model_copy(update={"gpus_per_node": 1, "links": []})
     words = str(facts["name"]).replace("NVIDIA", "").split()
-    for cluster in shipped_clusters().values():
+    for cluster in Cluster.shipped().values():
         units = cluster.compute_units in (None, facts["compute_units"])
         alike = abs(cluster.memory_bytes / int(facts["memory_bytes"] or 1) - 1) < 0.05
         if units and alike and words and words[0] in cluster.gpu:

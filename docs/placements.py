@@ -1,6 +1,6 @@
 """Prints the tables of the pages on placements: ``python docs/placements.py``.
 
-They are docs/guide/placements.md and docs/how-it-works/placements.md.
+They are docs/guide/training.md and docs/how-it-works/placements.md.
 
 Nothing is run: the placement record and ``trainer.plan.traffic`` say beforehand what a rank
 holds and what it sends.

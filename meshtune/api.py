@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from analysis import Sensitivity
+    from analysis import RunFolder, Sensitivity
     from search_spaces import SearchSpace
     from slurm import Launcher
     from workflows import Study
@@ -96,27 +96,15 @@ def search(
         SpaceError, RegistryError, LaunchError, LauncherError: if it cannot be searched so.
         ArgumentError: for an unusable argument; nothing is made then.
     """
-    from analysis import RunFolder
-    from workflows import Search, launcher_for, run_search
+    from workflows import Search, run_search
 
     space = _searched(space, trials)
-    simulated = _is_simulated(launcher)
-    where = None if run_dir is None else checked_path("run_dir", run_dir)
+    folder = _run_folder(space, launcher, run_dir)
     seed = None if seed is None else checked_seed(seed)
     checked_text("policy", policy)
-    checked_text("simulate", simulate, "settings KEY=VALUE,...")
-    if listen is not None and not callable(listen):
-        raise refused("listen", listen, "a function of an event and a run")
-    folder = RunFolder(where or Path("runs") / f"{space.name}{'-simulated' * simulated}")
-
-    def tell(event: object, driver: Any) -> None:
-        if listen is not None and isinstance(event, Event):  # and no tick
-            listen(event, driver.state)
-
-    if launcher is None or isinstance(launcher, str):
-        with closing(launcher_for(space, folder, launcher, simulate)) as named:
-            return run_search(Search(space, folder, named, seed, policy), tell)
-    return run_search(Search(space, folder, launcher, seed, policy), tell)
+    tell = _listener(listen)
+    with _opened(launcher, space, folder, simulate) as opened:
+        return run_search(Search(space, folder, opened, seed, policy), tell)
 
 
 def _searched(space: SearchSpace | str | Path, trials: int | None) -> SearchSpace:
@@ -130,12 +118,40 @@ def _searched(space: SearchSpace | str | Path, trials: int | None) -> SearchSpac
     return replace(space, budget=space.budget.model_copy(update={"trials": trials}))
 
 
-def _is_simulated(launcher: Any) -> bool:
+def _run_folder(space: SearchSpace, launcher: Any, run_dir: str | Path | None) -> RunFolder:
+    from analysis import RunFolder
     from slurm import Launcher
 
     if not isinstance(launcher, (Launcher, str, type(None))):
         raise refused("launcher", launcher, "a launcher, or its name")
-    return launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
+    if run_dir is not None:
+        return RunFolder(checked_path("run_dir", run_dir))
+    simulated = launcher.simulated if isinstance(launcher, Launcher) else launcher == "simulate"
+    return RunFolder(Path("runs") / f"{space.name}{'-simulated' * simulated}")
+
+
+def _listener(listen: Listener | None) -> Callable[[object, Any], None]:
+    """A driver's listener that passes events on, and no ticks and notices."""
+    if listen is not None and not callable(listen):
+        raise refused("listen", listen, "a function of an event and a run")
+
+    def tell(event: object, driver: Any) -> None:
+        if listen is not None and isinstance(event, Event):
+            listen(event, driver.state)
+
+    return tell
+
+
+def _opened(
+    launcher: Launcher | str | None, space: SearchSpace, folder: RunFolder, simulate: str
+) -> AbstractContextManager[Launcher]:
+    """The launcher; one that is made here is closed at the end."""
+    from workflows import launcher_for
+
+    checked_text("simulate", simulate, "settings KEY=VALUE,...")
+    if launcher is None or isinstance(launcher, str):
+        return closing(launcher_for(space, folder, launcher, simulate))
+    return nullcontext(launcher)
 
 
 def predict(space: SearchSpace | str | Path, top: int = 10) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The search space: what a YAML file may say, and what follows from it.
+"""Search spaces: the language of their files, the records they name, and their valid points.
 
 >>> space = load_space("gpt_175b_frontier_table4")
 >>> space.raw_size, check(space).valid

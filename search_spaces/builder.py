@@ -1,4 +1,4 @@
-"""A checked file becomes a space: what no key shows by itself."""
+"""Building a space from its file: checks that need more than one key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from foundation.messages import nearest
 from foundation.registry import RegistryError
 from search_spaces import parameter_values, parameters
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile, SpaceFile
 from search_spaces.model_files import assumed
@@ -38,7 +38,7 @@ from trainer.plan.rules.expression import MAX_NUMBER, Expression, ExpressionErro
 
 
 class Builder:
-    """Checks what no key shows by itself."""
+    """Checks one file across its keys, and builds the space."""
 
     def __init__(
         self,
@@ -64,24 +64,8 @@ class Builder:
         self.defaults = facts.defaults(file.trainer)
 
     def build(self, name: str) -> SearchSpace:
-        if self.model is None and not self.own_trainer:
-            raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
-        if self.cluster is None and not self.own_trainer:
-            raise self.document.error((), "key 'cluster' is missing: the built-in trainer needs it")
-        if self.cluster is not None and self.file.trial.ranks_per_node is not None:
-            raise self.document.error(
-                ("trial", "ranks_per_node"),
-                f"goes without a cluster: {self.cluster.name} has gpus_per_node "
-                f"{self.cluster.gpus_per_node}; remove it",
-            )
-        if not self.own_trainer and isinstance(self.model, ModelShape):
-            keys = ", ".join(self.model.beyond_trainer)
-            raise self.document.error(
-                ("model",),
-                f"found a model with {keys}, accepted plain dense ones: the built-in trainer "
-                "trains no other; name a command of your own under trainer",
-                at_value=True,
-            )
+        """The space of the file, under that name."""
+        self._model_and_cluster()
         self._facts()
         self._axes()
         own = self._parameters()
@@ -119,6 +103,27 @@ class Builder:
             more_objectives=objectives[1:],
             assumed=self.assumed,
         )
+
+    def _model_and_cluster(self) -> None:
+        """The built-in trainer needs both; a cluster decides the ranks per node."""
+        if self.model is None and not self.own_trainer:
+            raise self.document.error((), "key 'model' is missing: the built-in trainer needs it")
+        if self.cluster is None and not self.own_trainer:
+            raise self.document.error((), "key 'cluster' is missing: the built-in trainer needs it")
+        if self.cluster is not None and self.file.trial.ranks_per_node is not None:
+            raise self.document.error(
+                ("trial", "ranks_per_node"),
+                f"goes without a cluster: {self.cluster.name} has gpus_per_node "
+                f"{self.cluster.gpus_per_node}; remove it",
+            )
+        if not self.own_trainer and isinstance(self.model, ModelShape):
+            keys = ", ".join(self.model.beyond_trainer)
+            raise self.document.error(
+                ("model",),
+                f"found a model with {keys}, accepted plain dense ones: the built-in trainer "
+                "trains no other; name a command of your own under trainer",
+                at_value=True,
+            )
 
     def _rules(
         self,
@@ -170,7 +175,7 @@ class Builder:
         return (*once, *builtin, *given, *needed)
 
     def _allowed(self) -> set[str]:
-        """Rules that are switched off, by the space or because its trainer has its own."""
+        """Rules that are switched off by the space, or replaced by its trainer's own."""
         allowed = set[str](self.file.allow)
         if not self.own_trainer and "uneven_layers" in allowed:
             raise self.document.error(
@@ -179,10 +184,10 @@ class Builder:
                 "first_stage_layers and last_stage_layers",
             )
         if self.own_trainer:
-            allowed.add("uneven_layers")  # what its framework requires instead: rules.stages
+            allowed.add("uneven_layers")  # rules.stages has what its framework requires
         cluster = self.cluster
         if cluster is not None and cluster.domain_gpus > cluster.gpus_per_node:
-            allowed.add("tp_across_nodes")  # as far as links reach: tp_within_links
+            allowed.add("tp_across_nodes")  # tp_within_links has how far links reach
         return allowed
 
     def _program(self) -> Trainer:
@@ -200,7 +205,7 @@ class Builder:
                 raise self.document.error((key,), f"{name} is beyond 2^53", at_value=True)
 
     def _axes(self) -> None:
-        """Further parallel axes are parameters of whole numbers."""
+        """Refuse names of further parallel axes that cannot be axes."""
         axes = self.program.axes if self.own_trainer else ()
         for index, name in enumerate(axes):
             path = ("trainer", "axes", index)

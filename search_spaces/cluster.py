@@ -1,4 +1,4 @@
-"""A cluster's facts: what the search checks against and the cost model computes with.
+"""Facts of a cluster: rules check against them, and the cost model computes with them.
 
 Rates are decimal (1 GB/s = 1e9 bytes/s) and per direction; memory is binary (GiB). "GPU" is what
 one rank drives: on MI250X one of the card's two dies (GCD), on a CPU cluster a process.
@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.errors import SpaceError
-from search_spaces.shipped import shipped_files
+from search_spaces.shipped import read_named, shipped_files
+from trainer.plan.limits import MAX_GPUS_PER_NODE, MAX_NODES
 
-MAX_NODES = 1_000_000
-MAX_GPUS_PER_NODE = 1024
 # Beyond any machine, and far from where products of such numbers leave floating point's range.
 Rate = Annotated[float, Field(gt=0, ge=1e-9, le=1e9)]
 
@@ -151,52 +150,45 @@ class Cluster(_Record):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a rank computes on a core: it is the one compute unit that it has."""
+        """Whether a rank computes on a CPU: it has one compute unit, a core."""
         return self.compute_units == 1
 
     @property
     def device(self) -> Literal["cpu", "cuda"] | None:
-        """What a rank computes on, in torch's word (ROCm's is cuda, too); None: it is not said."""
+        """Torch's name of the device that a rank drives (cuda also for ROCm); None: not stated."""
         if self.is_cpu:
             return "cpu"
         return "cuda" if self.gpu else None
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs that reach each other without network adapters: a node's, or several nodes'."""
+        """GPUs that reach each other without network adapters: of one node, or of several."""
         return max([self.gpus_per_node, *(link.gpus for link in self.links)])
 
     @property
     def memory_bytes(self) -> int:
         return int(self.memory_gib * 2**30)
 
-    def peak_tflops(self, precision: str) -> float:
-        """Advertised peak of one GPU for ``fp32``, ``bf16`` or ``fp16``; TFLOP/s.
+    @classmethod
+    def read(cls, path: Path) -> Cluster:
+        """The cluster that a file describes, such as ``meshtune preflight`` writes.
 
         Raises:
-            ValueError: if the cluster's facts do not state it.
+            SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
         """
-        peak = self.peak_fp32_tflops if precision == "fp32" else self.peak_bf16_tflops
-        if peak is None:
-            raise ValueError(f"cluster {self.name} states no peak for {precision}")
-        return peak
+        return validate(cls, read_document(path, SpaceError))
 
+    @classmethod
+    def named(cls, name: str) -> Cluster:
+        """A shipped cluster by its name, or the one that a file (``*.yaml``) describes.
 
-def read_cluster(path: Path) -> Cluster:
-    """The cluster that a file of its own describes, such as ``meshtune preflight`` writes.
+        Raises:
+            SpaceError: that begins with ``found``, if there is none.
+        """
+        return read_named(cls, "cluster", name)
 
-    Raises:
-        SpaceError: if it cannot be read, or a fact is missing, unknown or out of range.
-    """
-    return validate(Cluster, read_document(path, SpaceError))
-
-
-def shipped_cluster(name: str) -> Cluster:
-    """One of the clusters that come with meshtune."""
-    return read_cluster(shipped_files("cluster")[name])
-
-
-def shipped_clusters() -> dict[str, Cluster]:
-    """The clusters that come with meshtune, by name."""
-    found = [read_cluster(file) for file in shipped_files("cluster").values()]
-    return {cluster.name: cluster for cluster in found}
+    @classmethod
+    def shipped(cls) -> dict[str, Cluster]:
+        """The clusters that come with meshtune, by name."""
+        found = [cls.read(file) for file in shipped_files("cluster").values()]
+        return {cluster.name: cluster for cluster in found}

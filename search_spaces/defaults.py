@@ -1,69 +1,32 @@
-"""The space for a model and a cluster of which nothing else is said."""
+"""A default space for a model on a cluster."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.cluster import MAX_NODES, Cluster
+from search_spaces.cluster import Cluster
 from search_spaces.errors import SpaceError
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from search_spaces.language.schema import ModelFile
 from search_spaces.model_files import read_model
 from search_spaces.shipped import read_named
+from trainer.plan.limits import MAX_NODES
 from trainer.plan.model import ModelConfig
 
-BATCH_TOKENS = 2**22  # of a step: about what models of a few billion parameters and more are given
-LONG_SEQUENCE = 16384  # tokens from which context parallelism is tried
+BATCH_TOKENS = 2**22  # per step: usual for models of a few billion parameters and more
+LONG_SEQUENCE = 16384  # tokens; context parallelism is tried from here on
 MBS = (1, 2, 4, 8)
-MOST_STAGES, MOST_CHUNKS = 64, 8  # of a pipeline, and of one of its ranks
+MOST_STAGES, MOST_CHUNKS = 64, 8  # pipeline stages, and chunks per rank
 MOST_CONTEXT, MOST_EXPERT = 16, 64  # ranks
+Degrees = dict[str, list[int]]  # values of each parallel degree
 _ENDS = ("account_for_embedding", "account_for_loss")
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What can be chosen in a framework.
-
-    Attributes:
-        zero_stages: of its optimizer; 1 is Megatron's distributed one.
-        pipelines: it has pipelines.
-        chunks: and interleaved ones.
-        split_in_pipelines: the highest stage of ZeRO that goes with a pipeline.
-        tensor: it has tensor parallelism.
-        further: parallel degrees that it has besides.
-    """
-
-    zero_stages: tuple[int, ...] = (0, 1)
-    pipelines: bool = True
-    chunks: bool = False
-    split_in_pipelines: int = 3
-    tensor: bool = True
-    further: tuple[str, ...] = ()
-
-
-_MEGATRON = Searched(chunks=True, further=("cp", "ep"))
-_DEEPSPEED = Searched((0, 1, 2, 3), split_in_pipelines=1)
-SEARCHED = {
-    "meshtune": Searched((0, 1, 2, 3), chunks=True),
-    "megatron-lm": _MEGATRON,
-    "megatron-bridge": _MEGATRON,
-    "megatron-lm-v3": Searched(chunks=True),
-    "megatron-deepspeed": _DEEPSPEED,
-    "deepspeed-bf16": _DEEPSPEED,
-    "nanotron": Searched(),
-    "torchtitan": Searched((2, 3), further=("cp",)),
-    "fsdp": Searched((2, 3), pipelines=False, tensor=False),
-    "axonn": Searched(),
-}
-"""By the framework's name; of another one, what most have."""
 
 
 class SpaceArgumentError(SpaceError):
@@ -87,50 +50,34 @@ def default_space(
     *,
     seq_length: int | None = None,
     global_batch_size: int | None = None,
+    settings: Collection[str] | None = None,
+    batch_is_stated: bool = False,
 ) -> dict[str, Any]:
-    """The content of a space with all degrees that are worth a try, as ``load_space`` takes it.
+    """The content of a space with all degrees that are worth trying, for ``load_space``.
 
     Args:
         model: a shipped model, a file (``*.yaml``, Hugging Face's ``config.json``), or its record.
         cluster: a shipped cluster, or a file.
         nodes: of every trial.
-        framework: whose habits the cost model assumes, and which decides what can be chosen.
+        framework: whose habits the cost model assumes, and whose choices are searched.
         seq_length: tokens of a training sequence; default the model's own.
         global_batch_size: sequences of a step; default about four million tokens.
+        settings: parameters that the trainer has options for; default all.
+        batch_is_stated: the trainer's own options state the batch, which then determines ``gas``.
 
     Raises:
         SpaceArgumentError: that names the argument, the value and what is accepted.
     """
-    if framework not in FRAMEWORKS:
-        hint = nearest(framework, FRAMEWORKS)
-        accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
-        raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
-    file, machine = _read(model, cluster, seq_length)
-    most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
-    if not 1 <= nodes <= most:
-        raise SpaceArgumentError(
-            "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
-        )
-    world = nodes * machine.gpus_per_node
+    file, machine = _read(model, cluster, framework, seq_length)
+    world = _world(machine, nodes)
     degrees = _degrees(file.config(), machine, world, framework)
-    layers = _shared_layers(file.config(), framework, degrees["pp"])
-    usual = default_batch(file, world, _fewest_replicas(degrees, world))
-    batch = global_batch_size or usual
-    gas = _micro_batches(degrees, world, batch)
-    if not gas:
-        raise SpaceArgumentError(
-            "global_batch_size",
-            f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
-            f"{machine.name} can share, such as {usual:,}",
-        )
-    parameters: dict[str, Sequence[Any]] = {
-        "num_nodes": [nodes],
-        **degrees,
-        "mbs": MBS,
-        "gas": gas,
-        **_others(machine, framework, degrees),
-        **({key: [True] for key in _ENDS} if layers > file.num_layers else {}),
-    }
+    batch, gas = _batch(file, machine, world, degrees, global_batch_size)
+    others = _others(file.config(), machine, framework, degrees)
+    parameters = {"num_nodes": [nodes], **degrees, "mbs": MBS, "gas": gas, **others}
+    if settings is not None:
+        parameters = {n: v for n, v in parameters.items() if n in {*settings, "num_nodes", "gas"}}
+    if batch_is_stated:
+        del parameters["gas"]
     return {
         "version": 1,
         "name": _name(model, cluster),
@@ -140,21 +87,56 @@ def default_space(
         "model": _named(model, file),
         "cluster": cluster,
         "trainer": _trainer(framework, parameters),
-        "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
-        "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
-        "constraints": [f"global_batch_size == {batch}", *_constraints(framework, parameters)],
+        **_searched(framework, parameters, batch),
         "objective": {"maximize": "tokens_per_second"},
-        "allow": _allowed(layers, framework, degrees["pp"]),
+        "allow": _allowed(file.config(), framework, degrees["pp"]),
     }
 
 
+def _searched(
+    framework: str, parameters: Mapping[str, Sequence[Any]], batch: int
+) -> dict[str, Any]:
+    """Parameters, conditions and constraints of the space."""
+    return {
+        "parameters": {n: v[0] if len(v) == 1 else [*v] for n, v in parameters.items()},
+        "conditions": {"vpp": "pp > 1"} if "vpp" in parameters else {},
+        "constraints": _constraints(framework, parameters, batch),
+    }
+
+
+def _world(machine: Cluster, nodes: int) -> int:
+    """GPUs of so many nodes."""
+    most = min(MAX_NODES, machine.num_nodes or MAX_NODES)
+    if not 1 <= nodes <= most:
+        raise SpaceArgumentError(
+            "nodes", f"found {nodes:,}, accepted 1 to {most:,} nodes of {machine.name}"
+        )
+    return nodes * machine.gpus_per_node
+
+
+def _batch(
+    file: ModelFile, machine: Cluster, world: int, degrees: Degrees, wanted: int | None
+) -> tuple[int, list[int]]:
+    """Sequences of a step, and the numbers of micro-batches that the degrees leave of them."""
+    usual = default_batch(file, world, _fewest_replicas(degrees, world))
+    batch = wanted or usual
+    gas = _micro_batches(degrees, world, batch)
+    if not gas:
+        raise SpaceArgumentError(
+            "global_batch_size",
+            f"found {batch:,}, accepted numbers of sequences that {world:,} GPUs of "
+            f"{machine.name} can share, such as {usual:,}",
+        )
+    return batch, gas
+
+
 def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
-    """Sequences of about four million tokens, which as many replicas as can be share evenly.
+    """A batch of about four million tokens, in sequences, that many replicas can share evenly.
 
     Args:
         model: gives the length of a sequence.
         world: GPUs.
-        least: replicas at the least: each has a sequence, and all have as many.
+        least: smallest number of replicas; the batch is a multiple of it.
     """
     target = max(1, round(BATCH_TOKENS / model.seq_length))
     step = world
@@ -164,15 +146,20 @@ def default_batch(model: ModelConfig, world: int, least: int = 1) -> int:
 
 
 def _named(model: str | ModelConfig, file: ModelFile) -> dict[str, Any]:
-    """The model as a space names it."""
+    """The key ``model`` of the space."""
     if isinstance(model, str):
         return {"base": model, "seq_length": file.seq_length}
     return file.model_dump(exclude_defaults=True, exclude_none=True)
 
 
 def _read(
-    model: str | ModelConfig, cluster: str, seq_length: int | None
+    model: str | ModelConfig, cluster: str, framework: str, seq_length: int | None
 ) -> tuple[ModelFile, Cluster]:
+    """The records of model and cluster; the framework has to have one, too."""
+    if framework not in FRAMEWORKS:
+        hint = nearest(framework, FRAMEWORKS)
+        accepted = f"accepted one of {', '.join(FRAMEWORKS)}{hint}"
+        raise SpaceArgumentError("framework", f"found {as_written(framework)}, {accepted}")
     try:
         if isinstance(model, str):
             file = read_model(model, seq_length)
@@ -188,26 +175,24 @@ def _read(
         raise SpaceArgumentError("cluster", str(error)) from None
 
 
-def _degrees(
-    model: ModelConfig, cluster: Cluster, world: int, framework: str
-) -> dict[str, list[int]]:
-    """The parallel degrees, each by itself a divisor of what it splits and of the ranks."""
-    searched = SEARCHED.get(framework, Searched())
+def _degrees(model: ModelConfig, cluster: Cluster, world: int, framework: str) -> Degrees:
+    """Parallel degrees; each divides what it splits, and the ranks."""
+    choices = FRAMEWORKS[framework].choices
     within_node = _divisors(cluster.gpus_per_node, cluster.gpus_per_node)
     heads = model.num_heads if model.latent else model.kv_heads
     degrees = {"tp": [1], "pp": [1]}
-    if searched.tensor:
+    if choices.tensor:
         degrees["tp"] = [tp for tp in within_node if heads % tp == 0]
-    if searched.pipelines:
+    if choices.pipelines:
         stages = _divisors(world, min(MOST_STAGES, model.num_layers))
         layers = _shared_layers(model, framework, stages)
-        even = FRAMEWORKS[framework].split == "even" and not _allowed(layers, framework, stages)
+        even = FRAMEWORKS[framework].split == "even" and not _allowed(model, framework, stages)
         degrees["pp"] = [pp for pp in stages if not even or layers % pp == 0]
-        if searched.chunks and degrees["pp"] != [1]:
+        if choices.interleaved and degrees["pp"] != [1]:
             degrees["vpp"] = _divisors(layers, MOST_CHUNKS)
-    if "cp" in searched.further and model.seq_length >= LONG_SEQUENCE:
+    if "cp" in choices.further and model.seq_length >= LONG_SEQUENCE:
         degrees["cp"] = _divisors(world, MOST_CONTEXT)
-    if "ep" in searched.further and model.mixture is not None:
+    if "ep" in choices.further and model.mixture is not None:
         experts = model.mixture.num_experts
         degrees["ep"] = [ep for ep in _divisors(world, MOST_EXPERT) if experts % ep == 0]
         if degrees["tp"] != [1]:
@@ -219,14 +204,14 @@ def _divisors(number: int, most: int) -> list[int]:
     return [d for d in range(1, min(number, most) + 1) if number % d == 0]
 
 
-def _fewest_replicas(degrees: dict[str, list[int]], world: int) -> int:
-    """With the largest degrees that the GPUs can be split by."""
+def _fewest_replicas(degrees: Degrees, world: int) -> int:
+    """Replicas under the largest degrees that divide the GPUs."""
     every = product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]))
     return min(world // math.prod(each) for each in every if world % math.prod(each) == 0)
 
 
-def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> list[int]:
-    """Micro-batches per step that some degrees leave of a global batch."""
+def _micro_batches(degrees: Degrees, world: int, batch: int) -> list[int]:
+    """Micro-batches per step that some degrees leave of a global batch; ascending."""
     found = set()
     for tp, pp, cp, mbs in product(degrees["tp"], degrees["pp"], degrees.get("cp", [1]), MBS):
         replicas, rest = divmod(world, tp * pp * cp)
@@ -236,38 +221,44 @@ def _micro_batches(degrees: dict[str, list[int]], world: int, batch: int) -> lis
 
 
 def _others(
-    cluster: Cluster, framework: str, degrees: dict[str, list[int]]
+    model: ModelConfig, cluster: Cluster, framework: str, degrees: Degrees
 ) -> dict[str, Sequence[Any]]:
-    """What is chosen besides parallel degrees."""
+    """Parameters besides parallel degrees and micro-batches."""
     others: dict[str, Sequence[Any]] = {
-        "zero_stage": SEARCHED.get(framework, Searched()).zero_stages,
+        "zero_stage": FRAMEWORKS[framework].choices.zero_stages,
         "recompute": ["none", "selective", "full"],
     }
     if degrees["tp"] != [1] and not FRAMEWORKS[framework].sequence_parallel:
         others["sequence_parallel"] = [False, True]
     if cluster.peak_bf16_tflops is None:
         others["precision"] = ["fp32"]
+    if _shared_layers(model, framework, degrees["pp"]) > model.num_layers:
+        others |= {name: [True] for name in _ENDS}
     return others
 
 
-def _constraints(framework: str, parameters: Iterable[str]) -> list[str]:
-    """One replica has nothing to split; and some splits go without a pipeline only."""
-    searched = SEARCHED.get(framework, Searched())
-    least, most = searched.zero_stages[0], searched.split_in_pipelines
+def _constraints(framework: str, parameters: Collection[str], batch: int) -> list[str]:
+    """The batch, and rules of the framework, on the parameters that a space has."""
+    choices = FRAMEWORKS[framework].choices
+    least, most = choices.zero_stages[0], choices.zero_in_pipelines
     replicas = "dp * cp" if "cp" in parameters else "dp"
-    found = [f"zero_stage == {least} or {replicas} > 1"]
+    rules = [(f"global_batch_size == {batch}", {"mbs", "gas"})]
+    # With one replica there is nothing to split.
+    rules.append((f"zero_stage == {least} or {replicas} > 1", {"zero_stage"}))
     if most < 3:
-        found.append(f"pp == 1 or zero_stage <= {most}")
-    if "etp" in parameters:  # Megatron's default is tp, its advice on mixtures 1
-        found.append("etp == 1 or etp == tp")
-    if "ep" in parameters and "sequence_parallel" in parameters:  # else Megatron refuses mixtures
-        found.append("tp == 1 or sequence_parallel")
-    return found
+        rules.append((f"pp == 1 or zero_stage <= {most}", {"pp", "zero_stage"}))
+    # Megatron's default is tp, its advice on mixtures 1.
+    rules.append(("etp == 1 or etp == tp", {"etp", "tp"}))
+    # Otherwise Megatron refuses mixtures.
+    rules.append(("tp == 1 or sequence_parallel", {"tp", "sequence_parallel", "ep"}))
+    return [text for text, names in rules if names <= {*parameters}]
 
 
 def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) -> int:
-    """What pipelines share out: the layers, with embedding and loss as two more where that makes
-    more pipelines even (Llama 3 405B has 126) and the framework can be told so.
+    """Layers that pipeline stages share.
+
+    Embedding and loss count as two more where that makes more pipelines even (Llama 3 405B has 126
+    layers) and the framework has the options.
     """
     habits, layers = FRAMEWORKS[framework], model.num_layers
     if habits.split != "even" or not {*_ENDS} <= {*habits.stage_settings}:
@@ -275,8 +266,9 @@ def _shared_layers(model: ModelConfig, framework: str, stages: Sequence[int]) ->
     return max(layers, layers + 2, key=lambda n: sum(n % pp == 0 for pp in stages))
 
 
-def _allowed(layers: int, framework: str, stages: Sequence[int]) -> list[str]:
-    """Stages may differ where pipelines of two stages at most divide the layers."""
+def _allowed(model: ModelConfig, framework: str, stages: Sequence[int]) -> list[str]:
+    """Rules to switch off: stages may be uneven where only 1 or 2 stages divide the layers."""
+    layers = _shared_layers(model, framework, stages)
     longer = [pp for pp in stages if pp > min(2, stages[-1] - 1)]
     even = any(layers % pp == 0 for pp in longer)
     return [] if even or stages == [1] or framework == "meshtune" else ["uneven_layers"]
@@ -290,7 +282,7 @@ def _trainer(framework: str, parameters: Iterable[str]) -> dict[str, Any]:
 
 
 def _stem(model: str | ModelConfig) -> str:
-    """What a model is called: a configuration as its folder, since all have the same name."""
+    """A short name of the model; every ``config.json`` has the same, so its folder's name."""
     if not isinstance(model, str):
         return "model"
     path = Path(model)

@@ -1,4 +1,4 @@
-"""The error of all that is wrong with a space, and with what it names."""
+"""The error for a wrong space, or a wrong record that it names."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from foundation.files import FileError
 
 
 class SpaceError(FileError):
-    """The input is wrong; the message is complete and names the remedy."""
+    """A mistake in a space or a record; the message is complete and names the remedy."""

@@ -1,27 +1,27 @@
-"""A configuration in a well-known trainer's own words, whatever trainer it was found with."""
+"""A configuration as the options of a known trainer, whichever trainer it was found with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.language.adapter_schema import AdapterFile
+from search_spaces.language.adapter_schema import AdapterFile, Setting
 from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.space import SearchSpace
 from search_spaces.trainers import config_files, model_keys, options, templates
-from search_spaces.trainers.adapters import names_of, read_adapter
+from search_spaces.trainers.adapters import names_of
 
 
 @dataclass(frozen=True)
 class Export:
-    """What a trainer is given for one configuration.
+    """Options, files and environment of a known trainer for one configuration.
 
     Attributes:
-        arguments: of its command line, an option and its values each.
+        arguments: options of its command line, each with its values.
         files: text of its configuration files by name.
         environment: of every rank.
-        unmapped: what it is not told, and why; a line each.
+        unmapped: parameters that it has no option for, and why; a line each.
     """
 
     arguments: tuple[tuple[str, ...], ...]
@@ -29,54 +29,59 @@ class Export:
     environment: Mapping[str, str]
     unmapped: tuple[str, ...]
 
+    @classmethod
+    def of(cls, space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Export:
+        """A configuration of a space in the options of a known trainer.
 
-def exported(space: SearchSpace, config: Mapping[str, Any], adapter: str) -> Export:
-    """A space's configuration for a well-known trainer.
+        Args:
+            space: that has the configuration; its model is written, too.
+            config: canonical or raw.
+            adapter: the trainer's name, or a file of an adapter.
 
-    Args:
-        space: that has the configuration; its model is written, too.
-        config: canonical or raw.
-        adapter: the trainer's name, or a file of an adapter.
+        Raises:
+            SpaceError: that begins with ``found``, if there is none.
+        """
+        record = AdapterFile.named(adapter)
+        facts = space.facts(config)
+        values = {name: v for name, v in facts.items() if _is_active(space, config, name)}
+        known = [*_known_settings(record, values)]
+        chosen = [s for s in known if s.when is None or templates.holds(s.when, values)]
+        arguments = {key: value for setting in chosen for key, value in setting.arguments.items()}
+        paths = {key: value for setting in chosen for key, value in setting.file.items()}
+        environment = {
+            key: templates.filled(text, values)
+            for setting in (*record.always, *chosen)
+            for key, text in setting.environment.items()
+        }
+        unmapped: list[str] = []
+        if space.model is not None:
+            model = model_keys.written(record.model, space.model, {})
+            if record.model_in == "arguments":
+                arguments = model | arguments
+            else:
+                paths = model | paths
+            unmapped += [
+                f"model.{name}: {getattr(space.model, name)}: {adapter} has no such key"
+                for name in model_keys.unwritten(record.model, space.model)
+            ]
+        filled = {key: config_files.filled(value, values) for key, value in arguments.items()}
+        argv = [options.written({key: value}, record.options) for key, value in filled.items()]
+        argv.append([word for setting in chosen for word in setting.words])
+        read = frozenset[str]().union(*(names_of(setting) for setting in known))
+        return cls(
+            arguments=tuple(tuple(each) for each in argv if each),
+            files=_files(record, paths, values),
+            environment=environment,
+            unmapped=(*unmapped, *_unmapped(space, config, record, read, values)),
+        )
 
-    Raises:
-        SpaceError: that begins with ``found``, if there is none.
-    """
-    record = read_adapter(adapter)
-    values = {name: v for name, v in space.facts(config).items() if _is_active(space, config, name)}
-    told: dict[str, Any] = {}
-    words: list[str] = []
-    paths: dict[str, Any] = {}
-    environment: dict[str, str] = {}
-    unmapped: list[str] = []
-    if space.model is not None:
-        place = told if record.model_in == "arguments" else paths
-        place |= model_keys.written(record.model, space.model, {})
-        unmapped += [
-            f"model.{name}: {getattr(space.model, name)}: {adapter} has no such key"
-            for name in model_keys.unwritten(record.model, space.model)
-        ]
-    for setting in record.always:
-        environment |= setting.environment
-    said: set[str] = set()
+
+def _known_settings(record: AdapterFile, values: Mapping[str, Any]) -> Iterator[Setting]:
+    """Settings of the parameters and facts that have a value, if all names they read have one."""
     for name, settings in record.settings.items():
         lacking = {each for setting in settings for each in names_of(setting)} - values.keys()
-        if name not in values or lacking:
-            continue
-        for setting in settings:
-            said |= names_of(setting)
-            if setting.when is None or templates.holds(setting.when, values):
-                told |= setting.arguments
-                words += setting.words
-                paths |= setting.file
-                environment |= setting.environment
-    filled = {key: config_files.filled(value, values) for key, value in told.items()}
-    argv = [options.written({key: value}, record.options) for key, value in filled.items()]
-    return Export(
-        arguments=tuple(tuple(each) for each in (*argv, words) if each),
-        files=_files(record, paths, values),
-        environment={k: templates.filled(text, values) for k, text in environment.items()},
-        unmapped=(*unmapped, *_unmapped(space, config, record, said, values)),
-    )
+        if name in values and not lacking:
+            yield from settings
 
 
 def _is_active(space: SearchSpace, config: Mapping[str, Any], name: str) -> bool:
@@ -96,12 +101,12 @@ def _unmapped(
     space: SearchSpace,
     config: Mapping[str, Any],
     record: AdapterFile,
-    said: set[str],
+    read: frozenset[str],
     values: Mapping[str, Any],
 ) -> list[str]:
-    """Parameters that the trainer is not told, and demands of its that do not hold."""
+    """Parameters that the trainer has no setting for, and its constraints that are broken."""
     lines = []
-    sources = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in said))
+    sources = frozenset[str]().union(*(space.reads.get(name, frozenset()) for name in read))
     for name, value in space.canonical(config).items():
         broken = [
             text

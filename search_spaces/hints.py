@@ -1,4 +1,4 @@
-"""What a space may say, but hardly means."""
+"""Notes on a space: valid, but hardly meant so."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from foundation.documents import as_written
 from foundation.messages import nearest
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from search_spaces.space import SearchSpace
 from search_spaces.trainers.unmodelled import offloading
 
 
 def notes(space: SearchSpace) -> list[str]:
-    """Lines for whoever checks, tries or searches a space."""
+    """Lines that ``check``, ``try`` and ``search`` print."""
     return list(_notes(space))
 
 
@@ -47,7 +47,7 @@ def _notes(space: SearchSpace) -> Iterator[str]:
 
 
 def misplaced(space: SearchSpace) -> list[str]:
-    """Arguments that name a file here, which a trial would look for where it is started."""
+    """Arguments that name a file here but not in the folder in which trials start."""
     here = (Path(space.file).parent, Path())
     started_in = space.workdir
     return [
@@ -60,6 +60,6 @@ def misplaced(space: SearchSpace) -> list[str]:
 
 
 def _scripts(space: SearchSpace) -> list[str]:
-    """Arguments that are a script's name, or its path."""
+    """Arguments that are the name or the path of a script."""
     entries = [entry for entry in space.trainer.command or [] if isinstance(entry, str)]
     return [e for e in entries if e.endswith((".py", ".sh")) and "{" not in e]

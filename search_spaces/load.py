@@ -1,4 +1,4 @@
-"""From a file to a ``SearchSpace``: names resolved, every expression checked."""
+"""Loading a space file: names resolved, every expression checked."""
 
 from __future__ import annotations
 
@@ -20,17 +20,12 @@ from search_spaces.shipped import named, shipped_files
 from search_spaces.space import SearchSpace
 
 
-def shipped_spaces() -> list[str]:
-    """Names that ``load_space`` knows without a path."""
-    return [*shipped_files("space")]
-
-
 def load_space(reference: str | Path | Mapping[str, Any], *, frozen: bool = False) -> SearchSpace:
-    """Load a space from a YAML file, or a shipped one by its name, or from what a file would say.
+    """Load a space from a YAML file, from its content, or a shipped one by its name.
 
     Args:
-        reference: the file, or the name.
-        frozen: with a run, which can be looked at where its trainer's folder is not.
+        reference: the file, its content as a mapping, or the name.
+        frozen: the space of a run, which can be read where its trainer's folder does not exist.
 
     Raises:
         SpaceError: with a complete message, for anything that is wrong with the input.
@@ -59,7 +54,7 @@ def _file(reference: str | Path) -> Path:
                 f"{text}: neither a file nor a shipped space, accepted: a YAML file, or one of "
                 f"{', '.join(shipped)}{nearest(text, shipped)}"
             )
-    with suppress(OSError):  # what cannot be looked at has its error when it is read
+    with suppress(OSError):  # an unreadable file fails when it is read
         if (frozen := path / "space.yaml").is_file():
             raise SpaceError(
                 f"{path}: found a directory, accepted a file; this run's space is {frozen}"
@@ -68,5 +63,5 @@ def _file(reference: str | Path) -> Path:
 
 
 def _default_name(path: Path) -> str:
-    """The file's name, as far as a space may be called so: it names folders and jobs."""
+    """The file's name in the characters that a space's name may have: it names folders and jobs."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).lstrip("._-") or "space"

@@ -1,4 +1,4 @@
-"""The model that a space describes or names."""
+"""Models: described in a space, or read from a file that it names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from search_spaces.shipped import named, read_named
 
 
 def model_of(given: ModelFile | BasedModel | str | None, document: Document) -> ModelFile | None:
-    """The record of a space's key ``model``.
+    """The model of a space.
 
     Args:
-        given: what the space has there.
+        given: the value of its key ``model``.
         document: the space.
 
     Raises:
@@ -46,7 +46,7 @@ def _long(model: ModelFile, seq_length: int | None) -> ModelFile:
 
 
 def assumed(given: ModelFile | BasedModel | str | None, model: ModelFile | None) -> str:
-    """A line of text on what a configuration does not say of the model; empty where all is said."""
+    """A note on the sequence length that is assumed where ``config.json`` states none; or empty."""
     base = given.base if isinstance(given, BasedModel) and given.seq_length is None else given
     if model is None or not isinstance(base, str) or not base.endswith(".json"):
         return ""

@@ -1,4 +1,4 @@
-"""What a space seeks, checked."""
+"""Objectives of a space, checked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer import FIGURES
 def objectives_of(
     document: Document, file: SpaceFile, own: Mapping[str, Parameter]
 ) -> tuple[Objective, ...]:
-    """The objectives of a file.
+    """The objectives of a space file.
 
     Args:
         document: where mistakes are shown.
@@ -24,7 +24,7 @@ def objectives_of(
         own: its parameters.
 
     Raises:
-        SpaceError: for two of one kind, one that never varies, or one that nobody reports.
+        SpaceError: for a repeated one, one that never varies, or one that is never reported.
     """
     given = file.objective
     if isinstance(given, ObjectiveSpec):
@@ -49,7 +49,7 @@ def objectives_of(
 
 
 def _known_figure(document: Document, file: SpaceFile, spec: ObjectiveSpec, path: Where) -> None:
-    """A trainer of the user's may report anything; what the built-in one reports is known."""
+    """Refuse a metric that the built-in trainer does not report."""
     key, root = spec.key, spec.key.split(".")[0]
     if file.trainer.builtin is None or root.startswith("communication_"):
         return

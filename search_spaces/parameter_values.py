@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from foundation.documents import Document, as_written
 from foundation.records import wrong_value
-from search_spaces.language.fields import Number, Scalar
+from foundation.values import Number, Scalar
 from search_spaces.language.schema import Categories, Float, Int, Log2, Ordered, Range
 from search_spaces.layouts import NO_LAYOUT, LayoutError, parsed_layout
 from search_spaces.parameters import ANNOTATIONS, Count, Parameter, value_type_of

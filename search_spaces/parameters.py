@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from foundation.documents import as_written
-from search_spaces.language.fields import Scalar
+from foundation.values import Scalar
 from search_spaces.spans import Span
 from trainer.plan.axes import FURTHER_AXES
 from trainer.plan.config import TrainConfig

@@ -1,8 +1,10 @@
-"""Records that a space names: those that come with meshtune, or a file beside the space."""
+"""Records that a space names: shipped with meshtune, or files beside the space."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,23 +20,42 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 def shipped_records(kind: str) -> dict[str, str]:
-    """What comes with meshtune: names in their order, each with what it is in a few words.
+    """Sorted names of what comes with meshtune, each with a title.
 
     Args:
-        kind: ``space``, ``model``, ``cluster`` or ``adapter``; of adapters the name says it all.
+        kind: ``space``, ``model``, ``cluster`` or ``adapter``; an adapter needs no title.
     """
     files = shipped_files(kind)
     return {name: "" if kind == "adapter" else _title(file) for name, file in files.items()}
 
 
 def shipped_files(kind: str) -> dict[str, Path]:
-    """The files of a kind that come with meshtune, by their names and in the names' order."""
+    """The files of a kind that come with meshtune, by sorted name."""
+    if kind == "adapter":
+        return {name: known_file(name) for name in known_trainers("command")}
     folder = SHIPPED if kind == "space" else SHIPPED / f"{kind}s"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
 
 
+@cache
+def known_trainers(section: str) -> tuple[str, ...]:
+    """Sorted names of the known trainers whose records have a section.
+
+    Args:
+        section: ``command``, ``log`` or ``habits``.
+    """
+    begins = re.compile(f"^{section}:", re.MULTILINE)
+    files = known_file("*").parent.glob("*.yaml")
+    return tuple(sorted(file.stem for file in files if begins.search(file.read_text())))
+
+
+def known_file(name: str) -> Path:
+    """The file of a known trainer's record."""
+    return SHIPPED / "known_trainers" / f"{name}.yaml"
+
+
 def _title(file: Path) -> str:
-    """A file's ``description``, or the first sentence of the comment that it begins with."""
+    """A file's ``description``, or the first line of its comment."""
     lines = file.read_text().splitlines()
     described = [line for line in lines if line.startswith("description: ")]
     if described:
@@ -76,7 +97,7 @@ def read_named(
     read_json: Callable[[Path], Record] | None = None,
     others: str = "",
 ) -> Record:
-    """The same where no document names it.
+    """A record by its shipped name or by file, where no document names it.
 
     Args:
         record: its type.
@@ -87,7 +108,7 @@ def read_named(
         others: what else is accepted, for a message.
 
     Raises:
-        SpaceError: that begins with ``found``; whoever asked says where.
+        SpaceError: that begins with ``found``; the caller adds the place.
     """
     endings = (".yaml", ".yml", *((".json",) if read_json else ()))
     if value.endswith(endings):

@@ -1,4 +1,4 @@
-"""The search space: typed, resolved, ready to be searched."""
+"""A resolved search space: parameters, rules, trainer and objectives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from foundation.documents import written_document
+from foundation.values import Scalar
 from search_spaces.cluster import Cluster
-from search_spaces.language.fields import Scalar
 from search_spaces.language.schema import (
     BudgetSection,
     FinalistsSection,
@@ -30,14 +30,14 @@ from search_spaces.trainers.trainer import Trainer, TrialFacts
 from trainer.plan.model import ModelConfig
 from trainer.plan.rules.expression import Array, Expression
 
-ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # not measured by the built-in trainer
+ENERGY_FIGURES = ("energy_joules", "joules_per_token")  # the built-in trainer does not measure them
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A figure that is sought, of the trainer's result or following from it (``objectives``).
+    """A metric to maximize or minimize, from the trainer's result or derived from it.
 
-    Dots in ``key`` reach inside.
+    Dots in ``key`` reach inside the result.
     """
 
     key: str
@@ -52,16 +52,8 @@ class Objective:
 
 
 @dataclass(frozen=True)
-class Violations:
-    """What the rules say about N configurations: boolean arrays of length N."""
-
-    valid: np.ndarray
-    removed: dict[str, np.ndarray]  # by rule name; a configuration can break several
-
-
-@dataclass(frozen=True)
 class SearchSpace:
-    """What may be tried, how a trial is run, and what is sought.
+    """Parameters and their rules, how a trial runs, and the objectives.
 
     A *raw* configuration has a value for every parameter. Its canonical form leaves the inactive
     ones out; a raw one is valid only with inactive parameters at their first value, so that no
@@ -85,17 +77,17 @@ class SearchSpace:
     failure_penalty: str
     allow: tuple[str, ...]
     finalists: FinalistsSection
-    more_objectives: tuple[Objective, ...] = ()  # of a search for a Pareto front
-    assumed: str = ""  # of the model, where its file does not say it
+    more_objectives: tuple[Objective, ...] = ()  # for a Pareto front
+    assumed: str = ""  # a note on what the model's file leaves open
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """All that is sought; the first one is that of the best trial."""
+        """All objectives; the first one decides which trial is best."""
         return (self.objective, *self.more_objectives)
 
     @property
     def goals(self) -> dict[str, Any]:
-        """What the journal says of them: the first one, and all where there are more."""
+        """The objectives as the journal states them: the first, and all where there are several."""
         first = {"objective": self.objective.as_dict()}
         every = {"objectives": [objective.as_dict() for objective in self.objectives]}
         return {**first, **every} if self.more_objectives else first
@@ -110,13 +102,13 @@ class SearchSpace:
 
     @cached_property
     def reads(self) -> dict[str, frozenset[str]]:
-        """The parameters that each name in rules comes from; none for facts of the model."""
+        """Parameters that each name in a rule is derived from; none for facts of the model."""
         return _facts.reads(
             self.parameters, self.conditions, self._static, self._defaults, self.program.axes
         )
 
     def holding(self, names: Collection[str]) -> SearchSpace:
-        """The space of everything but these parameters: each at one value, no rule reads them."""
+        """The space without these parameters: each is held at one value, and no rule reads it."""
         held = {n: p.held() if n in names else p for n, p in self.parameters.items()}
 
         def kept(rule: Rule) -> bool:
@@ -126,9 +118,9 @@ class SearchSpace:
         return replace(self, parameters=held, rules=rules)
 
     def raw_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The raw configurations of these numbers, as one column per parameter.
+        """Raw configurations by their index, as one column per parameter.
 
-        A number is mixed-radix: one digit per parameter, the last one fastest.
+        An index is a mixed-radix number: one digit per parameter, the last varies fastest.
         """
         digits = np.unravel_index(indices, [len(p.values) for p in self.parameters.values()])
         return {
@@ -147,22 +139,13 @@ class SearchSpace:
             raw,
         )
 
-    def violations(self, columns: Mapping[str, Any]) -> Violations:
-        """Apply every rule to N raw configurations, given as one column per parameter."""
-        facts = self.columns(columns)
-        n = len(np.asarray(columns[next(iter(self.parameters))]))
-        removed = {
-            rule.name: np.broadcast_to(np.logical_not(rule.holds(facts)), (n,))
-            for rule in self.rules
-        }
-        valid = np.ones(n, dtype=bool)
-        for broken in removed.values():
-            valid &= ~broken
-        return Violations(valid, removed)
-
     def valid(self, columns: Mapping[str, Any]) -> np.ndarray:
-        """Which of N raw configurations keep every rule; the one constraint function."""
-        return self.violations(columns).valid
+        """Mask of the N raw configurations that satisfy every rule; shape (N,)."""
+        facts = self.columns(columns)
+        kept = np.ones(len(np.asarray(columns[next(iter(self.parameters))])), dtype=bool)
+        for rule in self.rules:
+            kept &= rule.holds(facts)
+        return kept
 
     def first_violation(self, config: Mapping[str, Any]) -> str | None:
         """Why a configuration (raw or canonical) is not in the space; None if it is."""
@@ -214,8 +197,8 @@ class SearchSpace:
     def facts(self, config: Mapping[str, Any]) -> dict[str, Scalar]:
         """Parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
 
-        An inactive parameter has the trainer's default, or its first value. What the built-in
-        trainer's placement comes to is resolved: ``weight_shard`` and the like.
+        An inactive parameter has the trainer's default, or its first value. Placements of the
+        built-in trainer are resolved to ``weight_shard`` and the like.
         """
         facts = self.columns(_one_row(self.raw(config)))
         return {name: _plain(column) for name, column in facts.columns.items()}
@@ -232,24 +215,21 @@ class SearchSpace:
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """Nodes that trials may have, in order; some of them perhaps in no valid configuration."""
+        """Node counts that trials may have, ascending; not all need be in a valid configuration."""
         if "num_nodes" in self.parameters:
             return tuple(sorted(int(value) for value in self.parameters["num_nodes"].values))
         if not _facts.derived_nodes(self.parameters):
             return (1,)
         degrees = [self.parameters[n] for n in self.reads["num_nodes"] if n in self.parameters]
         ranks = {1}
-        for parameter in degrees:  # a conditional one counts 1 where it is inactive
+        for parameter in degrees:  # an inactive one counts as 1
             ranks = {have * int(value) for have in ranks for value in {*parameter.values, 1}}
         nodes = {count // self.ranks_per_node for count in ranks}
         return tuple(sorted(nodes - {0})) or (1,)
 
-    def world_size(self, config: Mapping[str, Any]) -> int:
-        return int(self.facts(config)["world_size"])
-
     @cached_property
     def program(self) -> Trainer:
-        """What is known of the trainer."""
+        """The trainer that runs the trials."""
         return make_trainer(self.trainer)
 
     def train_config(self, config: Mapping[str, Any], data: str | None = None) -> dict[str, Any]:
@@ -270,7 +250,7 @@ class SearchSpace:
         return self.program.files(self._trial(config, Path(trial_dir)))
 
     def environment(self, config: Mapping[str, Any], trial_dir: Path | str) -> dict[str, str]:
-        """What every rank of a trial in that folder finds in its environment."""
+        """Environment variables of every rank of a trial in that folder."""
         return self.program.environment(self._trial(config, Path(trial_dir)))
 
     def _trial(
@@ -312,14 +292,15 @@ class SearchSpace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of everything that defines the search; left out is what says when it ends (the
-        budget, finalists, early stops) and prose.
+        """SHA-256 of everything that defines the search.
+
+        It leaves out prose, and what decides when the search ends: budget, finalists, early stops.
         """
         text = json.dumps(self._definition(), sort_keys=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def frozen(self) -> str:
-        """Self-contained YAML with the same fingerprint: model and cluster are inside."""
+        """Self-contained YAML with the same fingerprint; it includes model and cluster."""
         definition = self._definition()
         if self.model is not None and self.model_name:
             definition["model"] = {"name": self.model_name, **definition["model"]}

@@ -24,7 +24,7 @@ class Span:
     Attributes:
         low: the first number, and
         high: the last one; both belong to the interval.
-        log: whether numbers are even by their logarithm, else by themselves.
+        log: numbers are evenly spaced by their logarithm.
         whole: only whole numbers.
         points: of the grid; fewer where whole numbers would repeat.
     """
@@ -37,14 +37,14 @@ class Span:
 
     @cached_property
     def grid(self) -> tuple[float, ...]:
-        """The numbers that are drawn, in order."""
+        """Numbers of the grid, ascending."""
         return tuple(self._counted[0].tolist())
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """Of each number of the grid: its share of the interval, relative to a point's.
+        """Share of the interval that each number of the grid stands for, relative to one point's.
 
-        1 but for whole numbers, of which a small one stands for many points of a logarithmic grid.
+        1, but for whole numbers: a small one stands for many points of a logarithmic grid.
         """
         return self._counted[1].astype(np.float64)
 
@@ -63,14 +63,14 @@ class Span:
         return (numbers.astype(np.int64) if self.whole else numbers), counts
 
     def place(self, value: float) -> int:
-        """The number of the grid's nearest point, by the interval's own scale."""
+        """Index of the nearest number of the grid, on the interval's own scale."""
         grid = np.asarray(self.grid, dtype=np.float64)
         if self.log:
             grid, value = np.log(grid), math.log(value)
         return int(np.argmin(np.abs(grid - value)))
 
     def unit(self, value: float) -> float:
-        """Where a number lies between ``low`` (0) and ``high`` (1), by the interval's own scale."""
+        """Position of a number from ``low`` (0) to ``high`` (1), on the interval's own scale."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -81,11 +81,11 @@ class Span:
         return self.low <= value <= self.high and (not self.whole or float(value).is_integer())
 
     def __str__(self) -> str:
-        """``1e-05 to 0.01``, as a person would say it."""
+        """Text such as ``1e-05 to 0.01``."""
         return f"{self.low:g} to {self.high:g}" if not self.whole else f"{self.low} to {self.high}"
 
     def as_file(self) -> dict[str, object]:
-        """What a space file says of it."""
+        """The interval as a space file states it."""
         ends = [self.low, self.high]
         key = "int" if self.whole else "float"
         return {key: ends, "log": True} if self.log else {key: ends}

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from analysis.cost.jobs import jobs
 from analysis.cost.model import CostModel
 from analysis.sweeps.gpus import cluster_of
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 
 # A shell makes what it starts in the background ignore Ctrl-C, which tests send to processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from shlex import join, quote
 
-from analysis import RunFolder, config_text, counted, parameters_of, read_run
+from analysis import Best, RunFolder, read_run
+from foundation.quantities import config_text, counted
 from foundation.writing import write_atomically
-from search_spaces import Export, SpaceError, exported, load_space
+from search_spaces import Export, SpaceError, load_space
 from trainer.plan.limits import ConfigError
 
 ARGUMENTS, ENVIRONMENT = "arguments.txt", "environment.sh"
@@ -27,7 +28,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
             raise ConfigError(f"{source}: no trial has succeeded, so there is nothing to export")
         config, folder = dict(run.best.config), RunFolder(source)
     else:
-        found = parameters_of(source)
+        found = Best.parameters_in(source)
         if found is None:
             raise ConfigError(f"{source}: accepted a run's folder, or the best.yaml of its report")
         config, folder = found, RunFolder.holding(source)
@@ -38,7 +39,7 @@ def of_best(source: Path, adapter: str) -> tuple[Export, str]:
         raise SpaceError(f"{source}: {error}") from None
     what = f"{space.name}: {config_text(config)}; {nodes} of {space.ranks_per_node} ranks"
     try:
-        return exported(space, config, adapter), what
+        return Export.of(space, config, adapter), what
     except SpaceError as error:
         raise SpaceError(f"--to: {error}") from None
 

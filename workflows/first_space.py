@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import written_document
+from foundation.values import Scalar
 from search_spaces import (
     AdapterFile,
-    Scalar,
     SearchSpace,
     SpaceArgumentError,
     SpaceError,
+    StatedOptions,
     default_space,
-    implied_options,
     load_space,
-    read_adapter,
-    told_sizes,
 )
 from trainer.plan.model import ModelConfig
 from workflows import launch_script
@@ -43,11 +41,11 @@ _COMMENTS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user has said of a space.
+    """The user's wishes for a space.
 
     Attributes:
-        adapter: of the trainer, by name.
-        model: shipped, or a file; empty where the trainer's own arguments say it.
+        adapter: name of the trainer's adapter.
+        model: shipped, or a file; empty where the trainer's own arguments describe it.
         cluster: shipped, or a file.
         nodes: of each trial; 0 for what the launch script asks for, or else one.
         entry: the trainer's script; empty for the adapter's default.
@@ -65,7 +63,7 @@ class Wanted:
 
 
 def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
-    """The text of a space file, and notes: what it is of, and what of the user's was left out.
+    """The text of a space file, and notes on it and on the user's options that it leaves out.
 
     Args:
         wanted: what is known.
@@ -75,69 +73,57 @@ def first_space(wanted: Wanted, file: str) -> tuple[str, list[str]]:
         SpaceError: for what does not exist, or does not go together.
     """
     try:
-        record = read_adapter(wanted.adapter)
+        record = AdapterFile.named(wanted.adapter)
     except SpaceError as error:
         raise SpaceArgumentError("adapter", str(error)) from None
     own = _own(wanted, record)
     trainer = {"adapter": wanted.adapter, **own.trainer()}
-    told = _told(trainer, wanted)
-    model = wanted.model or told.model
+    least = _least_space(trainer, wanted)
+    stated = StatedOptions.of(trainer)
+    model = wanted.model or least.model
     if model is None:
         keys = {name: key.key for name, key in record.model.items()}
         raise SpaceError(_no_model(wanted.adapter, keys, own.arguments, own.left_out))
-    sizes = told_sizes(trainer, own.ranks or own.nodes * told.ranks_per_node)
+    batch = stated.batch()
     whole = partial(
         default_space, model, wanted.cluster, own.nodes or 1, record.framework,
-        seq_length=sizes.seq_length,
+        seq_length=stated.seq_length(), settings=record.settings, batch_is_stated=batch is not None,
     )  # fmt: skip
-    said = _told_batch(told)
-    content, notes = _content(whole, sizes.global_batch_size, said is not None)
-    known = {*record.settings, "num_nodes", "gas"}
-    parameters = {n: v for n, v in content["parameters"].items() if n in known}
-    unknown = content["parameters"].keys() - known
-    kept = [c for c in content["constraints"] if unknown.isdisjoint(re.findall(r"\w+", c))]
-    content["constraints"] = kept
-    if said is not None:  # which leaves gas no choice
-        del parameters["gas"], content["constraints"][0]
-    elif "mbs" not in known:  # nor is then the batch
-        del content["constraints"][0]
+    ranks = own.ranks or own.nodes * least.ranks_per_node
+    content, notes = _content(whole, stated.batch_on(ranks), batch is not None)
+    if batch is None and "mbs" not in record.settings:
         notes.append(
             f"no micro-batch is searched, as {wanted.adapter} has no option for it: add your "
             "script's to args, such as --batch-size {mbs}, and mbs to parameters"
         )
-    content |= {
-        "trainer": trainer,
-        "parameters": parameters,
-        "conditions": {n: c for n, c in content["conditions"].items() if n in parameters},
-        "budget": {"trials": 20},
-    }
+    content |= {"trainer": trainer, "budget": {"trials": 20}}
     del content["name"]  # the file's
     if not wanted.model:
         del content["model"]  # the arguments say it
     elif content["model"].keys() == {"base"}:
         content["model"] = content["model"]["base"]
     space = load_space(content)  # before anything is written
-    for name, values in parameters.items():
+    for name, values in content["parameters"].items():
         if isinstance(values, list):
-            parameters[name] = [v for v in values if _accepted(space, name, v)]
+            content["parameters"][name] = [v for v in values if _accepted(space, name, v)]
     notes += [f"left out, as no shell reads it: {words}" for words in own.left_out]
     return _text(content, file), [content["description"], *own.notes, *notes]
 
 
 def _accepted(space: SearchSpace, name: str, value: Scalar) -> bool:
-    """Whether no constraint on that parameter alone forbids the value."""
+    """Whether the constraints on that parameter alone allow the value."""
     return all(e.value({name: value}) for e in space.constraints if e.names == {name})
 
 
 @dataclass
 class _Own:
-    """What the user has of the trainer, in launch script and configuration file.
+    """The user's own launch script and configuration file, as a space states them.
 
     Attributes:
-        nodes: of each trial; 0 where nobody says.
-        ranks: that the script starts; 0 where it does not say.
-        left_out: options whose value is known to a shell alone.
-        notes: on what is not as the user has it.
+        nodes: of each trial; 0: unknown.
+        ranks: that the script starts; 0: unknown.
+        left_out: options whose value only a shell knows.
+        notes: on differences to the user's script.
     """
 
     entry: str
@@ -149,10 +135,10 @@ class _Own:
     notes: list[str] = field(default_factory=list)
 
     def trainer(self) -> dict[str, Any]:
-        """Of a space."""
+        """Keys of a space's ``trainer`` section."""
         args = _lines(self.arguments) if self.arguments else ""
-        said = {"entry": self.entry, "config": self.config, "args": args}
-        return {key: value for key, value in said.items() if value}
+        keys = {"entry": self.entry, "config": self.config, "args": args}
+        return {key: value for key, value in keys.items() if value}
 
 
 def _own(wanted: Wanted, record: AdapterFile) -> _Own:
@@ -165,7 +151,7 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
     own.arguments, own.left_out = launched.arguments, launched.left_out
     if launched.module == ("-m" in record.command):
         own.entry = own.entry or launched.entry
-    if by_equals:  # what is none is the file: train.py base.yml steps=9
+    if by_equals:  # a word that is no option is the file: train.py base.yml steps=9
         words = own.arguments
         own.config = own.config or next((word for word in words if "=" not in word), "")
         own.arguments = [word for word in words if "=" in word]
@@ -176,32 +162,34 @@ def _own(wanted: Wanted, record: AdapterFile) -> _Own:
             own.config = ""
     if not wanted.model and record.model_in == "arguments":
         words = [*own.arguments, *(word for each in own.left_out for word in each.split())]
-        for option, value in implied_options(wanted.adapter, words).items():
+        for option, value in StatedOptions.implied(record, words).items():
             own.arguments += [f"--{option}", str(value)]
             own.notes.append(f"--{option} is taken to be {value}: correct it if it is not")
     return own
 
 
 def _content(
-    whole: Callable[..., dict[str, Any]], batch: int | None, said: bool
+    whole: Callable[..., dict[str, Any]], batch: int | None, stated: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """A space of that batch, and notes; of the usual one, if that is only what a command line comes
-    to and these nodes cannot share it.
+    """The content of a space with that batch, and notes.
+
+    The usual batch replaces one that only follows from a command line and that these nodes cannot
+    share.
     """
     try:
         return whole(global_batch_size=batch), []
     except SpaceArgumentError as error:
-        if error.argument != "global_batch_size" or said:
+        if error.argument != "global_batch_size" or stated:
             raise
         return whole(), [f"the trainer's own batch is left: {error.what}"]
 
 
-def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
-    """A space that says no more than the trainer's own arguments or file do."""
+def _least_space(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
+    """A space that adds nothing to what the trainer's own arguments or file state."""
     least: dict[str, Any] = {"version": 1, "cluster": wanted.cluster, "trainer": dict(trainer)}
     if wanted.model:
         default_space(wanted.model, wanted.cluster)  # whose mistakes name the argument
-        length = told_sizes(trainer, 0).seq_length
+        length = StatedOptions.of(trainer).seq_length()
         least["model"] = {"base": wanted.model, **({"seq_length": length} if length else {})}
     least |= {
         "parameters": {"tp": 1, "mbs": 1, "gas": 1},
@@ -211,7 +199,7 @@ def _told(trainer: Mapping[str, Any], wanted: Wanted) -> SearchSpace:
 
 
 def _named_file(arguments: list[str], naming: list[str]) -> str:
-    """The configuration file that the user's own arguments name, as ``naming`` would; or empty."""
+    """The configuration file that the arguments name by the option in ``naming``; or empty."""
     option = next((text for text in reversed(naming) if text[:2] == "--"), "")
     for word, following in pairwise([*arguments, ""]):
         name, _, value = word.partition("=")
@@ -223,7 +211,7 @@ def _named_file(arguments: list[str], naming: list[str]) -> str:
 def _no_model(
     adapter: str, keys: Mapping[str, str], arguments: list[str], left_out: list[str]
 ) -> str:
-    """What the user's own arguments lack of a model; ``keys`` are the trainer's words for it."""
+    """A message on the keys of a model that the user's arguments lack."""
     options = {word.lstrip("-").partition("=")[0] for word in arguments}
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     lacking = [keys[name] for name in needed if name in keys and keys[name] not in options]
@@ -235,14 +223,8 @@ def _no_model(
     return f"--model is missing: {adapter} is {said}{reason}{remedy}"
 
 
-def _told_batch(told: SearchSpace) -> int | None:
-    """The global batch that an option of the trainer's own says."""
-    found = (re.fullmatch(r"global_batch_size == (\d+)", e.text) for e in told.constraints)
-    return next((int(match[1]) for match in found if match), None)
-
-
 def _lines(arguments: list[str]) -> str:
-    """A command line with one option on each line."""
+    """A command line with one option per line."""
     starts = [n for n, word in enumerate(arguments) if n and (word[:2] == "--" or "=" in word)]
     parts = [arguments[start:end] for start, end in pairwise([0, *starts, len(arguments)])]
     return "".join(shlex.join(part) + "\n" for part in parts)

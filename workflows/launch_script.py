@@ -1,4 +1,4 @@
-"""The trainer's arguments in a launch script, as far as they can be read without running it."""
+"""Arguments of a trainer, read from a launch script without running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BYTES = 100_000
 MOST_WORDS = 20_000
 DEEPEST = 4  # quotes within quotes
 _HERE_DOCUMENT = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
-# What is nested is bounded, or text that opens and never closes would be read for minutes.
+# Nesting is bounded: text that opens and never closes would take minutes to read.
 _PLAIN = r"(?>[^()]{0,400})"
 _CODE = rf"{_PLAIN}(?>\({_PLAIN}(?>\({_PLAIN}\){_PLAIN})*+\){_PLAIN})*+"
 _PART = (
@@ -32,14 +32,14 @@ _ASKED = {
     "gpus": r"(?:--gpus-per-node|--gres|-G)[= ](?:gpu:)?(?:\w+:)?(\d{1,3})",
     "tasks": r"--ntasks-per-node[= ](\d{1,3})",
 }
-# What Slurm sets of it.
+# Variables that Slurm sets from these.
 _OF_SLURM = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
     "gpus": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "tasks": ("SLURM_NTASKS_PER_NODE",),
 }
 _ARITHMETIC = re.compile(r"\$\(\(([\w\s+*/%()-]{1,200})\)\)")
-# A variable without a value that holds whole arguments, not the value of the option before it.
+# A variable without a value that stands for whole arguments, not for the value of an option.
 _SEVERAL = re.compile(r"(?i)\$\{?(?:[@*]|\w*(?:ARG|OPT|FLAG|OVERRIDE|EXTRA)\w*)")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?[-=]([^}]*))?\})")
@@ -48,15 +48,15 @@ _LAUNCHERS = {"torch.distributed.run", "torch.distributed.launch", "accelerate.c
 
 @dataclass(frozen=True)
 class Launched:
-    """What a script starts.
+    """The trainer that a script starts.
 
     Attributes:
         entry: the trainer's script, or its module after ``-m``; empty where none is named.
-        module: whether it is one.
+        module: ``entry`` is a module.
         arguments: of the trainer, without those of srun and torchrun.
-        left_out: options whose value is known to a shell alone.
-        nodes: that the script asks Slurm or its launcher for; 0 where it asks for none.
-        ranks: that it starts; 0 where it does not say.
+        left_out: options whose value only a shell knows.
+        nodes: that the script requests from Slurm or its launcher; 0: none are stated.
+        ranks: that it starts; 0: unknown.
     """
 
     entry: str
@@ -70,10 +70,10 @@ class Launched:
 def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] = ()) -> Launched:
     """The command with the most arguments that a script starts, variables and arrays replaced.
 
-    A file without a command is one of arguments alone.
+    A file without a command is read as arguments alone.
 
     Args:
-        path: of the script.
+        path: the script.
         key_value: the trainer's options are ``key=value``, not ``--key value``.
         together: options of which none is of use if one that is given has to be left out.
 
@@ -105,7 +105,7 @@ def read(path: Path, key_value: bool = False, together: Sequence[Sequence[str]] 
 
 @dataclass
 class _Shell:
-    """Commands of a script, one after the other whatever it branches on."""
+    """Commands of a script in their order, those of all branches."""
 
     commands: list[list[str]] = field(default_factory=lambda: [[]])
     arrays: dict[str, list[str]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class _Shell:
                 self.commands[-1].append(word)
 
     def _words(self, raw: str) -> list[str]:
-        """A word with its variables replaced: several words, if it is a list."""
+        """A word with its variables replaced; several words if it is an array."""
         if reference := _REFERENCE.fullmatch(raw.strip('"')):
             name = reference[1] or reference[2]
             if name in self.arrays:
@@ -175,7 +175,7 @@ class _Shell:
         return _ARITHMETIC.sub(self._computed, _REFERENCE.sub(self._value, part))
 
     def _computed(self, arithmetic: re.Match[str]) -> str:
-        """``$((A * 8))`` of whole numbers; as it stands where one is not known."""
+        """The value of ``$((A * 8))``; the text itself if a variable is no whole number."""
 
         def number(name: re.Match[str]) -> str:
             value = self.texts.get(name[0], "")
@@ -209,7 +209,7 @@ def _without_documents(text: str) -> str:
 
 
 def _joined(parts: Iterator[str]) -> Iterator[str]:
-    """Characters without quotes in one piece, for the names of variables in them."""
+    """Parts with unquoted characters joined, so that names of variables are whole."""
     plain = ""
     for part in parts:
         if part[0] in "\"'\\" and len(part) > 1:
@@ -231,7 +231,7 @@ def _program(words: list[str]) -> tuple[str, bool, list[str]]:
 
 
 def _number(words: Sequence[str], *options: str) -> int:
-    """The whole number that a launcher's option has; 0 where it has none."""
+    """The whole number that an option of the launcher states; 0 if it is missing."""
     for word, following in pairwise([*words, ""]):
         name, sign, value = word.partition("=")
         if name[:2] == "--" and name[2:].replace("-", "_") in options:
@@ -250,7 +250,7 @@ def _ranks(launcher: Sequence[str], nodes: int, tasks: int) -> int:
 def _passed(
     words: list[str], key_value: bool, together: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[str]]:
-    """Arguments, and the options among them whose value is known to a shell alone."""
+    """Arguments that can be passed on, and options whose value only a shell knows."""
     options: list[list[str]] = []
     for word in words:
         starts = key_value or re.match(r"--?[A-Za-z]", word)

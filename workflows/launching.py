@@ -7,7 +7,8 @@ import signal
 import threading
 from pathlib import Path
 
-from analysis import Run, RunFolder, counted, read_run
+from analysis import Run, RunFolder, read_run
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import (
     Launcher,
@@ -71,12 +72,9 @@ def launcher_for(
 
 
 def refuse_too_many_ranks(file: Path, asked: str | None, ranks: int) -> None:
-    """Raise LaunchError if this machine is too small for trials.
+    """Raise LaunchError if this machine is too small for the largest trial's ranks.
 
-    Args:
-        file: has the number of ranks.
-        asked: the launcher that was asked for, if any.
-        ranks: of the largest trial.
+    ``asked`` is the launcher that was asked for, if any; messages name the file.
     """
     cores = os.cpu_count() or 1
     if launcher_name(asked) == "local" and ranks > (MAX_RANKS if asked else max(8, 4 * cores)):

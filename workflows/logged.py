@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import Run, Trial, numbers
+from analysis import Metrics, Run, Trial
 
 
 class TrackerError(Exception):
@@ -36,7 +36,7 @@ class Logged:
 
 def logged(run: Run, trial: Trial) -> Logged:
     """The record of a trial that has ended."""
-    measured = numbers(trial.result) if trial.ok else {}
+    measured = Metrics(trial.result).all() if trial.ok else {}
     for key, _ in run.goals:
         value = trial.objectives.get(key, trial.objective)
         if value is not None:

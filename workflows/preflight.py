@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from shlex import join
 
-from analysis import NotMeasuredError, cluster_file, counted, preflight_summary, preflight_warnings
+from analysis import Preflight
 from foundation.messages import printable
 from foundation.python import module_argv
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 from slurm import Kind, Launcher, LauncherError, TrialSpec, clear_attempt
 from workflows.launching import first_nodes, run_alone
@@ -69,14 +70,7 @@ def dry_run(launcher: Launcher, spec: TrialSpec) -> str:
 
 
 def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> int:
-    """Measure, write the cluster file, print a summary; returns the exit code.
-
-    Args:
-        launcher: gives the ranks their processes.
-        spec: from :func:`preflight_spec`; its folder is made.
-        out: the cluster file.
-        name: of the cluster.
-    """
+    """Measure, write the cluster file ``out``, print a summary; returns the exit code."""
     lease = first_nodes(launcher, spec)
     spec.directory.mkdir(parents=True, exist_ok=True)
     clear_attempt(spec.directory)
@@ -90,27 +84,24 @@ def run_preflight(launcher: Launcher, spec: TrialSpec, out: Path, name: str) -> 
 
 
 def conclude(result_file: Path, out: Path, name: str, failure: str) -> int:
-    """Write the cluster file, print a summary; returns exit code 1 after a failure.
+    """Write the cluster file ``out`` from the measurements, complete or not; print a summary.
 
-    Args:
-        result_file: of ``trainer.preflight``, complete or not.
-        out: the cluster file.
-        name: of the cluster.
-        failure: how the measurement failed; empty if it did not.
+    Returns the exit code: 1 if the measurement failed, for which ``failure`` has the reason.
     """
     try:
         result = json.loads(result_file.read_text())
         if not failure and result["status"] != "ok":
             failure = printable(str(result["message"]))
-        text, data_sheet = cluster_file(result, name, datetime.now(UTC), failure)
-    except (OSError, ValueError, KeyError, NotMeasuredError) as error:
+        found = Preflight(result, name)
+        text = found.file(datetime.now(UTC), failure)
+    except (OSError, ValueError, KeyError) as error:
         print(f"nothing to write to {out}: {failure or error}", file=sys.stderr)
         print(f"the logs are in {result_file.parent}", file=sys.stderr)
         return 1
     write_atomically(out, text)
-    for line in preflight_summary(result):
+    for line in found.summary():
         print(line)
-    for warning in preflight_warnings(result, data_sheet):
+    for warning in found.warnings():
         print(f"warning: {warning}", file=sys.stderr)
     print(f"wrote {out}; a space uses it with `cluster: {out.name}` beside it")
     if failure:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from analysis import RunFolder
-from search_spaces import seconds
+from foundation.values import seconds
 from slurm import SCRIPT_NAME, LauncherError, NoAnswerError
 
 

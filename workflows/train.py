@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import join
 
-from analysis import TRIAL_DIR, Best, RunBusyError, RunFolder, counted, driver_of, lock
+from analysis import Best, RunBusyError, RunFolder
 from foundation.files import FileError, is_number, parse_json, read_text
 from foundation.messages import printable
 from foundation.python import module_argv
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 from search_spaces import load_space
 from slurm import Kind, Launcher, Lease, ResultSource, StepReport, TrialSpec, reported_steps
@@ -46,21 +47,14 @@ class Longer:
 
 
 def train_best(best: Best, launcher: Launcher, out: Path, longer: Longer) -> int:
-    """Train in ``out``, print each step and the metrics; returns the exit code.
-
-    Args:
-        best: what to train.
-        launcher: gives the ranks their processes.
-        out: a folder for the configuration, the logs and ``result.json``.
-        longer: differences from the trial.
-    """
+    """Train in the folder ``out``, print each step and the metrics; returns the exit code."""
     out = out.absolute()
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        held = lock(out)
+        held = RunFolder(out).lock()
     except RunBusyError:
         raise ConfigError(
-            f"{out}: another meshtune works there ({driver_of(out)}); choose another --out"
+            f"{out}: another meshtune works there ({RunFolder(out).driver}); choose another --out"
         ) from None
     with held:
         return _train(_changed(best, longer), launcher, out)
@@ -113,8 +107,8 @@ def _of_steps(best: Best, steps: int) -> Best:
     longer = replace(space, trial=trial)
     return replace(
         best,
-        command=longer.command(best.parameters, TRIAL_DIR),
-        files=dict(longer.files(best.parameters, TRIAL_DIR)),
+        command=longer.command(best.parameters, Best.TRIAL_DIR),
+        files=dict(longer.files(best.parameters, Best.TRIAL_DIR)),
     )
 
 
@@ -126,7 +120,7 @@ def _train(best: Best, launcher: Launcher, out: Path) -> int:
         write_atomically(out / "config.json", json.dumps(best.train, indent=1) + "\n")
     for name, text in best.files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / name, text.replace(TRIAL_DIR, str(out)), private=True)
+        write_atomically(out / name, text.replace(Best.TRIAL_DIR, str(out)), private=True)
     print(f"training on {', '.join(lease.nodes)}; logs in {out}")
     steps = _Steps(out)
     outcome = run_alone(launcher, spec, lease, steps)
@@ -150,8 +144,8 @@ class _Steps:
 
     def __call__(self, steps: Sequence[StepReport]) -> None:
         for step in steps[self._printed :]:
-            figures = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
-            print(printable(f"step {step['step']:5d}  {'  '.join(figures)}"), flush=True)
+            metrics = [f"{k} {v:.6g}" for k, v in step.items() if k != "step" and is_number(v)]
+            print(printable(f"step {step['step']:5d}  {'  '.join(metrics)}"), flush=True)
         self._printed = max(self._printed, len(steps))
 
     def rest(self) -> None:
@@ -175,7 +169,7 @@ def _settle_earlier(launcher: Launcher, out: Path, name: str) -> None:
 
 
 def _spec(best: Best, out: Path) -> TrialSpec:
-    argv = tuple(argument.replace(TRIAL_DIR, str(out)) for argument in best.command)
+    argv = tuple(argument.replace(Best.TRIAL_DIR, str(out)) for argument in best.command)
     if best.train is not None:
         argv = module_argv("trainer", str(out / "config.json"))
     return TrialSpec(

@@ -11,24 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from analysis import (
-    MissingFactError,
-    NotPricedError,
-    Pricing,
-    RunFolder,
-    config_text,
-    counted,
-    duration,
-    number,
-    unit,
-)
+from analysis import MissingFactError, NotPricedError, Pricing, RunFolder, unit
 from foundation.documents import plain_scalar
-from search_spaces import Candidates, Scalar, SearchSpace, SpaceError, check, notes
+from foundation.quantities import config_text, counted, duration, number
+from foundation.values import Scalar
+from search_spaces import Candidates, SearchSpace, SpaceError, check, notes
 from slurm import Kind, Launcher, Lease, Outcome, TrialSpec
 from slurm.logs.patterns import FoundNothingError, LogMetrics
 from slurm.logs.text import cut_lines, read_log
 from workflows.launching import first_nodes, run_alone
-from workflows.search.trials import TrialFactory, believed, data_prefix, judge, make_data
+from workflows.search.trials import TrialFactory, checked_outcome, data_prefix, judge, make_data
 
 DRAWN = 20_000  # configurations that are searched for the given values
 STDERR_LINES = 20
@@ -64,7 +56,7 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
         SpaceError: if none has them.
     """
     drawn = Candidates(space).draw(DRAWN, np.random.default_rng(0), [], max_nodes)
-    # Of an interval any number may be given, and hardly one of those that were drawn is.
+    # A value given for a continuous parameter is almost never among the drawn ones: substitute it.
     between = {key: value for key, value in given.items() if space.parameters[key].span}
     if between:
         drawn = [raw for c in drawn if space.first_violation(raw := {**c, **between}) is None]
@@ -80,14 +72,10 @@ def choose(space: SearchSpace, given: Mapping[str, Scalar], max_nodes: int) -> d
     try:
         pricing = Pricing(space)
         prediction = pricing.predict(fitting)
-        worth = pricing.objective(prediction)
     except (NotPricedError, MissingFactError):
-        worth = None
-    if worth is None:
         return space.canonical(fitting[0])
-    sign = 1.0 if space.objective.maximize else -1.0
-    likely = np.where(prediction.fits > 0.5, sign * worth, -np.inf)
-    return space.canonical(fitting[int(np.argmax(likely))])
+    value = pricing.promise(prediction) * prediction.fits
+    return space.canonical(fitting[int(np.argmax(value))])
 
 
 def try_out(
@@ -107,7 +95,7 @@ def try_out(
     spec = factory.write(0, 1, config)
     lease = first_nodes(launcher, spec)
     yield from _before(space, config, launcher, spec, lease)
-    outcome = believed(space, run_alone(launcher, spec, lease), config)
+    outcome = checked_outcome(space, run_alone(launcher, spec, lease), config)
     kind, objectives, message = judge(space, outcome, config)
     yield from _after(space, spec, outcome, kind, message)
     for key, value in objectives.items():

@@ -7,8 +7,6 @@ tell: each that ran, failed or reported its peak is more probable under some hyp
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from analysis.cost.jobs import Array, Mask
@@ -36,7 +34,7 @@ def hypotheses(named: Framework) -> Hypotheses:
     stages = {name: getattr(named, name) for name in ("split", "counts_ends", "stage_settings")}
     # Nor do generations of one framework differ in what they keep.
     known = [f for f in FRAMEWORKS.values() if f.name != named.name]
-    records = [replace(f, **stages) for f in known]
+    records = [f.with_habits(**stages) for f in known]
     others = [(one, share / len(records)) for record in records for one, share in _variants(record)]
     if named.name not in FRAMEWORKS:
         return tuple(others)
@@ -82,7 +80,7 @@ def _variants(record: Framework) -> list[tuple[Framework, float]]:
     """
     shares = [(record, 1.0)]
     if not record.flash_attention:
-        now = replace(record, flash_attention=True)
+        now = record.with_habits(flash_attention=True)
         shares = [(now, 1 - WRITES_SCORES), (record, WRITES_SCORES)]
     return [(one, share / len(_formats(of))) for of, share in shares for one in _formats(of)]
 
@@ -90,4 +88,4 @@ def _variants(record: Framework) -> list[tuple[Framework, float]]:
 def _formats(framework: Framework) -> list[Framework]:
     """A framework's habits, and the same with gradients in the other format."""
     other = 2.0 if framework.gradient_bytes == 4 else 4.0
-    return [framework, replace(framework, gradient_bytes=other)]
+    return [framework, framework.with_habits(gradient_bytes=other)]

@@ -1,1 +1,1 @@
-"""Results of searches that meshtune did not make, read as a run."""
+"""Other programs' search results, read as a run."""

@@ -1,4 +1,4 @@
-"""DeepHyper's ``results.csv`` as a run: a row a trial, ``p:`` parameters, ``m:`` what it added."""
+"""DeepHyper's ``results.csv`` as a run: one trial per row, ``p:`` parameters, ``m:`` metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.imported.times import NOT_SAID, with_times
+from analysis.imported.times import MISSING, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError, number_column, read_csv
@@ -19,27 +19,30 @@ from slurm import Kind
 
 LAUNCHER = "DeepHyper"
 _TIMES = (("m:timestamp_start", "m:timestamp_end"), ("m:timestamp_submit", "m:timestamp_gather"))
-"""Columns of begin and end; the first pair is taken that every row has. In s since the start."""
-_FAILED = "F"  # DeepHyper's objective of a failure, and what its reason begins with
+"""Columns of begin and end, in s; the first pair that every row has is used."""
+_FAILED = "F"  # the objective of a failure begins with it
 
 
-def is_deephyper(frame: pd.DataFrame) -> bool:
-    """Whether these are the columns of a ``results.csv``."""
+def results_table(path: Path) -> pd.DataFrame | None:
+    """The rows of a ``results.csv`` as text; None if the columns are those of another table.
+
+    Raises:
+        TableError: it cannot be read.
+    """
+    frame = read_csv(path)
     names = [*map(str, frame)]
-    return bool({"objective", "objective_0"} & {*names}) and any(n.startswith("p:") for n in names)
+    has_objective = bool({"objective", "objective_0"} & {*names})
+    return frame if has_objective and any(n.startswith("p:") for n in names) else None
 
 
 def from_deephyper(path: Path) -> Run:
-    """The trials of a ``results.csv``, in its order. Every objective is maximized, as there.
-
-    Args:
-        path: of the file.
+    """The trials of a ``results.csv`` in its order; DeepHyper maximizes every objective.
 
     Raises:
-        TableError: if it is none, or a value is no objective; the message names line and column.
+        TableError: for another table, or a wrong objective; the message names line and column.
     """
-    frame = read_csv(path)
-    if not is_deephyper(frame):
+    frame = results_table(path)
+    if frame is None:
         raise TableError(
             f"{shown(path)}: not a results.csv: accepted columns p:NAME, and objective or "
             "objective_0, objective_1 ..."
@@ -52,7 +55,7 @@ def from_deephyper(path: Path) -> Run:
     numbers = _numbers(frame)
     run = Run(path, _name(path), launcher=LAUNCHER, objective={"maximize": keys[0]})
     run.objectives = [{"maximize": key} for key in keys] if len(keys) > 1 else []
-    run.origin, run.not_said = f"DeepHyper's {path}", NOT_SAID
+    run.origin, run.not_said = f"DeepHyper's {path}", MISSING
     for row, number in enumerate(numbers):
         cells = {str(name): str(text) for name, text in frame.iloc[row].items()}
         kind, message = _end(cells[keys[0]], values[row], cells.get("job_status", ""))
@@ -67,7 +70,7 @@ def from_deephyper(path: Path) -> Run:
 
 
 def _name(path: Path) -> str:
-    """The file's, or its folder's where it is called as DeepHyper always calls it."""
+    """The file's name, or its folder's if it has DeepHyper's fixed name."""
     if path.stem != "results" or path.parent == Path():
         return path.stem
     return path.absolute().parent.resolve().name or path.stem
@@ -80,7 +83,7 @@ def _several(frame: pd.DataFrame) -> list[str]:
 
 
 def _times_s(frame: pd.DataFrame, path: Path) -> tuple[Any, Any]:
-    """When each trial began and ended; nan where that is not said."""
+    """Begin and end of each trial; nan where unknown."""
     pairs = [
         (number_column(frame, begun, path), number_column(frame, ended, path))
         for begun, ended in _TIMES
@@ -92,14 +95,14 @@ def _times_s(frame: pd.DataFrame, path: Path) -> tuple[Any, Any]:
 
 
 def _numbers(frame: pd.DataFrame) -> list[int]:
-    """DeepHyper's numbers of the trials; their order where it has none, or one twice."""
+    """DeepHyper's trial numbers; the rows' order if they are missing or not unique."""
     found = [text for text in frame.get("job_id", ()) if str(text).isdecimal()]
     several = len({*found}) == len(found) == len(frame)
     return [*map(int, found)] if several else [*range(len(frame))]
 
 
 def _end(objective: str, values: Any, status: str) -> tuple[str, str]:
-    """The kind of end, and its message: a reason that is no kind of meshtune's is a crash."""
+    """Kind and message of an end; a reason that is no kind of meshtune's is a crash."""
     if np.isfinite(values).all():
         return Kind.OK.value, ""
     if status == "CANCELLED":
@@ -111,7 +114,7 @@ def _end(objective: str, values: Any, status: str) -> tuple[str, str]:
 
 
 def _named(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    """The values of columns with a prefix; of a blank None: the parameter was inactive."""
+    """Values of columns with a prefix; a blank parameter is inactive, a blank metric missing."""
     found = {n.removeprefix(prefix): v for n, v in cells.items() if n.startswith(prefix)}
     values = {name: _value(text.strip()) for name, text in found.items()}
     return values if prefix == "p:" else {n: v for n, v in values.items() if v is not None}

@@ -1,4 +1,4 @@
-"""A study of Optuna's as a run."""
+"""An Optuna study as a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from analysis.imported.times import NOT_SAID, with_times
+from analysis.imported.times import MISSING, with_times
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from analysis.sweeps.record import TableError
@@ -21,13 +21,12 @@ _TABLES = {"studies", "version_info", "alembic_version"}  # of a database that O
 
 
 class _Study(NamedTuple):
-    """All that is read of a study.
+    """The parts of a study that are read.
 
     Attributes:
-        name: of it.
-        goals: ``maximize`` or ``minimize``, of each objective.
-        keys: what the objectives are called.
-        trials: that were begun.
+        goals: ``maximize`` or ``minimize`` for each objective.
+        keys: names of the objectives.
+        trials: those that were started.
     """
 
     name: str
@@ -37,17 +36,16 @@ class _Study(NamedTuple):
 
 
 def from_optuna(url: str, name: str = "") -> Run:
-    """The trials of a study. Nothing is written to its storage.
+    """The trials of a study; its storage is not changed.
 
-    A pruned trial counts as stopped early, with the last value that it reported.
+    A pruned trial counts as stopped early, with its last reported value.
 
     Args:
         url: of the storage, such as ``sqlite:///runs.db``.
-        name: of the study; may be empty where there is one only.
+        name: of the study; may be empty if there is only one.
 
     Raises:
-        TableError: if Optuna is not installed, there is no such storage or study, or it cannot be
-            read.
+        TableError: Optuna is not installed, or the storage or study cannot be found or read.
     """
     study = _read(url, name)
     goals, keys, trials = study.goals, study.keys, study.trials
@@ -55,7 +53,7 @@ def from_optuna(url: str, name: str = "") -> Run:
     run = Run(Path(where), study.name, launcher=LAUNCHER, objective={goals[0]: keys[0]})
     several = len(goals) > 1
     run.objectives = [{g: key} for g, key in zip(goals, keys, strict=True)] if several else []
-    run.origin, run.not_said = f"Optuna's study {study.name} in {where}", NOT_SAID
+    run.origin, run.not_said = f"Optuna's study {study.name} in {where}", MISSING
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     for found in trials:
         config = {name: _plain(found.params.get(name)) for name in names}
@@ -70,12 +68,12 @@ def from_optuna(url: str, name: str = "") -> Run:
 
 
 def _plain(value: Any) -> Any:
-    """A choice as what a configuration can have: Optuna lets it be a tuple, or any object."""
+    """A value as a configuration can have it; Optuna allows tuples and any other object."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _end(trial: Trial, found: optuna.trial.FrozenTrial, keys: list[str]) -> None:
-    """Say of a trial how it ended."""
+    """Set how a trial ended."""
     values = found.values or ()
     if found.state.name == "FAIL" or not values:
         trial.kind = Kind.CRASH.value
@@ -104,9 +102,9 @@ def _read(url: str, name: str) -> _Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         file = make_url(url).database if url.startswith("sqlite") else None
-        if file is not None and not Path(file).is_file():  # it would be made
+        if file is not None and not Path(file).is_file():  # SQLAlchemy would create it
             raise TableError(f"{shown(url)}: there is no file {shown(file)}")
-        if not _made_by_optuna(url):  # which would add its tables and versions to any other
+        if not _made_by_optuna(url):  # else Optuna would add its tables
             raise TableError(f"{shown(url)}: no storage of Optuna's")
         storage = optuna.storages.RDBStorage(url, skip_table_creation=True)
         try:
@@ -140,7 +138,7 @@ def _read(url: str, name: str) -> _Study:
 
 
 def _made_by_optuna(url: str) -> bool:
-    """Whether a database has Optuna's tables, and in them what Optuna would add else."""
+    """Whether a database has Optuna's tables and their versions, so that Optuna adds nothing."""
     from sqlalchemy import create_engine, inspect, text
 
     engine = create_engine(url)

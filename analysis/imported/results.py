@@ -1,4 +1,4 @@
-"""Which reader takes what: a file of DeepHyper's, a storage of Optuna's."""
+"""Any search's trials as a run: meshtune's, DeepHyper's or Optuna's."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from pathlib import Path
 
 from analysis.imported.deephyper import from_deephyper
 from analysis.imported.optuna import from_optuna
-from analysis.run.fold import Run
-
-
-def is_storage(where: str) -> bool:
-    """Whether a name is that of a database: ``sqlite:///runs.db``."""
-    return "://" in where
+from analysis.run.fold import Run, read_run
+from analysis.run.folder import RunFolder
 
 
 def read_results(where: str, study: str = "") -> Run:
-    """The trials that another program's search has left, as a run without a folder.
+    """The run that a search has left; one of another program's has no folder.
 
     Args:
-        where: DeepHyper's ``results.csv``, or the URL of a storage of Optuna's.
-        study: in a storage; may be empty where there is one only.
+        where: a run's folder or a file in it, DeepHyper's ``results.csv``, or the URL of an Optuna
+            storage, such as ``sqlite:///runs.db``.
+        study: in a storage; may be empty where there is only one.
 
     Raises:
-        TableError: if there is no such thing, or it cannot be read.
+        RunError: a run's folder that cannot be read.
+        TableError: there are no such results, or they cannot be read.
     """
-    return from_optuna(where, study) if is_storage(where) else from_deephyper(Path(where))
+    if "://" in where:
+        return from_optuna(where, study)
+    file = Path(where)
+    if not file.is_file():
+        return read_run(file)
+    return read_run(file.parent) if RunFolder(file.parent).started else from_deephyper(file)

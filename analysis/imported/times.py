@@ -1,4 +1,4 @@
-"""When the trials of another program ran, where it says so."""
+"""Times of another program's trials, if it records them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from collections.abc import Collection
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial
 
-NOT_SAID = ("the model and the cluster", "nodes and node-hours", "logs")
-"""What no other program's results say."""
+MISSING = ("the model and the cluster", "nodes and node-hours", "logs")
+"""Facts that other programs' results lack."""
 
 
 def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
-    """The run, with an attempt for each trial; or its trials' order alone, without times.
+    """The run with one attempt per trial; without known times, with the trials' order only.
 
     Args:
-        run: whose trials have ``proposed_t`` and ``ended_t``; it is changed.
+        run: its trials have ``proposed_t`` and ``ended_t``; it is changed.
         known: whether these are times.
-        early: numbers of the trials that were stopped early. They have an attempt in any case,
-            which takes no time where none is known.
+        early: numbers of trials that were stopped early; they have an attempt in any case.
     """
     if not known:
         for at, trial in enumerate(run.trials.values()):
@@ -35,7 +34,6 @@ def with_times(run: Run, known: bool, early: Collection[int] = ()) -> Run:
 
 
 def _attempt(trial: Trial, early: bool) -> Attempt:
-    """The only one of a trial."""
     made = Attempt(1, "", (), trial.proposed_t, trial.ended_t, trial.kind, trial.message)
     made.objective, made.objectives = trial.objective, trial.objectives
     made.stopped_early = early

@@ -16,12 +16,11 @@ from analysis.cost.jobs import Array, Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
 from analysis.cost.model import CostModel, Measurements, Prediction, of_engines
 from analysis.cost.warm_start import discounted, shared, taken_over
-from analysis.metrics import metric
+from analysis.metrics import Metrics
 from analysis.prediction.columns import NEEDED, in_8_bits, jobs_from, unpriced_axes
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import (
-    MEGATRON_DEEPSPEED,
     Cluster,
     Facts,
     Framework,
@@ -251,7 +250,7 @@ def _engines(space: SearchSpace) -> dict[str, Framework]:
     own = framework_named(space.program.framework)
     if space.trainer.builtin is None or "engine" not in space.parameters:
         return {"meshtune": own}
-    known = {"meshtune": own, "deepspeed": MEGATRON_DEEPSPEED}
+    known = {"meshtune": own, "deepspeed": framework_named("megatron-deepspeed")}
     searched = set(space.parameters["engine"].values)
     if "engine" in space.conditions:
         searched.add("meshtune")  # where it is inactive
@@ -264,8 +263,7 @@ def _model(cluster: Cluster, framework: Framework, on_cpu: bool, shape: ModelCon
         return cost_model(cluster, framework)
     # Two, of 16-bit elements.
     buckets = 2 * 2 * min(DEEPSPEED_BUCKET_ELEMENTS, shape.num_parameters)
-    framework = replace(
-        framework,
+    framework = framework.with_habits(
         name=f"{framework.name} on CPU",
         flash_attention=False,
         fixed_buffer_bytes=min(framework.fixed_buffer_bytes, buckets),
@@ -304,5 +302,5 @@ def reported(trial: Trial, key: str) -> float:
     Nor is zero one, as torch reports for a device that it has not used, nor less: the cost model
     takes logarithms.
     """
-    value = metric(trial.result, key) if trial.ok else None
+    value = Metrics(trial.result).get(key) if trial.ok else None
     return float("nan") if value is None or not 0 < value <= sys.float_info.max else float(value)

@@ -18,7 +18,8 @@ from analysis.prediction.pricing import (
 )
 from analysis.prediction.time_limits import in_time, start_up_s
 from analysis.run.fold import Run
-from analysis.units import GIB, config_text, counted, duration
+from analysis.units import GIB
+from foundation.quantities import config_text, counted, duration
 from search_spaces import Candidates, CheckReport, SearchSpace, check, notes
 
 LIKELY = 0.5  # probability from which a configuration counts as one that fits

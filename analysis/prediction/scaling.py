@@ -15,7 +15,8 @@ from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import LIKELY
-from analysis.units import GIB, config_text
+from analysis.units import GIB
+from foundation.quantities import config_text
 from search_spaces import Parameter, SearchSpace
 
 Scaling = Literal["weak", "strong"]

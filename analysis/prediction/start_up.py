@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from analysis.metrics import metric
+from analysis.metrics import Metrics
 from analysis.run.trial import Trial
 from search_spaces import SearchSpace
 from slurm import Kind
@@ -132,7 +132,7 @@ def starts_longer_than_it_runs(space: SearchSpace, trials: Iterable[Trial]) -> b
     for trial in sorted(trials, key=lambda trial: trial.ended_t or 0.0):
         if of_first := list(_besides_s(space, [trial])):
             [(_, start_s)] = of_first
-            return start_s > steps * float(metric(trial.result, "step_time_s.median") or 0.0)
+            return start_s > steps * float(Metrics(trial.result).get("step_time_s.median") or 0.0)
     return False
 
 
@@ -140,7 +140,7 @@ def _besides_s(space: SearchSpace, trials: Iterable[Trial]) -> Iterator[tuple[in
     """Nodes, and seconds that were no steps, of successes that were measured to the end."""
     steps = space.trial.warmup_steps + space.trial.measured_steps
     for trial in trials:
-        step_s, whole = metric(trial.result, "step_time_s.median"), trial.measured
+        step_s, whole = Metrics(trial.result).get("step_time_s.median"), trial.measured
         if trial.ok and whole and step_s and step_s > 0:
             yield len(whole.nodes), whole.elapsed_s - steps * float(step_s)
 

@@ -1,4 +1,4 @@
-"""From measured collectives to a cluster's facts, and what is suspicious about them."""
+"""A cluster's facts from measured collectives, and warnings about suspicious ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from search_spaces import Cluster, Collective, Link, Nic
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 RINGS = ("all_reduce", "all_gather", "reduce_scatter")
-SUSPICIOUS = 0.25  # of the nominal bandwidth: less is another class of link
+SUSPICIOUS = 0.25  # share of the nominal bandwidth; less is another class of link
 LARGE_BYTES = 16 * 2**20  # smaller messages do not reach a link's bandwidth
-FALLS_TO = 0.7  # of the inner groups' bandwidth, from which a wider group has a link of its own
-CONNECTED = 1.5  # times a pair's bandwidth, from which a node's GPUs have a link to each other one
+FALLS_TO = 0.7  # share of the inner bandwidth below which a wider group has a link of its own
+CONNECTED = 1.5  # times a pair's bandwidth, above which a node's GPUs are fully connected
 SLOW_GPU = 0.85  # of the median GPU's rate
 IN_NODE_CAUSES = (
     "direct access between GPUs may be off (NCCL_P2P_DISABLE, ACS in the firmware, a container "
@@ -33,7 +33,7 @@ BETWEEN_NODES_CAUSES = (
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: seconds of the slowest group while all groups of its kind work."""
+    """One measurement: seconds of the slowest group while all groups of its kind communicate."""
 
     operation: Operation
     gpus: int
@@ -44,19 +44,19 @@ class Point:
 
     @property
     def bus_gb_per_s(self) -> float:
-        """By the convention of nccl-tests: what one rank sends in a ring, over the time."""
+        """Bus bandwidth as in nccl-tests: bytes that one rank sends in a ring, over the time."""
         share = 1.0 if self.operation == "send" else (self.gpus - 1) / self.gpus
         sent = (2 if self.operation == "all_reduce" else 1) * share * self.size_bytes
         return sent / self.seconds / 1e9
 
 
 def points(entries: Sequence[dict[str, Any]]) -> list[Point]:
-    """The collectives of ``trainer.preflight``'s file."""
+    """The collectives in ``trainer.preflight``'s result."""
     return [Point(**p) for p in entries if p["operation"] in get_args(Operation)]
 
 
 def collectives(measurements: Sequence[Point]) -> list[Collective]:
-    """As a cluster's facts state them."""
+    """The measurements in the form of a cluster's facts."""
     return [
         Collective(
             operation=p.operation,
@@ -71,7 +71,7 @@ def collectives(measurements: Sequence[Point]) -> list[Collective]:
 
 
 def significant(value: float, digits: int = 3) -> float:
-    """Rounded to so many significant digits."""
+    """The value rounded to significant digits."""
     return float(f"{value:.{digits}g}")
 
 
@@ -82,7 +82,7 @@ def best_ring(
     stride: int,
     operations: Sequence[str] = RINGS,
 ) -> Point | None:
-    """The largest bus bandwidth of a group's largest messages."""
+    """The measurement with the largest bus bandwidth among a group's largest messages."""
     own = [
         p
         for p in measurements
@@ -95,10 +95,10 @@ def best_ring(
 
 
 def derived_links(measurements: Sequence[Point], gpus_per_node: int) -> list[Link]:
-    """Links inside a node whose nominal figures nobody knows.
+    """Links inside a node without a data sheet.
 
-    Groups of neighbours share a link as long as they are about equally fast. The cost model
-    expects collectives to reach a share of what a link is said to have, so that is added here.
+    Groups of neighbours that are about equally fast share a link. The nominal bandwidth is the
+    measured one over the share that the cost model expects collectives to reach.
     """
     share = LinkConstants().node_share
     found: list[tuple[int, float]] = []  # (gpus, GB/s), innermost first
@@ -131,7 +131,7 @@ def derived_links(measurements: Sequence[Point], gpus_per_node: int) -> list[Lin
 
 
 def derived_nic(measurements: Sequence[Point], gpus_per_node: int) -> Nic | None:
-    """A node's adapters as one, from the fastest groups on two nodes; None without such."""
+    """A node's adapters as one, from the fastest groups on two nodes; None without any."""
     rates = []
     for stride in sorted({p.stride for p in measurements if p.nodes == 2}):
         ring = best_ring(measurements, 2 * gpus_per_node // stride, 2, stride)
@@ -147,7 +147,7 @@ def derived_nic(measurements: Sequence[Point], gpus_per_node: int) -> Nic | None
 
 
 def hop_us(measurements: Sequence[Point], gpus_per_node: int) -> float | None:
-    """One more rank's part of a small all-gather inside a node; None where noise is greater."""
+    """Time per further rank of a small all-gather inside a node; None if below the noise."""
     pair = _smallest_s(measurements, 2, 1, 1)
     node = _smallest_s(measurements, gpus_per_node, 1, 1)
     if pair is None or node is None or gpus_per_node <= 2 or node <= pair:
@@ -156,7 +156,7 @@ def hop_us(measurements: Sequence[Point], gpus_per_node: int) -> float | None:
 
 
 def inter_node_hop_us(measurements: Sequence[Point], gpus_per_node: int) -> float | None:
-    """What a small all-gather of two ranks takes longer on two nodes than on one."""
+    """Extra time of a small all-gather of two ranks on two nodes instead of one."""
     across = _smallest_s(measurements, 2, 2, gpus_per_node)
     inside = _smallest_s(measurements, 2, 1, 1)
     if across is None or inside is None or across <= inside:
@@ -174,11 +174,11 @@ def _smallest_s(measurements: Sequence[Point], gpus: int, nodes: int, stride: in
 
 
 def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
-    """Links that are far below their class: the worst inside a node, the worst between nodes.
+    """Warnings about the slowest links inside and between nodes, if far below their data sheet.
 
     Args:
         measurements: of this cluster.
-        nominal: its facts, by data sheet. Links that it does not state are not judged.
+        nominal: its facts by data sheet; links that it lacks are not judged.
     """
     whole = LinkConstants(node_share=1.0, inter_node_share=1.0)
     data_sheet = nominal.model_copy(update={"measured": []})
@@ -192,7 +192,7 @@ def link_warnings(measurements: Sequence[Point], nominal: Cluster) -> list[str]:
             if (nodes > 1) != between or ring is None or ring.size_bytes < LARGE_BYTES:
                 continue
             if nodes > 1 and not nominal.links and gpus > nodes:
-                continue  # its ring has links inside the nodes, too
+                continue  # its ring also uses links inside the nodes
             expected = float(bus_bytes_per_s(data_sheet, whole, group_of(gpus, stride))[0]) / 1e9
             share = ring.bus_gb_per_s / expected
             if share < worst[0]:
@@ -215,7 +215,7 @@ def _slow(ring: Point, expected_gb_per_s: float) -> str:
 def slow_gpu_warnings(
     tflops: Sequence[float], hosts: Sequence[str], ranks_per_node: int
 ) -> list[str]:
-    """GPUs that are slower than their like in the same product; the ranks are in order."""
+    """Warnings about GPUs that are slower than the median in one product; ranks in order."""
     median = float(np.median(tflops))
     return [
         f"local rank {rank % ranks_per_node} on {hosts[rank]} computes at {rate:.4g} TFLOP/s, "

@@ -1,4 +1,4 @@
-"""A cluster file from measurements, and from the data sheets in the shipped ones."""
+"""A cluster file from measurements, and from the data sheets of shipped clusters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import yaml
 from analysis.cost.compute import ComputeConstants
 from analysis.cost.groups import LinkConstants
 from analysis.preflight.facts import collectives, derived_links, derived_nic, points, significant
-from search_spaces import Cluster, Link, Nic, shipped_clusters
+from analysis.preflight.summary import summary, warnings
+from search_spaces import Cluster, Link, Nic
 
 # NVIDIA A100-SXM4-80GB, AMD Instinct MI250X: letters, two digits or more.
 _MODEL = re.compile(r"\b([A-Z]{1,3}\d{2,4}[A-Z]?)\b")
 _SAME_MEMORY = 0.12  # a driver keeps some; other editions of a GPU differ by more
 _OWN_WIDTH = 34  # of a key and its value, before a comment
-
-
-class NotMeasuredError(ValueError):
-    """The measurement ended before the least of a cluster's facts were known."""
 
 
 def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
@@ -35,7 +32,7 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
     """
     model = _MODEL.search(device["name"].upper())
     found = []
-    for cluster in shipped_clusters().values():
+    for cluster in Cluster.shipped().values():
         own = _MODEL.search(cluster.gpu.upper())
         memory = device["memory_bytes"] / cluster.memory_bytes
         units = {cluster.compute_units, device["compute_units"]} - {None}
@@ -45,42 +42,20 @@ def clusters_with(device: Mapping[str, Any], name: str) -> list[Cluster]:
     return [c for c in found if c.name == name] or found
 
 
-def cluster_file(
-    result: Mapping[str, Any], name: str, when: datetime, failure: str = ""
-) -> tuple[str, Cluster]:
-    """The file's text, and the facts in it that stand in data sheets, to judge the measured by.
+class Preflight:
+    """A machine as ``trainer.preflight`` measured it, each fact with its source.
 
     Args:
         result: of ``trainer.preflight``.
         name: of the cluster.
-        when: it was measured.
-        failure: why the measurement is not complete.
 
     Raises:
-        NotMeasuredError: if not even the matrix products were measured.
+        ValueError: not even the matrix products were measured.
     """
-    facts = _Facts(result, name)
-    host = result["hosts"][0]
-    versions = f"torch {result['torch']}, {result['device']['library']}"
-    lines = [
-        "# Measured by `meshtune preflight`; check what says so, and state num_nodes.",
-        "# Rates per direction; 1 GB/s = 1e9 bytes/s.",
-        *([f"# INCOMPLETE: {' '.join(failure.split())}"] if failure else []),
-        f"name: {_scalar(name)}",
-        f"source: {json.dumps(f'meshtune preflight, {when:%Y-%m-%d}, {host}, {versions}')}",
-        *facts.lines(),
-    ]
-    text = "\n".join(lines) + "\n"
-    Cluster.model_validate(yaml.safe_load(text))  # what is written can be read
-    return text, facts.data_sheet()
-
-
-class _Facts:
-    """A cluster's facts, each with where it is from."""
 
     def __init__(self, result: Mapping[str, Any], name: str) -> None:
         if not result.get("gemm"):
-            raise NotMeasuredError(result.get("message", "no matrix product was measured"))
+            raise ValueError(result.get("message") or "no matrix product was measured")
         self.name, self.result, self.device = name, result, result["device"]
         self.per_node = int(result["ranks_per_node"])
         self.num_nodes = len(result["hosts"]) // self.per_node
@@ -91,8 +66,36 @@ class _Facts:
         self.links = self._agreed([c.links for c in alike])
         self.nic, self.nic_source = self._nic(alike)
 
-    def lines(self) -> list[str]:
-        """The file's lines after its name and source."""
+    def file(self, when: datetime, failure: str = "") -> str:
+        """The text of a cluster file.
+
+        Args:
+            when: it was measured.
+            failure: why the measurement is not complete.
+        """
+        versions = f"torch {self.result['torch']}, {self.device['library']}"
+        source = f"meshtune preflight, {when:%Y-%m-%d}, {self.result['hosts'][0]}, {versions}"
+        lines = [
+            "# Measured by `meshtune preflight`; check what says so, and state num_nodes.",
+            "# Rates per direction; 1 GB/s = 1e9 bytes/s.",
+            *([f"# INCOMPLETE: {' '.join(failure.split())}"] if failure else []),
+            f"name: {_scalar(self.name)}",
+            f"source: {json.dumps(source)}",
+            *self._lines(),
+        ]
+        text = "\n".join(lines) + "\n"
+        Cluster.model_validate(yaml.safe_load(text))  # the file can be read
+        return text
+
+    def summary(self) -> list[str]:
+        """One line for each matrix product, copy and group of ranks."""
+        return summary(self.result)
+
+    def warnings(self) -> list[str]:
+        """Slow links, slow GPUs, communicators that hang; see :func:`summary.warnings`."""
+        return warnings(self.result, self.data_sheet())
+
+    def _lines(self) -> list[str]:
         known, device = self.known, self.device
         like = f"as in {known.name}.yaml" if known else ""
         half, full = self._best("bfloat16", "float16"), self._best("float32")
@@ -122,7 +125,7 @@ class _Facts:
         return [*lines, *self._link_lines(), *self._measured_lines()]
 
     def data_sheet(self) -> Cluster:
-        """What the links should reach; without links or adapters that nobody states."""
+        """The links by their data sheets; unstated ones are left out."""
         return Cluster(
             name=self.name,
             gpus_per_node=self.per_node,
@@ -133,7 +136,7 @@ class _Facts:
         )
 
     def _shared_by(self) -> float | None:
-        """Where ranks are processes on fewer cores than they are."""
+        """Ranks per core, where CPU ranks outnumber the cores."""
         cores = self.result["cpus_per_node"]
         shared = self.device["type"] == "cpu" and self.per_node > cores
         return significant(self.per_node / cores) if shared else None
@@ -153,7 +156,7 @@ class _Facts:
         return derived_nic(self.points, self.per_node), "measured"
 
     def _agreed(self, stated: Sequence[Any]) -> Any:
-        """What all of them say; None if they differ or nobody says anything."""
+        """The common value; None if they differ or there is none."""
         return stated[0] if stated and all(s == stated[0] for s in stated) else None
 
     def _best(self, *formats: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What a preflight has measured, as lines of text, and what is suspicious about it."""
+"""A preflight's measurements in lines of text, and what is suspicious about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from analysis.preflight.facts import best_ring, link_warnings, points, slow_gpu_warnings
-from analysis.units import counted
+from foundation.quantities import counted
 from search_spaces import Cluster
 
 _HANG = (
@@ -17,8 +17,8 @@ _HANG = (
 )
 
 
-def preflight_summary(result: Mapping[str, Any]) -> list[str]:
-    """One line for each product, copy and group of ``trainer.preflight``'s result."""
+def summary(result: Mapping[str, Any]) -> list[str]:
+    """One line for each product, copy and group in ``trainer.preflight``'s result."""
     lines = []
     for gemm in result.get("gemm", []):
         label = f"{gemm['dtype']} {gemm['rows']} x {gemm['columns']} x {gemm['inner']}"
@@ -38,17 +38,17 @@ def preflight_summary(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def preflight_warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
-    """Links far below their class, GPUs slower than their like, communicators that hang.
+def warnings(result: Mapping[str, Any], data_sheet: Cluster) -> list[str]:
+    """Warnings about slow links, slow GPUs and communicators that hang.
 
     Args:
         result: of ``trainer.preflight``.
-        data_sheet: the cluster's facts as its data sheets state them.
+        data_sheet: the cluster's facts by data sheet.
     """
-    warnings = link_warnings(points(result.get("collectives", [])), data_sheet)
+    found = link_warnings(points(result.get("collectives", [])), data_sheet)
     if result["device"]["type"] != "cpu":
         gemm = result["gemm"][-1]
-        warnings += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
+        found += slow_gpu_warnings(gemm["tflops"], result["hosts"], result["ranks_per_node"])
     if result.get("side_by_side") is False:
-        warnings.append(_HANG.format(library=result["device"]["library"]))
-    return warnings
+        found.append(_HANG.format(library=result["device"]["library"]))
+    return found

@@ -2,96 +2,98 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analysis import units
 from analysis.prediction.held_out import DOUBTFUL, CrossValidation
 from analysis.report.figures import MAX_PARAMETERS, effects
-from analysis.report.forests import Sensitivity
-from analysis.report.interactions import NAMED, dependence, interactions, memory_border
+from analysis.report.interactions import NAMED, interactions
 from analysis.report.section import Content
-from analysis.report.sensitivity import failure_sensitivity
 from analysis.report.trajectory import failures
-from analysis.units import percent
+from foundation.quantities import counted, percent
 
-LED_BY = 3  # parameters that the page's answer names
+LED_BY = 3  # parameters named beside the best configuration
 
 
 def objective_drivers(content: Content) -> str:
-    """By the cost model over the space, then by the trials alone where that carries."""
-    unit = _unit(content)
-    model, (found, refusal) = content.by_model, content.by_trials
-    if model:
-        _put(content, model.found, "model")
-    if found:
-        _put(content, found, "trials")
-    leading = model.found if model else found
-    pairs = interactions(leading)[:NAMED] if leading else []
-    if leading and len(leading.mean_abs) > 1:
-        content.data["dependence"] = dependence(leading)
+    """By the cost model over the space, then by the trials alone if a forest fits them."""
+    found, refusal = content.by_trials
     return content.html(
         "drivers.html",
-        model=model,
-        check=_check(content),
+        model=content.by_model,
+        check=_check(content.validation),
         doubtful=doubt(content.validation),
         sensitivity=found,
         refusal=refusal,
-        effect=unit,
+        effect=_unit(content),
         explored=sum(trial.explores for trial in content.run.trials.values()),
-        interactions=pairs,
-        leading=list(content.data.get("dependence", {})),
+        interactions=interactions(content.leading)[:NAMED] if content.leading else [],
+        leading=list(content.dependence),
     )
 
 
+def objective_data(content: Content) -> dict[str, Any]:
+    """Effects by model and by trials, and how they depend on each other."""
+    model, (trials, _) = content.by_model, content.by_trials
+    accounts = {"model": model.found if model else None, "trials": trials}
+    data: dict[str, Any] = {
+        f"effects-{of}": effects(found, MAX_PARAMETERS) for of, found in accounts.items() if found
+    }
+    return data | {"dependence": content.dependence}
+
+
 def mattered_most(content: Content) -> tuple[list[tuple[str, float]], str]:
-    """The first parameters with their mean |SHAP|, and its unit; none where nobody can say."""
-    found = content.by_model.found if content.by_model else content.by_trials[0]
+    """The first parameters with their mean |SHAP|, and its unit; empty if nobody can tell."""
+    found = content.leading
     first = [] if found is None else list(found.mean_abs.head(LED_BY).items())
     return [(str(name), mean) for name, mean in first if mean > 0], _unit(content)
 
 
 def failure_drivers(content: Content) -> str:
-    """The kinds of failures, what made them more likely, and where memory ends."""
-    found, refusal = content.account(failure_sensitivity)
-    if found:
-        _put(content, found, "failure")
-    border = memory_border(content.outlook) if content.outlook else None
-    if border:
-        content.data["border"] = border
-    rows = failures(content.run).to_dict("records")
+    """The kinds of failure, what makes them likely, and which configurations fit."""
+    found, refusal = content.by_failures
     return content.html(
-        "failures.html", failures=rows, sensitivity=found, refusal=refusal, border=border
+        "failures.html",
+        failures=failures(content.run).to_dict("records"),
+        sensitivity=found,
+        refusal=refusal,
+        border=content.border,
     )
 
 
-def _put(content: Content, found: Sensitivity, of: str) -> None:
-    content.data["effects"][of] = effects(found, MAX_PARAMETERS)
+def failure_data(content: Content) -> dict[str, Any]:
+    """Effects on failure, and the border of memory."""
+    found, _ = content.by_failures
+    drawn = {"effects-failure": effects(found, MAX_PARAMETERS)} if found else {}
+    return drawn | {"border": content.border}
+
+
+def doubt(validation: CrossValidation | None) -> str:
+    """Why the model is not to be trusted; empty where it is."""
+    if validation is None or not validation.doubtful:
+        return ""
+    if validation.blind:
+        failed = int(validation.out_of_memory.sum())
+        missed = failed - validation.foreseen
+        return f"it did not predict {missed} of {failed} out-of-memory failures"
+    error = validation.median_errors["time"]
+    if validation.disordered and error <= DOUBTFUL:
+        rank = validation.rank_correlation
+        return f"rank correlation {rank:.2f} on held-out trials"
+    return f"median error of step times {percent(error)}"
 
 
 def _unit(content: Content) -> str:
     return units.unit(content.run.objective_key) or content.run.objective_key
 
 
-def _check(content: Content) -> str:
-    """How well the model foretells trials that it has not seen."""
-    validation = content.validation
+def _check(validation: CrossValidation | None) -> str:
+    """The model's accuracy on held-out trials; empty if unknown."""
     if validation is None:
         return ""
     error, rank = validation.median_errors["time"], validation.rank_correlation
     if error != error:
         return ""
     ranked = "" if rank != rank else f", rank correlation {rank:.2f}"
-    count = units.counted(int((validation.measured_s > 0).sum()), "trial")
-    return f"{count}, each predicted unseen, with a median error of {percent(error)}{ranked}"
-
-
-def doubt(validation: CrossValidation | None) -> str:
-    """Why the model is not to be trusted; nothing where it is."""
-    if validation is None or not validation.doubtful:
-        return ""
-    if validation.blind:
-        failed = int(validation.out_of_memory.sum())
-        return f"{failed - validation.foreseen} of {failed} out-of-memory failures came unforeseen"
-    error = validation.median_errors["time"]
-    if validation.disordered and error <= DOUBTFUL:
-        rank = validation.rank_correlation
-        return f"rank correlation {rank:.2f} with trials that it had not seen"
-    return f"median error of step times {percent(error)}"
+    trials = counted(int((validation.measured_s > 0).sum()), "held-out trial")
+    return f"median error {percent(error)} on {trials}{ranked}"

@@ -1,4 +1,4 @@
-"""Parameters of every type as numbers that keep their order, for a forest to read."""
+"""Parameters of every type encoded as ordered numbers for a random forest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ORDERS: Mapping[str, tuple[str, ...]] = {"recompute": ("none", "selective", "fu
 
 @dataclass(frozen=True)
 class Encoded:
-    """Parameters as numbers that keep their order, one column per parameter that varied.
+    """Parameters as ordered numbers, one column per parameter that varied.
 
     Attributes:
-        values: float, one row per trial. Numbers are themselves, false and true 0 and 1, words
-            their place in ``legend``; an inactive parameter (None) lies one below the smallest.
-        inactive: bool, the same shape: where the parameter had no effect.
-        legend: parameter -> its values from low to high, in words.
-        words: parameter -> its values in words, by the number that stands for each.
-        constant: parameters that had one value only, and that value.
+        values: float, one row per trial. Numbers are kept, false and true are 0 and 1, words are
+            their index in ``legend``; an inactive parameter (None) is one below the smallest.
+        inactive: bool, the same shape: where the parameter is inactive.
+        legend: parameter -> its values from low to high, as one text.
+        words: parameter -> its values as text, by code.
+        constant: parameters with a single value, and that value.
     """
 
     values: pd.DataFrame
@@ -33,24 +33,29 @@ class Encoded:
     constant: dict[str, Any]
 
     def word(self, name: str, value: float) -> str:
-        """What a parameter's number stands for."""
         return self.words[name][value]
 
+    def levels(self, name: str) -> dict[str, list[Any]]:
+        """A parameter's values as text, from low to high, and each row's index ``of`` them."""
+        codes, place = np.unique(self.values[name].to_numpy(), return_inverse=True)
+        texts = [self.words[name].get(float(code), "–") for code in codes]
+        return {"values": texts, "of": place.tolist()}
+
     def rows(self, chosen: NDArray[np.int_]) -> Encoded:
-        """Of some of the trials, by their place; legends are of all."""
+        """Some of the rows; legends still list all values."""
         return replace(self, values=self.values.iloc[chosen], inactive=self.inactive.iloc[chosen])
 
 
 def encode(frame: pd.DataFrame) -> Encoded:
-    """Turn the ``p:*`` columns of a run's trials into what a forest can read.
+    """Encode the ``p:*`` columns of a table of trials.
 
-    Words whose column is an ordered categorical, as ``load`` gives it where the space says
-    ``{ordered: [...]}``, keep that order.
+    Words of an ordered categorical column, as ``load`` gives it for ``{ordered: [...]}``, keep
+    their order.
     """
     values: dict[str, list[float]] = {}
     inactive: dict[str, list[bool]] = {}
     legend: dict[str, str] = {}
-    spoken: dict[str, dict[float, str]] = {}
+    texts: dict[str, dict[float, str]] = {}
     constant: dict[str, Any] = {}
     for column in frame.columns:
         if not column.startswith("p:"):
@@ -67,12 +72,12 @@ def encode(frame: pd.DataFrame) -> Encoded:
         values[name] = [off if v is None else code[v if _is_number(v) else str(v)] for v in cells]
         inactive[name] = [v is None for v in cells]
         legend[name] = _legend(distinct, None in cells)
-        spoken[name] = {float(number): _word(v) for v, number in code.items()}
+        texts[name] = {float(number): _word(v) for v, number in code.items()}
     return Encoded(
         pd.DataFrame(values, index=frame.index, dtype=float),
         pd.DataFrame(inactive, index=frame.index, dtype=bool),
         legend,
-        spoken,
+        texts,
         constant,
     )
 
@@ -90,14 +95,14 @@ def _all_numbers(values: list[Any]) -> bool:
 
 
 def _order(name: str, dtype: Any) -> Sequence[str]:
-    """The order of a parameter's words: the space's own, or the one that is known."""
+    """The order of a parameter's words: the space's, or a known one."""
     if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
         return [str(value) for value in dtype.categories]
     return _ORDERS.get(name, ())
 
 
 def _in_order(distinct: set[Any], order: Sequence[str]) -> list[Any]:
-    """Numbers by value, then words by their order, or else by the alphabet."""
+    """Numbers by value, then words in their order, else alphabetically."""
 
     def key(value: Any) -> tuple[int, float, str]:
         if _is_number(value):

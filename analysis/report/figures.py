@@ -1,32 +1,35 @@
-"""What the page's figures are drawn from: one record that its script reads."""
+"""Data of the page's figures, as its script reads them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 
 from analysis import units
+from analysis.cost.jobs import Array
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
 from analysis.report.forests import Sensitivity
-from analysis.report.trajectory import ended_t, idle_spans, search_time_s, succeeded
+from analysis.report.trajectory import ended_t, in_order, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Attempt, Trial, meaning
 from foundation.messages import printable
+from foundation.quantities import value_text
 
-LANES = 48  # nodes that have a line of their own; of more it is drawn how many are busy
-MOMENTS = 400  # at which that is asked
+LANES = 48  # nodes with a line of their own; for more the number of busy ones is drawn
+MOMENTS = 400  # at which busy nodes are counted
 MAX_PARAMETERS = 15  # whose effects are drawn
 VALUES = 24  # of a parameter, whose mean effects are drawn
+SHOWN_SHARE = 0.01  # of the longest bar: thinner parts are drawn as one
 
 
 def embedded(record: Any) -> Markup:
-    """A record as JSON that may stand in a script element: nothing in it ends one."""
+    """A record as JSON that is safe within a script element."""
     text = json.dumps(_clean(record), separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -34,7 +37,7 @@ def embedded(record: Any) -> Markup:
 
 
 def _clean(value: Any) -> Any:
-    """Text without escapes, numbers that JSON has, in six digits."""
+    """Printable text, finite numbers with six digits, None for the others."""
     if isinstance(value, dict):
         return {printable(str(name)): _clean(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -48,15 +51,11 @@ def _clean(value: Any) -> Any:
 
 
 def trials(run: Run) -> dict[str, Any]:
-    """Every trial: its configuration, its end, when that was and what it cost.
+    """The ended trials in the order in which they ended, in columns of equal length.
 
-    Columns of equal length, in the order in which trials ended; those that have not ended are left
-    out. ``time_h`` and ``node_hours`` are sums up to the trial's end.
+    ``time_h`` and ``node_hours`` are sums up to the trial's end.
     """
-    origin_t, idle = _clock(run)
-    ended = sorted(
-        (t for t in run.trials.values() if t.ended), key=lambda t: (ended_t(t), t.number)
-    )
+    ended = in_order(run)
     varied, _ = tables.parameters(run)
     key = run.objective_key
     kinds = list(dict.fromkeys(str(t.kind) for t in ended))
@@ -77,14 +76,14 @@ def trials(run: Run) -> dict[str, Any]:
             for i, t in enumerate(ended)
             if len(t.measurements) > 1
         },
-        "expected": {i: told for i, t in enumerate(ended) if (told := _expected(run, t))},
-        "time_h": [search_time_s(ended_t(t), origin_t, idle) / 3600 for t in ended],
+        "expected": {i: e for i, t in enumerate(ended) if (e := _expected(run, t))},
+        "time_h": [run.search_s(ended_t(t)) / 3600 for t in ended],
         "node_hours": (np.cumsum([t.node_seconds for t in ended]) / 3600).tolist(),
     }
 
 
 def _column(ended: Sequence[Trial], name: str) -> dict[str, list[Any]]:
-    """A parameter's values from low to high, and the place of each trial's among them."""
+    """A parameter's values from low to high, and the index of each trial's value."""
     cells = [t.config.get(name) for t in ended]
     distinct = list(dict.fromkeys(cells))
     numbers = all(isinstance(v, bool | int | float) or v is None for v in distinct)
@@ -93,11 +92,11 @@ def _column(ended: Sequence[Trial], name: str) -> dict[str, list[Any]]:
     else:
         distinct.sort(key=lambda v: (v is not None, str(v)))
     place = {value: i for i, value in enumerate(distinct)}
-    return {"values": [units.value_text(v) for v in distinct], "of": [place[v] for v in cells]}
+    return {"values": [value_text(v) for v in distinct], "of": [place[v] for v in cells]}
 
 
 def _expected(run: Run, trial: Trial) -> list[float] | None:
-    """The objective that was expected before the trial ran, and its 95 % interval."""
+    """The prediction before the trial ran, and its 95 % interval; None without one."""
     if not {"objective", "low", "high"} <= trial.expected.keys():
         return None
     return [
@@ -106,13 +105,11 @@ def _expected(run: Run, trial: Trial) -> list[float] | None:
 
 
 def nodes(run: Run) -> dict[str, Any]:
-    """What ran where, or how many nodes were busy where there are many of them."""
-    origin_t, idle = _clock(run)
+    """Attempts by node and time; with many nodes, the number of busy ones over time."""
     spans: list[tuple[int, Attempt, float, float]] = []
     for trial in run.trials.values():
         for a in trial.attempts:
-            start = search_time_s(a.started_t, origin_t, idle)
-            end = search_time_s(a.ended_t or run.last_t, origin_t, idle)
+            start, end = run.search_s(a.started_t), run.search_s(a.ended_t or run.last_t)
             spans.append((trial.number, a, start, end))
     names = sorted({node for _, attempt, _, _ in spans for node in attempt.nodes})
     end_s = max((end for _, _, _, end in spans), default=0.0)
@@ -131,12 +128,8 @@ def nodes(run: Run) -> dict[str, Any]:
     return {"end_s": end_s, "count": len(names), "names": names, "bars": bars}
 
 
-def _clock(run: Run) -> tuple[float, list[tuple[float, float]]]:
-    return (run.opened_t[0] if run.opened_t else 0.0), idle_spans(run)
-
-
 def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
-    """Of each parameter: mean |SHAP|, the largest first, its interval, each value's mean SHAP."""
+    """Mean |SHAP| per parameter, largest first, with its interval and each value's mean SHAP."""
     rows = []
     for name, mean in found.mean_abs.head(limit).items():
         column = found.encoded.values.columns.get_loc(name)
@@ -155,7 +148,7 @@ def effects(found: Sensitivity, limit: int) -> list[dict[str, Any]]:
 
 
 def parts(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
-    """Predicted step times by part, in seconds, of the listed trials; the measured beside them."""
+    """Predicted step times of the listed trials by part, and measured ones, in seconds."""
     time = {k: v for k, v in validation.prediction.time.as_dict().items() if v.max() > 0}
     place = {number: row for row, number in enumerate(validation.trials)}
     rows = {n: place[n] for n in listed if n in place}
@@ -164,3 +157,35 @@ def parts(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
         "of": {n: [float(part[row]) for part in time.values()] for n, row in rows.items()},
         "measured_s": {n: float(validation.measured_s[row]) for n, row in rows.items()},
     }
+
+
+def stacks(validation: CrossValidation, listed: Sequence[int]) -> dict[str, Any]:
+    """Bars of predicted memory and step time by part, by the model calibrated with the run.
+
+    Returns:
+        ``labels`` of the trials; ``memory`` (GiB) and ``time`` (s): ``parts`` by name, in the order
+        in which they are stacked, and ``measured``; ``limit``: GiB of one GPU.
+    """
+    rows = [validation.trials.index(number) for number in listed]
+    prediction = validation.prediction
+    memory = {name: part[rows] / units.GIB for name, part in prediction.memory.as_dict().items()}
+    time = {name: part[rows] for name, part in prediction.time.as_dict().items()}
+    return {
+        "labels": [f"trial {number}" for number in listed],
+        "limit": prediction.model.memory_limit_bytes / units.GIB,
+        "memory": _stack(memory, validation.measured_bytes[rows] / units.GIB),
+        "time": _stack(time, validation.measured_s[rows]),
+    }
+
+
+def _stack(parts: Mapping[str, Array], measured: Array) -> dict[str, Any]:
+    listed = {name.replace("_", " "): part.tolist() for name, part in seen(parts).items()}
+    return {"parts": listed, "measured": measured.tolist()}
+
+
+def seen(parts: Mapping[str, Array]) -> dict[str, Array]:
+    """The parts that are thick enough to be seen, and the sum of the others."""
+    least = SHOWN_SHARE * float(np.max(sum(parts.values())))
+    shown = {name: v for name, v in parts.items() if v.max() >= least}
+    rest = [v for name, v in parts.items() if name not in shown and v.max() > 0]
+    return {**shown, "other": np.sum(rest, axis=0)} if rest else shown

@@ -1,4 +1,4 @@
-"""What a conditional parameter's absence is credited with: the parameters that decide it."""
+"""SHAP values of inactive parameters, credited to the parameters in their conditions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from search_spaces import SearchSpace
 
 
 def parents(space: SearchSpace) -> dict[str, frozenset[str]]:
-    """By conditional parameter, the names that its condition reads."""
+    """The names in the condition of each conditional parameter."""
     return {name: condition.names for name, condition in space.conditions.items()}
 
 
 def folded(found: Sensitivity, parents: Mapping[str, Collection[str]]) -> Sensitivity:
-    """The same account, in which an inactive parameter has no effect of its own.
+    """The sensitivity with no effect of their own for inactive parameters.
 
-    A tree that splits on whether a parameter is active (``vpp`` without a pipeline is not) splits
-    on what the condition reads (``pp``). To those parameters goes, in equal parts, all of its
-    contribution where it is inactive, and the mean of it where it is active: what is left is the
-    effect of its values. Every row still adds up to its prediction; intervals keep their relative
-    width.
+    A tree that splits on whether a parameter is active (``vpp`` needs a pipeline) in fact splits on
+    the parameters in its condition (``pp``). They get, in equal parts, its contribution where it is
+    inactive, and its mean contribution where it is active; what remains is the effect of its
+    values. Every row still adds up to its prediction; intervals keep their relative width.
 
     Args:
         found: by a forest.
-        parents: by parameter, those that its condition reads.
+        parents: names in the condition of each conditional parameter.
     """
     columns = found.encoded.values.columns
     shap = found.shap.copy()

@@ -1,8 +1,8 @@
-"""Forests over configurations, explained by SHAP.
+"""Random forests over configurations, explained by SHAP.
 
-Exact SHAP values take trees x leaves x rows; leaves grow with the rows, and so would the cost with
-their square. Every row teaches the forest, but its trees have at most MAX_LEAVES leaves, and
-EXPLAINED of the rows are explained, drawn evenly over what the forest predicts.
+Exact SHAP values take trees x leaves x rows. Leaves grow with rows, so the cost would grow with
+their square. Trees therefore have at most MAX_LEAVES leaves, and only EXPLAINED of the rows, spread
+evenly over the predictions, are explained. The forest is fitted to all rows.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from numpy.typing import NDArray
 from analysis.report.encoding import Encoded
 
 NUM_TREES = 40
-MAX_LEAVES = 128  # of a tree; more of them explain noise
+MAX_LEAVES = 128  # of a tree; more would fit noise
 EXPLAINED = 200  # rows whose SHAP values are computed
 NUM_REFITS = 10
-REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 8, 48, 80  # only their spread counts
+REFIT_TREES, REFIT_LEAVES, REFIT_EXPLAINED = 8, 48, 80  # only their spread is used
 
 Refit = tuple[NDArray[np.int_], NDArray[Any]]
-"""Rows that a smaller forest is fitted to, and the target of each."""
+"""Rows for a smaller forest, and their targets."""
 
 
-class NotEnough(Exception):  # noqa: N818 - not an error of anyone's
-    """The trials cannot answer the question yet; the message says why, for the reader."""
+class NotEnough(Exception):  # noqa: N818 - nobody's error
+    """Too little data to answer the question; the message says why."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """A forest's account of one target, by SHAP.
+    """SHAP values of a random forest for one target.
 
     Attributes:
-        total: trials, or configurations, that the forest has learned from.
-        encoded: the parameters of the n of them that are explained: all, or a sample of EXPLAINED
-            that is spread evenly over the predictions.
-        trial: their numbers, or rows, shape (n,).
-        shap: SHAP values, shape (n, parameters), in the target's unit; the probability of
-            failing for the classifier. ``base + shap.sum(1) == prediction``.
+        total: trials or configurations that the forest is fitted to.
+        encoded: parameters of the n explained ones: all, or EXPLAINED spread evenly over the
+            predictions.
+        trial: numbers of the explained trials, or rows; shape (n,).
+        shap: SHAP values, shape (n, parameters), in the target's unit; for the classifier the
+            probability of failure. ``base + shap.sum(1) == prediction``.
         base: the forest's mean prediction.
-        prediction: of each of the n, shape (n,).
-        oob_score: out-of-bag R2 of the regression, accuracy of the classifier.
-        base_rate: accuracy of the majority-class baseline; None for the regression.
-        interval: mean |SHAP| per parameter, times the 5th (``low``) and the 95th percentile
-            (``high``) of what it is relative to the median, over refits: on
-            resampled trials, or on what other draws of a model's constants predict.
+        prediction: shape (n,).
+        oob_score: out-of-bag R2 of the regressor, accuracy of the classifier.
+        base_rate: accuracy of the majority-class baseline; None for the regressor.
+        interval: ``low`` and ``high`` of mean |SHAP| per parameter: its value times the 5th and
+            95th percentile over refits, relative to their median. Refits are on resampled trials,
+            or on predictions with other draws of a model's constants.
         seed: of the forests, the sample and the refits.
-        warnings: what a reader should know before believing the ranking.
+        warnings: caveats about the ranking.
     """
 
     total: int
@@ -68,12 +68,12 @@ class Sensitivity:
 
     @property
     def n(self) -> int:
-        """Trials, or configurations, that are explained."""
+        """Explained trials or configurations."""
         return len(self.shap)
 
     @property
     def mean_abs(self) -> pd.Series[float]:
-        """Mean |SHAP| per parameter, the largest first."""
+        """Mean |SHAP| per parameter, largest first."""
         means = pd.Series(np.abs(self.shap).mean(axis=0), index=self.encoded.values.columns)
         return means.sort_values(ascending=False, kind="stable")
 
@@ -81,13 +81,13 @@ class Sensitivity:
 def fitted(
     encoded: Encoded, target: NDArray[Any], seed: int, refits: Iterable[Refit]
 ) -> Sensitivity:
-    """The account of a random forest; its ``trial`` has rows in place of numbers.
+    """Fit a random forest and explain it; ``trial`` of the result has row indices.
 
     Args:
-        encoded: what it learns from, a row per configuration.
-        target: what it learns: of bool by a classifier, of numbers by a regressor.
+        encoded: one row per configuration.
+        target: bool for a classifier, numbers for a regressor.
         seed: of the forest and the sample.
-        refits: whose spread is the interval.
+        refits: their spread is the interval.
     """
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor  # slow to import
 
@@ -116,7 +116,7 @@ def fitted(
 
 
 def _spread_rows(target: NDArray[Any], count: int, seed: int) -> NDArray[np.int_]:
-    """At most ``count`` rows, one at random from each of as many equal slices by ``target``."""
+    """At most ``count`` rows: a random one from each of ``count`` equal slices by ``target``."""
     if len(target) <= count:
         return np.arange(len(target))
     rng = np.random.default_rng(seed)
@@ -128,8 +128,8 @@ def _spread_rows(target: NDArray[Any], count: int, seed: int) -> NDArray[np.int_
 def _explain(forest: Any, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
     """SHAP values (n, parameters) and base value; of the class True for a classifier."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports: tqdm's widgets, colour maps
-        import shap  # seconds: it brings numba
+        warnings.simplefilter("ignore")  # from its imports: tqdm's widgets, colour maps
+        import shap  # takes seconds: it imports numba
 
     explainer = shap.TreeExplainer(forest)
     values, base = np.asarray(explainer.shap_values(x)), np.atleast_1d(explainer.expected_value)
@@ -146,9 +146,9 @@ def _interval(
     seed: int,
     refits: Iterable[Refit],
 ) -> pd.DataFrame:
-    """What mean |SHAP| may be: its own value, times its spread over refits.
+    """Mean |SHAP| times its relative spread over refits.
 
-    The refits are smaller forests; what they find is therefore only compared among themselves.
+    Refits are smaller forests, so their values are compared only among themselves.
     """
     from sklearn.base import clone
 
@@ -168,10 +168,10 @@ def _interval(
 
 
 def resampled(target: NDArray[Any], seed: int) -> Iterable[Refit]:
-    """Refits on resampled rows, classes in proportion.
+    """Bootstrap refits, stratified by class.
 
-    Resampling the trials, not the rows of one forest's SHAP values, shows how far the ranking
-    depends on which configurations happened to be tried.
+    Resampling trials, not one forest's SHAP values, shows how far the ranking depends on which
+    configurations happened to be tried.
     """
     from sklearn.utils import resample
 

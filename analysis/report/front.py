@@ -1,4 +1,4 @@
-"""The Pareto front on the report's page: what its figure is drawn from."""
+"""Data of the page's figure of the Pareto front."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from analysis import units
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 
-WIDE = 8.0  # ratio of the largest to the smallest value, from which an axis is logarithmic
-NAMED = 12  # points of the front that carry their trial's number
+WIDE = 8.0  # ratio of largest to smallest value above which an axis is logarithmic
+NAMED = 12  # points of the front that are labelled with their trial
 
 
 def shown(run: Run, trial: Trial) -> list[float]:
-    """A success's objectives, in the units in which they are shown."""
+    """A success's objectives in the units in which they are shown."""
     return [units.scaled(key, trial.objectives[key]) for key, _ in run.goals]
 
 
@@ -28,18 +28,15 @@ def sought(run: Run) -> str:
 def figure(run: Run, listed: Collection[int]) -> dict[str, Any]:
     """Successes over the first two objectives.
 
-    With two objectives ``steps`` is what the front guarantees: the best first objective at no
-    worse a second one, from the point with the best second objective on. With three the third is a
-    colour, and there is no line.
-
     Args:
         run: with several objectives.
-        listed: trials that are drawn: a point leads to its trial on the page.
+        listed: trials that are drawn; a point links to its trial on the page.
 
     Returns:
-        ``labels`` and ``up`` of the objectives, ``log`` of the first two; ``front`` and ``rest``:
-        ``[trial, first, second, third?]`` of each point; ``counts`` of both; ``named``: points of
-        the front that carry a number; ``steps``: (second, first) of each.
+        ``labels`` and ``up`` (maximized) of the objectives; ``log``: logarithmic axes of the first
+        two; ``front`` and ``rest``: ``[trial, first, second, third?]`` of each point; ``counts`` of
+        both; ``named``: labelled points of the front; ``steps``, with two objectives: (second,
+        first) of the line of the best first objective at no worse a second one.
     """
     front, every = run.front(), run.comparable()
     numbers = {trial.number for trial in front}

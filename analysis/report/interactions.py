@@ -1,4 +1,4 @@
-"""Which parameters' effects depend on which others, and what decides whether a job fits."""
+"""Interactions of parameters, and the parameters that decide whether a job fits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from analysis.report.encoding import encode
 from analysis.report.forests import Sensitivity
 from analysis.report.outlook import LIKELY, Outlook
 
-PARAMETERS = 8  # that matter most, among which interactions are sought
-NAMED = 3  # interactions in words
-DRAWN = 1_500  # configurations by which memory's border is drawn
-COUNTED = 0.02  # share of an effect below which a parameter is not said to decide anything
+PARAMETERS = 8  # leading ones, among which interactions are sought
+NAMED = 3  # interactions named on the page
+DRAWN = 1_500  # configurations from which the border of memory is drawn
+COUNTED = 0.02  # share of the variance from which a parameter is decisive
 
 
 def interactions(found: Sensitivity) -> list[tuple[str, str, float]]:
-    """Pairs of parameters by how far the effect of one depends on the other, strongest first.
+    """Pairs of parameters with the strength of their interaction, strongest first.
 
-    Within equal values of ``a`` the SHAP values of ``a`` differ only by the rest. What of that goes
-    with ``b`` is an interaction: the root of the mean square, both ways together, in the target's
-    unit. What cells of few rows show by chance is taken off, as for omega squared.
+    At equal values of ``a`` its SHAP values differ only because of other parameters. The root mean
+    square of the part explained by ``b``, summed both ways, is the strength, in the target's unit.
+    Variance that cells of few rows explain by chance is subtracted, as in omega squared.
     """
     names = list(found.mean_abs.head(PARAMETERS).index)
     pairs = [
@@ -42,7 +42,7 @@ def _depends(found: Sensitivity, a: str, b: str) -> float:
 
 
 def _explained(target: pd.Series[float], by: list[NDArray[Any]], groups: int) -> float:
-    """Root mean square that cells explain of a target whose ``groups`` have no mean left."""
+    """Root mean square explained by cells, for a target with zero mean in each of ``groups``."""
     cells = target.groupby(by)
     count = cells.ngroups
     if count <= groups or len(target) <= count:
@@ -54,27 +54,22 @@ def _explained(target: pd.Series[float], by: list[NDArray[Any]], groups: int) ->
 
 
 def dependence(found: Sensitivity) -> dict[str, Any]:
-    """For the figure of effects: rows of the parameters that matter most, and their SHAP values."""
+    """Values and SHAP values of the leading parameters, by row, for the figure."""
     columns, chosen = found.encoded.values.columns, found.mean_abs.head(PARAMETERS).index
-    record = {}
-    for name in chosen:
-        values = found.encoded.values[name].to_numpy()
-        shown, place = np.unique(values, return_inverse=True)
-        record[str(name)] = {
-            "values": [found.encoded.words[str(name)].get(float(v), "–") for v in shown],
-            "of": place.tolist(),
-            "shap": found.shap[:, columns.get_loc(name)].tolist(),
-        }
-    return record
+    return {
+        str(name): found.encoded.levels(str(name))
+        | {"shap": found.shap[:, columns.get_loc(name)].tolist()}
+        for name in chosen
+    }
 
 
 def memory_border(outlook: Outlook) -> dict[str, Any] | None:
-    """Where memory ends: configurations, their probability to fit, and what decides it.
+    """The border of memory: which configurations fit, and the parameters that decide it.
 
     Returns:
-        For the figure: ``parameters`` as of trials, ``fits`` of each row, ``share`` that likely
-        fits, ``decisive``: parameters by the share of the variance that their values alone explain.
-        None where all configurations fit, or none, or no parameter decides it.
+        ``parameters`` as of trials; ``fits``: probability of each row; ``share`` that likely fits;
+        ``decisive``: parameters by the share of the variance that each explains alone. None if all
+        configurations fit, none does, or no parameter is decisive.
     """
     fits = outlook.fits
     likely = fits >= LIKELY
@@ -93,13 +88,9 @@ def memory_border(outlook: Outlook) -> dict[str, Any] | None:
     decisive = sorted(((n, s) for n, s in share.items() if s > COUNTED), key=lambda p: -p[1])
     if not decisive:
         return None
-    parameters = {}
-    for name in [n for n, _ in decisive] + [n for n in share if share[n] <= COUNTED]:
-        shown, place = np.unique(encoded.values[name].to_numpy(), return_inverse=True)
-        words = [encoded.words[name].get(float(v), "–") for v in shown]
-        parameters[name] = {"values": words, "of": place.tolist()}
+    names = [n for n, _ in decisive] + [n for n in share if share[n] <= COUNTED]
     return {
-        "parameters": parameters,
+        "parameters": {name: encoded.levels(name) for name in names},
         "fits": np.round(fits[rows], 3).tolist(),
         "share": float(likely.mean()),
         "decisive": decisive,

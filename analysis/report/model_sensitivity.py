@@ -1,8 +1,8 @@
-"""What the calibrated cost model says of which parameters matter, over a whole space.
+"""Sensitivity over the whole space by the calibrated cost model.
 
-A guided search ends after a few trials, gathered around the best: a forest on them explains little.
-The model that they have calibrated, with what it still leaves of them, says what every other
-configuration would reach. A forest learns that, and SHAP explains the forest.
+A guided search has few trials, close to the best one; a forest on them explains little. The model
+that they calibrated, corrected by its residuals, predicts every other configuration. A forest is
+fitted to these predictions, and SHAP explains the forest.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from analysis.report.outlook import LIKELY, Outlook
 from analysis.run.fold import Run
 from search_spaces import Candidates
 
-LEARNT = 2_000  # configurations that likely fit, from which a forest learns
-FEWEST = 8
+SAMPLED = 2_000  # configurations that likely fit, to which the forest is fitted
+FEWEST = 8  # of them
 
 
 @dataclass(frozen=True)
 class ModelSensitivity:
-    """A model's account of the objective over a space.
+    """Sensitivity of the objective over a space.
 
     Attributes:
-        found: by a forest on what it expects of configurations that likely fit.
-        trials: measured ones that it has learnt from.
+        found: by a forest on predictions for configurations that likely fit.
+        trials: measured ones that calibrated the model.
         likely: share of the valid configurations that likely fit.
-        unseen: parameters in which the cost model sees no difference; what is said of them comes
-            from the measured trials alone.
+        unseen: parameters that the cost model does not price; their effects come from measured
+            trials alone.
     """
 
     found: Sensitivity
@@ -54,13 +54,13 @@ class ModelSensitivity:
 def model_sensitivity(
     run: Run, pricing: Pricing, seed: int = 0, candidates: Candidates | None = None
 ) -> ModelSensitivity:
-    """What drives the objective over a run's space, as far as the cost model knows.
+    """Sensitivity of the objective over a run's space.
 
     Args:
-        run: whose trials calibrate it.
+        run: its trials calibrate the model.
         pricing: of the run's space, not calibrated.
-        seed: of the configurations that are drawn, the constants and the forests.
-        candidates: the configurations that there are; default all valid ones.
+        seed: of the sampled configurations, the constants and the forests.
+        candidates: default all valid configurations.
 
     Raises:
         NotEnough: the model does not predict the objective, or expects too few to fit.
@@ -69,9 +69,9 @@ def model_sensitivity(
 
 
 def sensitivity_of(outlook: Outlook, seed: int = 0) -> ModelSensitivity:
-    """The same of an outlook on the space; the seed is that of the forests."""
+    """The same from an outlook on the space; the seed is that of the forests."""
     likely = outlook.fits >= LIKELY
-    indices = outlook.indices[likely][:LEARNT]
+    indices = outlook.indices[likely][:SAMPLED]
     if len(indices) < FEWEST:
         raise NotEnough(
             f"The cost model expects {len(indices)} of {likely.size} configurations to fit."

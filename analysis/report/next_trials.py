@@ -14,6 +14,7 @@ from analysis.cost.jobs import Array
 from analysis.cost.model import Prediction
 from analysis.prediction.time_limits import in_time
 from analysis.report.outlook import Outlook
+from foundation.quantities import percent
 from search_spaces import Indices
 
 SHOWN = 3  # configurations
@@ -120,7 +121,7 @@ def _why(best: Prediction, prediction: Prediction, row: int) -> str:
     before, after = shares
     named = sorted(after, key=lambda n: -abs(after[n] - before[n]))[:PARTS]
     return ", ".join(
-        f"{n.replace('_', ' ')} {units.percent(before[n])} → {units.percent(after[n])}"
+        f"{n.replace('_', ' ')} {percent(before[n])} → {percent(after[n])}"
         for n in named
         if abs(after[n] - before[n]) > SHARE
     )

@@ -1,4 +1,4 @@
-"""The report's figures. Every function returns a matplotlib Figure; nothing touches pyplot."""
+"""Figures by matplotlib, without pyplot."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from analysis.prediction.scaling import Scaled
 from analysis.report.figures import MAX_PARAMETERS
 from analysis.report.forests import Sensitivity
 from analysis.report.trajectory import failure_window
-from analysis.run.trial import TOLD, meaning
+from analysis.run.trial import COMPLETED, meaning
+from foundation.quantities import config_text
 
 DPI = 150
-EDGE = 1.03  # where the time axis ends, relative to the last trial
-# The page's in its light theme (templates/page.css), which colour-blind people can tell apart.
+EDGE = 1.03  # end of the time axis, relative to the last trial
+# Those of the page's light theme (templates/page.css), distinct also for colour-blind people.
 BLUE, DARK, RED, GRAY, PALE, LIGHT = (
     "#0072b2",
     "#1c2430",
@@ -30,12 +32,12 @@ BLUE, DARK, RED, GRAY, PALE, LIGHT = (
     "#b9bec7",
     "#dfe3e8",
 )
-COLOURS = {"green": BLUE, "red": RED, "gray": GRAY}  # of how a trial ended
+COLOURS = {"green": BLUE, "red": RED, "gray": GRAY}  # by ``Kind``'s colour
 _TIME_UNITS = ((1.5 * 86400, 86400, "days"), (5400, 3600, "hours"), (300, 60, "minutes"))
 
 
 def image(figure: Figure, form: Literal["png", "svg"]) -> bytes:
-    """The figure as a file; in an SVG text is text."""
+    """The figure as a file; text in an SVG stays text."""
     buffer = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format=form, dpi=DPI)
@@ -45,14 +47,14 @@ def image(figure: Figure, form: Literal["png", "svg"]) -> bytes:
 def trajectory_figure(
     frame: pd.DataFrame, objective: str, restarts_s: Sequence[float] = ()
 ) -> Figure:
-    """Objective of each trial, best so far, failures by kind, and their rolling share over time.
+    """Objectives, best so far, failures by kind and their rolling share over time.
 
     After Dash et al. 2023, Figure 9.
 
     Args:
         frame: ``trajectory(run)``.
         objective: label of the objective, with its unit.
-        restarts_s: search time at which the run was continued, seconds.
+        restarts_s: search time at which the run was resumed, seconds.
     """
     kinds = frame.loc[frame["kind"] != "ok", "kind"].value_counts().index.tolist()
     heights = (3.2, 0.26 * max(len(kinds), 1) + 0.1, 1.2)
@@ -105,7 +107,7 @@ def _draw_failures(axes: Axes, x: pd.Series[float], frame: pd.DataFrame, kinds: 
 
 
 def _draw_failure_share(axes: Axes, x: pd.Series[float], frame: pd.DataFrame) -> None:
-    window = failure_window(int(frame["kind"].isin(TOLD).sum()))
+    window = failure_window(int(frame["kind"].isin(COMPLETED).sum()))
     x, share = _to_the_edge(x, frame["failure_share"])
     axes.step(x, share, where="post", color=RED, linewidth=1.4)
     axes.fill_between(x, 0, share, step="post", color=RED, alpha=0.15, linewidth=0)
@@ -118,7 +120,7 @@ def _draw_failure_share(axes: Axes, x: pd.Series[float], frame: pd.DataFrame) ->
 def _to_the_edge(
     x: pd.Series[float], y: pd.Series[float]
 ) -> tuple[pd.Series[float], pd.Series[float]]:
-    """The step line, held at its last value up to the edge of the axes."""
+    """A step line extended at its last value to the edge of the axes."""
     return (
         pd.concat([x, x.tail(1) * EDGE], ignore_index=True),
         pd.concat([y, y.tail(1)], ignore_index=True),
@@ -132,14 +134,14 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def sensitivity_figure(sensitivity: Sensitivity, effect: str) -> Figure:
-    """Mean |SHAP| per parameter as bars, and every trial's SHAP value beside it (beeswarm).
+    """Mean |SHAP| per parameter as bars (Dash et al. 2023, Figure 10), and a beeswarm beside them.
 
-    The bars are Dash et al. 2023, Figure 10. The whiskers are the bootstrap interval. The colour
-    of a point is the parameter's value, from its lowest to its highest; grey is inactive.
+    Whiskers are the bootstrap interval. A point's colour is the parameter's value from lowest to
+    highest; grey is inactive.
 
     Args:
         sensitivity: of the objective or of failure.
-        effect: what the SHAP values are an effect on, with the unit.
+        effect: on what the SHAP values are an effect, with the unit.
     """
     means = sensitivity.mean_abs.head(MAX_PARAMETERS)
     figure = Figure(figsize=(9, 0.46 * len(means) + 1.35), layout="constrained")
@@ -194,7 +196,7 @@ def _draw_swarm(
 def _spread(
     values: NDArray[np.float64], bins: int = 60, height: float = 0.36
 ) -> NDArray[np.float64]:
-    """Vertical offsets that keep close values apart: piled up, symmetric, within ``height``."""
+    """Vertical offsets within ``height`` that keep close values apart, symmetrically."""
     width = np.ptp(values) / bins or 1.0
     cells = np.floor((values - values.min()) / width).astype(int)
     offsets = np.zeros(len(values), dtype=np.float64)
@@ -216,14 +218,14 @@ def _color_key(figure: Figure, axes: Axes) -> None:
 
 
 def plain(axes: Axes) -> None:
-    """Leave out of the axes what carries no information."""
+    """Remove top and right spines; draw a light grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="x", color=LIGHT, linewidth=0.5)
     axes.set_axisbelow(True)
 
 
 def _time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds per unit of the time axis, and the unit's name."""
+    """Seconds per unit of the time axis, and the unit."""
     for at_least_s, scale_s, name in _TIME_UNITS:
         if longest_s >= at_least_s:
             return scale_s, name
@@ -232,3 +234,36 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
 
 def _clip(text: str, length: int = 34) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def scaling_image(scaled: Scaled, form: Literal["png", "svg"]) -> bytes:
+    """The figure as a file."""
+    return image(scaling_figure(scaled), form)
+
+
+def scaling_figure(scaled: Scaled) -> Figure:
+    """Tokens/s beside ideal scaling, and the efficiency, with 95 % intervals."""
+    nodes = scaled.prediction.num_nodes
+    tokens_per_second = scaled.prediction.tokens_per_second
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    ideal = tokens_per_second[0] * nodes / nodes[0]
+    left.plot(nodes, ideal, color=GRAY, linestyle=":", label="ideal")
+    left.loglog(nodes, tokens_per_second, color=BLUE, marker="o", label="predicted")
+    left.fill_between(nodes, *scaled.tokens_per_second_interval, color=BLUE, alpha=0.15)
+    left.set_ylabel("tokens/s")
+    left.legend(frameon=False)
+    right.axhline(1.0, color=GRAY, linestyle=":")
+    right.semilogx(nodes, scaled.efficiency, color=BLUE, marker="o")
+    right.fill_between(nodes, *scaled.efficiency_interval, color=BLUE, alpha=0.15)
+    right.set_ylim(0, 1.1)
+    right.set_ylabel("efficiency")
+    right.yaxis.set_major_formatter(PercentFormatter(1.0))
+    for axes in (left, right):
+        plain(axes)
+        axes.set_xlabel("nodes")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(nodes, [f"{n:.0f}" for n in nodes], rotation=45, fontsize=8)
+    title = f"{scaled.mode} scaling: {config_text(scaled.config)}"
+    figure.suptitle(title, fontsize=9, wrap=True, parse_math=False)
+    return figure

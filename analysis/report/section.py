@@ -1,9 +1,9 @@
-"""A section of the report's page, and what its drawing is given."""
+"""A section of the report's page, and the content that sections are made from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -17,42 +17,44 @@ from analysis import units
 from analysis.cost.groups import MissingFactError
 from analysis.prediction.held_out import CrossValidation
 from analysis.prediction.pricing import Pricing, price
-from analysis.report import tables
+from analysis.report import figures, tables
 from analysis.report.folding import folded, parents
 from analysis.report.forests import NotEnough, Sensitivity
+from analysis.report.interactions import dependence, memory_border
 from analysis.report.model_sensitivity import ModelSensitivity, sensitivity_of
 from analysis.report.outlook import Outlook
-from analysis.report.sensitivity import LOW_R2, objective_sensitivity
+from analysis.report.sensitivity import LOW_R2, failure_sensitivity, objective_sensitivity
 from analysis.run.fold import Run
 from analysis.verdict import standard_errors
 from foundation.messages import printable
+from foundation.quantities import counted, duration, number, percent, value_text
 from search_spaces import SpaceError, load_space
 
 Account = tuple[Sensitivity | None, str]
-"""A sensitivity, or the reason why there is none."""
+"""A sensitivity, or None and the reason."""
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,
-    # Also where nothing is markup: a trial's last words may hold escapes, and turn a line around.
+    # Also plain text: a trial's output may hold escape sequences and bidirectional overrides.
     finalize=lambda value: printable(value) if type(value) is str else value,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
-    "number": units.number,
-    "duration": units.duration,
-    "value": units.value_text,
-    "percent": units.percent,
-    "counted": units.counted,
+    "number": number,
+    "duration": duration,
+    "value": value_text,
+    "percent": percent,
+    "counted": counted,
     "quoted": lambda path: quote(str(path)),
 }
 
 
 @dataclass(frozen=True)
 class Content:
-    """A run, as the sections of its report see it.
+    """A run and what is derived from it, each part computed when a section first asks for it.
 
     Attributes:
         run: the run.
@@ -60,7 +62,6 @@ class Content:
         home: the run's folder, as the page calls it.
         validation: the cost model beside its trials; None where it cannot price them.
         best_problem: why there is no ``best.yaml``; empty if there is.
-        data: from which the page's script draws its figures.
     """
 
     run: Run
@@ -68,7 +69,6 @@ class Content:
     home: Path
     validation: CrossValidation | None = None
     best_problem: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
 
     @property
     def objective(self) -> str:
@@ -85,15 +85,20 @@ class Content:
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the calibrated model expects of the space; None where it cannot say."""
+        """The calibrated model's view of the space; None where it cannot predict the objective."""
         try:
             return None if self.pricing is None else Outlook(self.run, self.pricing)
         except (NotEnough, MissingFactError):
             return None
 
     @cached_property
+    def trials(self) -> dict[str, Any]:
+        """The ended trials as the figures read them; see :func:`figures.trials`."""
+        return figures.trials(self.run)
+
+    @cached_property
     def by_model(self) -> ModelSensitivity | None:
-        """What drives the objective over the space; None where the model cannot say."""
+        """Drivers of the objective over the space; None where the model cannot tell."""
         try:
             return None if self.outlook is None else sensitivity_of(self.outlook)
         except NotEnough:
@@ -101,19 +106,39 @@ class Content:
 
     @cached_property
     def by_trials(self) -> Account:
-        """What drives it by the trials alone; beside the model only where it carries."""
-        found, refusal = self.account(objective_sensitivity)
+        """Drivers of the objective by the trials; beside the model only if the forest fits them."""
+        found, refusal = self._account(objective_sensitivity)
         if self.by_model and found and found.oob_score < LOW_R2:
             refusal = (
-                f"A forest on the {found.total} successes explains too little of them to be shown "
-                f"(out-of-bag R² = {found.oob_score:.2f}); trials that are more and wider apart "
-                "would."
+                f"A random forest on the {found.total} successes explains too little to be shown "
+                f"(out-of-bag R² = {found.oob_score:.2f}). More trials, farther apart, would help."
             )
             found = None
         return found, refusal
 
-    def account(self, analyse: Callable[[pd.DataFrame], Sensitivity]) -> Account:
-        """An analysis of the trials, without effects of what was inactive."""
+    @property
+    def leading(self) -> Sensitivity | None:
+        """Drivers of the objective by the model, else by the trials; None if neither can tell."""
+        return self.by_model.found if self.by_model else self.by_trials[0]
+
+    @cached_property
+    def by_failures(self) -> Account:
+        """Drivers of failure by the trials."""
+        return self._account(failure_sensitivity)
+
+    @cached_property
+    def dependence(self) -> dict[str, Any]:
+        """Effects of the leading parameters by their values; empty with fewer than two."""
+        leading = self.leading
+        return dependence(leading) if leading and len(leading.mean_abs) > 1 else {}
+
+    @cached_property
+    def border(self) -> dict[str, Any] | None:
+        """The border between configurations that fit and others, by the model."""
+        return memory_border(self.outlook) if self.outlook else None
+
+    def _account(self, analyse: Callable[[pd.DataFrame], Sensitivity]) -> Account:
+        """An analysis of the trials; inactive parameters have no effect of their own."""
         try:
             found = analyse(self.frame)
         except NotEnough as reason:
@@ -121,10 +146,7 @@ class Content:
         return folded(found, parents(self.pricing.space)) if self.pricing else found, ""
 
     def html(self, template: str, **values: Any) -> Markup:
-        """A template of ``templates/``, with ``values`` and what the tables of all have in common.
-
-        Whatever is not markup already is escaped.
-        """
+        """A template of ``templates/``; values are escaped unless they are markup."""
         return Markup(_TEMPLATES.get_template(template).render({**self._common, **values}))
 
     @cached_property
@@ -147,21 +169,27 @@ def _always(_: Content) -> bool:
     return True
 
 
+def _nothing(_: Content) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the page.
 
     Attributes:
         title: its heading, or what gives it.
-        draw: its body, as HTML; see ``Content.html``.
+        draw: gives its body as HTML; see ``Content.html``.
         condition: whether the page of a run has it.
-        anchor: what a link on the page leads to it by.
+        anchor: the target of links on the page.
+        data: gives what the page's script draws its figures from, by name.
     """
 
     title: str | Callable[[Content], str]
     draw: Callable[[Content], str]
     condition: Callable[[Content], bool] = _always
     anchor: str = ""
+    data: Callable[[Content], Mapping[str, Any]] = _nothing
 
     def heading(self, content: Content) -> str:
         return self.title if isinstance(self.title, str) else self.title(content)

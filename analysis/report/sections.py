@@ -1,30 +1,39 @@
-"""The sections of the report, in their order on the page. A further one is one more object here."""
+"""The sections of the report, in their order on the page; a new one is one more object."""
 
 from __future__ import annotations
 
-from analysis.report import figures, front, stacks, tables
-from analysis.report.drivers import doubt, failure_drivers, mattered_most, objective_drivers
+from typing import Any
+
+from analysis.report import figures, front, tables
+from analysis.report.drivers import (
+    doubt,
+    failure_data,
+    failure_drivers,
+    mattered_most,
+    objective_data,
+    objective_drivers,
+)
 from analysis.report.next_trials import next_trials
 from analysis.report.resumption import resumption
 from analysis.report.section import Content, Section
 from analysis.report.trajectory import ranked_trials
-from analysis.verdict import early_stop_lines, verdict_lines
+from analysis.verdict import verdict_lines
 
 TOP = 10
-NEXT = 5  # trials beyond the shown that a longer search is told to have
+NEXT = 5  # trials that a longer search gets beyond the shown ones
 DRAWN = 5  # best trials whose predicted parts are drawn
 
 
 def _best(content: Content) -> str:
     run = content.run
-    effects, unit = mattered_most(content)
+    mattered, unit = mattered_most(content)
     return content.html(
         "best.html",
         best=run.best,
         measured=len(ranked_trials(run)),
         alone=run.best is not None and len(run.best.measurements) == 1,
-        lines=verdict_lines(run) + early_stop_lines(run),
-        mattered=effects,
+        lines=verdict_lines(run),
+        mattered=mattered,
         unit=unit,
         problem=content.best_problem,
     )
@@ -48,21 +57,24 @@ def _next(content: Content) -> str:
 
 
 def _has_next(content: Content) -> bool:
-    """Whether anything can be said: with several objectives no trial alone is the best."""
+    """Whether the model can tell: one objective that it predicts."""
     run = content.run
     return bool(run.trials) and len(run.goals) == 1 and content.outlook is not None
 
 
 def _front(content: Content) -> str:
-    run = content.run
-    listed = {trial.number for trial in tables.listed(run)}
-    content.data["front"] = front.figure(run, listed)
+    run, listed = content.run, _listed(content)
     return content.html(
         "front.html",
         successes=len(run.comparable()),
         optimal=len(run.front()),
         rows=[tables.trial_row(run, trial) for trial in run.front() if trial.number in listed],
     )
+
+
+def _listed(content: Content) -> set[int]:
+    """Numbers of the trials that the page lists."""
+    return {trial.number for trial in tables.listed(content.run)}
 
 
 def _history(content: Content) -> str:
@@ -72,35 +84,28 @@ def _history(content: Content) -> str:
     return content.html("history.html", ended=ended, by=by)
 
 
-def _foretold(content: Content) -> list[tuple[float, list[float]]]:
-    """What was measured of each trial that was foretold, and what was expected, with its edges."""
-    told = content.data["trials"]["expected"]
-    measured = content.data["trials"]["objective"]
-    return [(measured[i], each) for i, each in told.items() if measured[i] is not None]
+def _predicted(content: Content) -> list[tuple[float, list[float]]]:
+    """Measured objective of each predicted trial, and the prediction with its interval."""
+    expected, measured = content.trials["expected"], content.trials["objective"]
+    return [(measured[i], each) for i, each in expected.items() if measured[i] is not None]
 
 
 def _expected(content: Content) -> str:
-    pairs = _foretold(content)
+    pairs = _predicted(content)
     inside = sum(low <= value <= high for value, (_, low, high) in pairs)
-    return content.html("expected.html", told=len(pairs), inside=inside)
+    return content.html("expected.html", predicted=len(pairs), inside=inside)
 
 
 def _on_nodes(content: Content) -> bool:
-    """Whether it is known where trials ran."""
+    """Whether it is known on which nodes trials ran."""
     return any(attempt.nodes for t in content.run.trials.values() for attempt in t.attempts)
 
 
-def _nodes(content: Content) -> str:
-    content.data["nodes"] = figures.nodes(content.run)
-    return content.html("nodes.html")
-
-
 def _landscape(content: Content) -> str:
-    """The successes over their parameters; the pair that matters most is the first heat map."""
-    varied = list(content.data["trials"]["parameters"])
-    effects = content.data["effects"]
-    by_effect = [row["name"] for row in effects.get("model") or effects.get("trials") or []]
-    first = [name for name in by_effect if name in varied] + varied
+    """The successes over their parameters; the heat map begins with the two leading ones."""
+    varied = list(content.trials["parameters"])
+    leading = [] if content.leading is None else list(content.leading.mean_abs.index)
+    first = [name for name in leading[: figures.MAX_PARAMETERS] if name in varied] + varied
     up = next((name for name in first if name != first[0]), first[0])
     return content.html("landscape.html", across=first[0], up=up)
 
@@ -108,23 +113,30 @@ def _landscape(content: Content) -> str:
 def _cost_model(content: Content) -> str:
     validation = content.validation
     assert validation is not None  # the section's condition
-    best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
-    if best:
-        content.data["stacks"] = stacks.figure(validation, best)
-    listed = {trial.number for trial in tables.listed(content.run)}
-    rows = [row for row in validation.by_trial if row["number"] in listed]
-    ran = [t.number for t in ranked_trials(content.run) if t.number in listed]
-    parts = content.data["parts"] = figures.parts(validation, ran)
-    pairs = list(parts["of"]) if len(parts["of"]) > 1 else []
+    listed, pairs = _listed(content), list(_parts(content)["of"])
     return content.html(
         "cost_model.html",
         validation=validation,
         # Where its account of the parameters is shown, the warning stands there.
-        doubtful="" if "model" in content.data["effects"] else doubt(validation),
-        stacks=bool(best),
-        rows=rows,
-        pairs=pairs,
+        doubtful="" if content.by_model else doubt(validation),
+        stacks=bool(ranked_trials(content.run)),
+        rows=[row for row in validation.by_trial if row["number"] in listed],
+        pairs=pairs if len(pairs) > 1 else [],
     )
+
+
+def _parts(content: Content) -> dict[str, Any]:
+    assert content.validation is not None
+    listed = _listed(content)
+    ran = [t.number for t in ranked_trials(content.run) if t.number in listed]
+    return figures.parts(content.validation, ran)
+
+
+def _cost_model_data(content: Content) -> dict[str, Any]:
+    assert content.validation is not None
+    best = [trial.number for trial in ranked_trials(content.run)[:DRAWN]]
+    drawn = {"stacks": figures.stacks(content.validation, best)} if best else {}
+    return drawn | {"parts": _parts(content)}
 
 
 def _top(content: Content) -> str:
@@ -157,21 +169,24 @@ SECTIONS: tuple[Section, ...] = (
         _front,
         condition=lambda content: bool(content.run.front()),
         anchor="front",
+        data=lambda content: {"front": front.figure(content.run, _listed(content))},
     ),
     Section("Optimization history", _history),
     Section(
-        "Expected and measured", _expected, condition=lambda content: len(_foretold(content)) > 1
+        "Expected and measured", _expected, condition=lambda content: len(_predicted(content)) > 1
     ),
     Section(
         lambda content: f"What drives {content.objective}",
         objective_drivers,
         anchor="drivers",
+        data=objective_data,
     ),
-    Section("What fails, and why", failure_drivers, anchor="failures"),
+    Section("What fails, and why", failure_drivers, anchor="failures", data=failure_data),
     Section(
         "What the cost model says",
         _cost_model,
         condition=lambda content: content.validation is not None,
+        data=_cost_model_data,
     ),
     Section(
         "Parameters and objective",
@@ -180,8 +195,9 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "Nodes over time",
-        _nodes,
+        lambda content: content.html("nodes.html"),
         condition=_on_nodes,
+        data=lambda content: {"nodes": figures.nodes(content.run)},
     ),
     Section(_top_title, _top, condition=lambda content: bool(ranked_trials(content.run))),
     Section(_trials_title, _trials),

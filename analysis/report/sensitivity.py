@@ -1,8 +1,8 @@
-"""What the trials alone say of which parameters matter.
+"""Sensitivity by the trials alone.
 
 Dash et al. 2023, section IV, Figure 10: a regression from parameters to objective over the
-successful trials, and the mean absolute SHAP value of each parameter. The same for failure, since
-a regression over successes alone says nothing of what it takes to succeed.
+successful trials, and the mean absolute SHAP value of each parameter. Failure is explained in the
+same way, because a regression over successes does not tell what makes trials fail.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pandas as pd
 
 from analysis.report.encoding import Encoded, encode
 from analysis.report.forests import NotEnough, Sensitivity, fitted, resampled
-from analysis.run.trial import TOLD
-from analysis.units import counted
+from analysis.run.trial import COMPLETED
+from foundation.quantities import counted
 from slurm import Kind
 
 MIN_TRIALS = 8  # below, out-of-bag scores and SHAP values are noise
@@ -25,14 +25,14 @@ LOW_R2 = 0.5
 
 
 def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """What drives the objective, among the trials that succeeded.
+    """Drivers of the objective among successful trials.
 
     Args:
         frame: ``analysis.load(run)``.
         seed: of the forests and the bootstrap.
 
     Raises:
-        NotEnough: fewer than MIN_TRIALS successes, no parameter or objective that varied.
+        NotEnough: fewer than MIN_TRIALS successes, or no parameter or objective varied.
     """
     finite = np.isfinite(frame["objective"].astype(float))
     frame = frame[(frame["kind"] == Kind.OK.value) & finite]
@@ -51,9 +51,9 @@ def objective_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
 
 
 def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
-    """What drives failure, among the trials whose end says something about the configuration.
+    """Drivers of failure among completed trials.
 
-    Lost nodes, failed launches, preempted and cancelled trials are left out.
+    Lost nodes, failed launches, preempted and cancelled trials do not count.
 
     Args:
         frame: ``analysis.load(run)``.
@@ -61,9 +61,9 @@ def failure_sensitivity(frame: pd.DataFrame, seed: int = 0) -> Sensitivity:
 
     Raises:
         NotEnough: fewer than MIN_TRIALS trials, fewer than MIN_PER_CLASS successes or failures,
-            or no parameter that varied.
+            or no parameter varied.
     """
-    frame = frame[frame["kind"].isin(TOLD)]
+    frame = frame[frame["kind"].isin(COMPLETED)]
     failed = (frame["kind"] != Kind.OK.value).to_numpy(bool)
     if len(frame) and not failed.any():
         raise NotEnough("No trial failed because of its configuration.")

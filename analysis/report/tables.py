@@ -1,4 +1,4 @@
-"""The report's tables of trials: their columns, and a row for each trial."""
+"""The report's tables of trials: columns and rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.metrics import metric
+from analysis.metrics import Metrics
 from analysis.report.trajectory import ended_t, ranked_trials, succeeded
 from analysis.run.fold import Run
 from analysis.run.trial import Trial, meaning
+from foundation.quantities import config_text, number, percent
 
-LISTED = 1_000  # trials in a table of all of them; results.csv has every one
+LISTED = 1_000  # trials in the table of all; results.csv has every one
 TAIL_LINES = 20
 TAIL_CHARACTERS = 4000
 KEY_METRICS = (
@@ -25,12 +26,12 @@ LINKS = {"stdout": "stdout.log", "stderr": "stderr.log", "folder": ""}  # of a t
 
 
 def parameters(run: Run) -> tuple[list[str], dict[str, Any]]:
-    """Parameters that differ between trials, in the space's order, and those that do not."""
+    """Names of parameters that differ between trials, and the others with their values."""
     configs = [trial.config for trial in run.trials.values()]
     names = list(dict.fromkeys(name for config in configs for name in config))
     varied = [n for n in names if any(c.get(n) != configs[0].get(n) for c in configs)]
     if not varied:
-        return names, {}  # one trial only: a table without parameters would say nothing
+        return names, {}  # one trial only: show all parameters
     return varied, {name: configs[0].get(name) for name in names if name not in varied}
 
 
@@ -45,7 +46,7 @@ def listed(run: Run) -> list[Trial]:
 
 
 def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Key metrics that the trainer gave, other than the objective itself."""
+    """Key metrics in the results, except the objective."""
     return [
         {"key": key, "label": units.label(key)}
         for key in KEY_METRICS
@@ -54,7 +55,7 @@ def metric_columns(run: Run, frame: pd.DataFrame) -> list[dict[str, str]]:
 
 
 def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
-    """One line of a table of trials."""
+    """A trial as a row of a table."""
     folder = run.folder.trial(trial.number)
     running = trial.running
     last = trial.attempts[-1] if trial.attempts else None
@@ -71,7 +72,7 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
         "objective": units.scaled(key, trial.objective or 0.0) if succeeded(trial) else None,
         "more": [_scaled(key, trial.objectives.get(key)) for key, _ in run.goals[1:]],
         "config": trial.config,
-        "metrics": {key: _scaled(key, metric(trial.result, key)) for key in KEY_METRICS},
+        "metrics": {key: _scaled(key, Metrics(trial.result).get(key)) for key in KEY_METRICS},
         "elapsed_s": trial.elapsed_s or None,
         "ended_t": ended_t(trial),
         "attempts": len(trial.attempts),
@@ -89,21 +90,21 @@ def trial_row(run: Run, trial: Trial) -> dict[str, Any]:
 
 
 def _words(trial: Trial) -> str:
-    """What a filter of the table looks through."""
+    """Text that the table's filter searches."""
     state = trial.kind or "running"
-    return f"trial {trial.number} {state} {trial.by} {units.config_text(trial.config)}"
+    return f"trial {trial.number} {state} {trial.by} {config_text(trial.config)}"
 
 
 def _why(trial: Trial, key: str) -> str:
-    """Which rule chose a trial, and what was expected of it before it ran."""
+    """Why a trial was chosen, and its prediction before it ran."""
     expected = trial.expected
     said = [trial.why] if trial.why else []
     if {"objective", "low", "high"} <= expected.keys():
         values = (units.scaled(key, expected[name]) for name in ("objective", "low", "high"))
-        what, low, high = (units.number(value) for value in values)
+        what, low, high = (number(value) for value in values)
         said.append(f"expected {what} ({low} to {high})")
     if "fits" in expected:
-        said.append(f"runs with probability {expected['fits']:.0%}")
+        said.append(f"runs with probability {percent(expected['fits'])}")
     if "gain" in expected and "left" in expected:
         gain, left = expected["gain"], expected["left"]
         said.append(f"expected gain of another batch {gain:.2%}, of all the rest {left:.2%}")

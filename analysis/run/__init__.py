@@ -1,1 +1,1 @@
-"""A run on disk: its journal, folder and tables; written and read here only."""
+"""A run on disk: its folder, journal and tables. Nothing else reads or writes them."""

@@ -1,4 +1,4 @@
-"""The order in which a journal's sound lines were written, wherever they stand now."""
+"""The order in which a damaged journal's intact lines were written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Following = Mapping[str, Sequence["Line"]]
 
 @dataclass(frozen=True)
 class Line:
-    """A sound line: where it stands, what it says, and its checksum."""
+    """An intact line: its number in the file, its record and its checksum."""
 
     number: int
     record: Mapping[str, Any]
@@ -23,25 +23,24 @@ class Line:
 
     @property
     def after(self) -> str:
-        """The checksum of the line that it was written after."""
+        """The checksum of the line before it when it was written."""
         return str(self.record.get("after"))
 
 
 def in_order(
     lines: Iterable[Line], damaged: Collection[int]
 ) -> tuple[list[Line], list[tuple[int, str]]]:
-    """Lines in the order in which they were written, and what is wrong with that of the file.
+    """The lines in the order in which they were written, and notes on what is out of order.
 
-    Each names the line before it, so they form chains. A chain begins where a line is lost. One
-    line that two others follow is where two drivers wrote: the longer story is kept, for the other
-    knew nothing of it.
+    Each line names the one before it, so lines form chains; a chain begins after a missing line. If
+    two lines follow one, two drivers wrote: the longer branch is kept.
 
     Args:
         lines: in the order of the file.
-        damaged: numbers of those that are left out already.
+        damaged: numbers of lines that are already left out.
 
     Returns:
-        The lines, and notes, each with the number of a line: what was left out, moved or lost.
+        The lines; notes, each with a line's number: what was left out, moved or lost.
     """
     ordered: list[Line] = []
     notes: list[tuple[int, str]] = []
@@ -74,7 +73,7 @@ def in_order(
 
 
 def _longest(following: _Following, last: str) -> list[Line]:
-    """The lines after one, the longest way from each fork."""
+    """The lines after a checksum, the longest branch at each fork."""
     chain: list[Line] = []
     seen = {last}
     while nexts := [line for line in following.get(last, ()) if line.checksum not in seen]:

@@ -1,9 +1,9 @@
-"""The journal's events: what a line of ``journal.jsonl`` can say, as it is written and read.
+"""The events of ``journal.jsonl``, as they are written and read.
 
-Every record has ``v`` (schema version), ``t`` (seconds since the epoch), ``event`` (a class of this
-module, in lower case) and the fields of that class in their order; :mod:`analysis.run.lines` makes
-a line of it. A field of :func:`_sparse` is left out where it says nothing. Whatever has a default
-may be missing in journals of older versions; events and keys that are not known here are ignored.
+A record has ``v`` (schema version), ``t`` (seconds since the epoch), ``event`` (a class of this
+module in lower case) and the fields of that class in order; :mod:`analysis.run.lines` makes a line
+of it. A ``_sparse`` field is written only if it differs from its default. Fields with a default may
+be missing in journals of older versions; unknown events and keys are ignored.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from analysis.run.lines import UNSEALED_VERSION, VERSION
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]
-"""Of a trial or an attempt."""
+"""A trial's or an attempt's number."""
 
 Goal = Annotated[
     Mapping[Annotated[str, Field(pattern="^(maximize|minimize)$")], str],
     Field(min_length=1, max_length=1),
 ]
-"""Which metric is sought, and in which direction."""
+"""A metric by the direction in which it is optimized."""
 
 Value = str | int | float | bool | None
-"""Of a parameter."""
+"""A parameter's value."""
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
-_LATEST_T = 253_402_300_799.0  # the end of the year 9999, beyond which there are no dates
+_LATEST_T = 253_402_300_799.0  # the end of the year 9999, the last that a date can have
 
 
 def _sparse(default: Any = None, **factory: Any) -> Any:
-    """A field that is only written where it differs from its default."""
+    """A field that is written only if it differs from its default."""
     given = factory or {"default": default}
     return field(**given, metadata={"sparse": True})
 
@@ -46,13 +46,11 @@ class Opened:
 
     Attributes:
         space: its name.
-        fingerprint: of the space.
         seed: of the proposals.
-        launcher: its name.
         nodes: of the allocation.
         objective: ``{maximize|minimize: key}``.
-        objectives: all of them, the first among them, where several are sought.
-        identity: of the folder, which its trials' names carry: ``id``, ``path``, ``inode``.
+        objectives: all of them, the first included, if there are several.
+        identity: of the folder (``id``, ``path``, ``inode``); trials' names carry it.
     """
 
     space: str
@@ -70,12 +68,10 @@ class Proposed:
     """A configuration was chosen for a new trial.
 
     Attributes:
-        trial: its number.
-        config: the configuration.
         by: what chose it.
-        why: the rule by which it did.
-        expected: objective, low, high, fits (probability to run), gain, left; what is not known is
-            absent.
+        why: its reason.
+        expected: objective, low, high (95 % interval), fits (probability to run), gain, left;
+            unknown ones are absent.
     """
 
     trial: Number
@@ -90,10 +86,9 @@ class Started:
     """An attempt at a trial is about to get its processes.
 
     Attributes:
-        trial, attempt: numbers.
         name: of the step or process group.
         nodes: that it holds.
-        repeat: the trial has its result, and is measured once more.
+        repeat: the trial has its result and is measured again.
     """
 
     trial: Number
@@ -108,20 +103,18 @@ class Ended:
     """An attempt has ended.
 
     Attributes:
-        trial, attempt: numbers.
         kind: how it ended.
         objective: None unless it succeeded.
-        objectives: metrics by key, where several are sought.
-        result: what the trainer reported; what JSON cannot hold becomes null.
-        message: one line on what was seen.
-        stderr_tail: the end of its standard error.
+        objectives: metrics by key, if there are several objectives.
+        result: what the trainer reported; null stands for nan and infinity.
+        message: one line on the end.
         elapsed_s: from start to end.
-        steps: that it told of, line by line; None: nobody knows.
+        steps: seen in its log; None: not known.
         nodes: that it held.
         final: False: the trial will run again, or this was a repeat.
-        excused: it ended with its allocation, or as nothing could be started: no retry is counted.
-        early: stopped before its last step, as it was too slow.
-        saved_node_s: node-seconds that the stop has saved; None unless ``early``.
+        excused: it ended with its allocation, or nothing could be started; no retry is used up.
+        early: stopped before its last step because it was too slow.
+        saved_node_s: node-seconds saved by the stop; None unless ``early``.
     """
 
     trial: Number
@@ -146,8 +139,7 @@ class Closed:
     """The session ended by itself.
 
     Attributes:
-        reason: why.
-        code: of the process that drove it; None where that was no process of its own.
+        code: exit code of the driver; None if it had no process of its own.
     """
 
     reason: str
@@ -171,10 +163,10 @@ def to_record(event: Event, t: float) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Event | None:
-    """The event of a record; None for one of a later version, which this one does not know.
+    """The event of a record; None for an event of a later version.
 
     Raises:
-        ValueError: if a value is missing that every version writes, or is of the wrong type.
+        ValueError: a required value is missing or has the wrong type.
     """
     name = record.get("event")
     if not isinstance(name, str) or name not in _CLASSES:
@@ -191,7 +183,7 @@ def from_record(record: Mapping[str, Any]) -> Event | None:
 
 
 def time_of(record: Mapping[str, Any]) -> float:
-    """When a record was written, seconds since the epoch; raises ValueError if it does not say."""
+    """The time of a record, seconds since the epoch; raises ValueError without a valid one."""
     t = record.get("t")
     if type(t) not in (int, float) or not 0 <= t <= _LATEST_T:  # type: ignore[operator]
         raise ValueError(f"t is {t!r:.60}: accepted seconds since the epoch")
@@ -200,7 +192,7 @@ def time_of(record: Mapping[str, Any]) -> float:
 
 @cache
 def _values_of(name: str) -> type[BaseModel]:
-    """What checks the values of an event, and changes none."""
+    """A pydantic model that validates an event's values without converting any."""
     event = _CLASSES[name]
     kinds = get_type_hints(event, include_extras=True)
     values: dict[str, Any] = {
@@ -210,7 +202,7 @@ def _values_of(name: str) -> type[BaseModel]:
 
 
 def _first(error: ValidationError) -> str:
-    """The first of the values that are wrong, and what would be right."""
+    """The first wrong value, and what is accepted."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
@@ -227,7 +219,7 @@ def _default(each: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """The value with None in place of what JSON cannot hold."""
+    """The value with None in place of nan and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A run as data: the journal is the only truth, everything here is derived from it."""
+"""A run as data, folded from its journal, which is the only source of truth."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 
+from analysis import units
 from analysis.pareto import non_dominated
 from analysis.run.events import (
     Closed,
@@ -26,43 +28,69 @@ from analysis.run.folder import RunFolder
 from analysis.run.identity import Identity
 from analysis.run.lines import Lines, damaged
 from analysis.run.trial import Attempt, Trial
+from foundation import quantities
 
 
 @dataclass
 class Run:
-    """All that a journal says, folded."""
+    """The state of a search."""
 
     directory: Path
     space: str = ""
     fingerprint: str = ""
     seed: int = 0
     objective: dict[str, str] = field(default_factory=dict)
-    objectives: list[dict[str, str]] = field(default_factory=list)  # all, where there are several
+    objectives: list[dict[str, str]] = field(default_factory=list)  # all, if several
     launcher: str = ""
-    identity: Identity | None = None  # of the folder in which the last session ran
+    identity: Identity | None = None  # of the last session's folder
     opened_t: list[float] = field(default_factory=list)
-    left_t: list[float] = field(default_factory=list)  # last events of all sessions but the last
+    left_t: list[float] = field(default_factory=list)  # last event of each session but the last
     closed: str | None = None  # why the last session ended; None: it is running, or was killed
-    closed_code: int | None = None  # of the process that ended so, where that is known
+    closed_code: int | None = None  # exit code of the last session, if known
     trials: dict[int, Trial] = field(default_factory=dict)
     last_t: float = 0.0
-    origin: str = ""  # of trials that another program ran: from where they were read
-    not_said: tuple[str, ...] = ()  # what that does not say of them
+    origin: str = ""  # source of another program's trials; empty for meshtune's own
+    not_said: tuple[str, ...] = ()  # what that source lacks
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run's files are."""
+        """The folder with the run's files."""
         return RunFolder(self.directory)
 
     @property
     def where(self) -> str:
-        """Its folder, or from where the trials of another program were read."""
+        """Its folder, or the source of another program's trials."""
         return self.origin or str(self.directory)
 
     @property
+    def launcher_option(self) -> str:
+        """`` --launcher NAME`` for the command that resumes it; empty if that is detected."""
+        detected = self.launcher in ("", "local", "srun")
+        return "" if detected else f" --launcher {quote(self.launcher)}"
+
+    @property
     def past_sessions_s(self) -> float:
-        """Time that earlier drivers were alive, up to their last word."""
+        """Seconds that earlier sessions lasted, up to their last event."""
         return sum(left - opened for opened, left in zip(self.opened_t, self.left_t, strict=False))
+
+    def search_s(self, t: float) -> float:
+        """Seconds of searching up to ``t``, without the time between sessions.
+
+        A run that is chained over several allocations waits in the queue between them.
+        """
+        origin_t = self.opened_t[0] if self.opened_t else 0.0
+        idle = zip(self.left_t, self.opened_t[1:], strict=True)
+        return t - origin_t - sum(max(0.0, min(t, end) - left) for left, end in idle if t > left)
+
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of all ended attempts."""
+        return sum(trial.node_seconds for trial in self.trials.values()) / 3600
+
+    @property
+    def ended(self) -> list[Trial]:
+        """The trials that have ended, by number."""
+        return [trial for _, trial in sorted(self.trials.items()) if trial.ended]
 
     @property
     def maximize(self) -> bool:
@@ -74,7 +102,7 @@ class Run:
 
     @property
     def goals(self) -> list[tuple[str, bool]]:
-        """Key of every objective, and whether it is maximized; the first is that of the best."""
+        """Key of every objective and whether it is maximized; the first one ranks trials."""
         if not self.objectives:
             return [(self.objective_key, self.maximize)]
         return [(next(iter(o.values())), "minimize" not in o) for o in self.objectives]
@@ -90,15 +118,14 @@ class Run:
     def best(self) -> Trial | None:
         """The successful trial with the best first objective; the earliest of equals.
 
-        What was stopped early is none: it was slower than the best of its time, and who knows how
-        it would have ended.
+        A trial that was stopped early is never the best: it was slower than the best of its time.
         """
         done = [t for t in self.trials.values() if t.ok and t.objective is not None]
         done = [t for t in done if not t.stopped_early]
         return max(done, key=lambda t: (*self.merits(t), -t.number), default=None)
 
     def comparable(self) -> list[Trial]:
-        """Successes with a finite metric for every objective, by number; none if there is one."""
+        """Successes with a finite value of every objective, by number; empty with one objective."""
         return [
             trial
             for _, trial in sorted(self.trials.items())
@@ -108,10 +135,30 @@ class Run:
             and all(math.isfinite(trial.objectives.get(key, math.nan)) for key, _ in self.goals)
         ]
 
+    def objectives_text(self, trial: Trial) -> str:
+        """A success's objective, or all of several: ``1,234 tokens/s, 8 nodes``."""
+        if not trial.objectives:
+            return f"{trial.objective:.5g} {self.objective_key}"
+        return ", ".join(
+            f"{quantities.number(units.scaled(key, trial.objectives[key]))} "
+            f"{units.unit(key) or units.name(key)}"
+            for key, _ in self.goals
+        )
+
+    def attempt_text(self, trial: Trial, attempt: Attempt) -> str | None:
+        """The end of a repeat or of an early stop in words; None for any other end."""
+        reached = f"{attempt.objective or 0.0:.5g} {self.objective_key}"
+        if attempt.repeat and attempt.kind == "ok":
+            middle = f"median of {len(trial.measurements)}: {trial.objective:.5g}"
+            return f"repeated {reached}; {middle}"
+        if attempt.stopped_early:
+            return f"stopped  {reached}; {attempt.message.removeprefix('stopped early: ')}"
+        return None
+
     def front(self) -> list[Trial]:
         """The Pareto front: non-dominated successes, the best first objective first.
 
-        Of trials with the same metrics the earliest. Empty where the run has one objective.
+        The earliest of equal trials; empty with one objective.
         """
         trials = self.comparable()
         if not trials:
@@ -127,7 +174,7 @@ def fold(directory: Path, records: Iterable[Mapping[str, Any]]) -> Run:
     """Fold a journal's records into a Run, in their order.
 
     Raises:
-        RunError: a record is no event, or does not fit what precedes it.
+        RunError: a record is no event, or contradicts what precedes it.
     """
     run = Run(directory)
     for number, record in enumerate(records, start=1):
@@ -143,11 +190,11 @@ def apply(run: Run, t: float, event: Event | None) -> None:
 
     Args:
         run: is changed.
-        t: when it was written, seconds since the epoch.
-        event: None: one that is not known here.
+        t: time of the event, seconds since the epoch.
+        event: None: of a later version.
 
     Raises:
-        ValueError: if it does not fit what precedes it; ``run`` is as it was.
+        ValueError: it contradicts what precedes it; ``run`` is unchanged.
     """
     match event:
         case Opened():
@@ -158,7 +205,7 @@ def apply(run: Run, t: float, event: Event | None) -> None:
             run.objective = dict(event.objective)
             run.objectives = [dict(objective) for objective in event.objectives]
             run.launcher, run.closed = event.launcher, None
-            run.identity = identity or run.identity  # a session by hand has none of its own
+            run.identity = identity or run.identity  # simulated sessions have none
             run.opened_t.append(t)
         case Proposed():
             if event.trial in run.trials:
@@ -194,8 +241,8 @@ def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
         raise ValueError(f"attempt {event.attempt} at trial {trial.number} ends twice")
     objectives, result = event.objectives or {}, event.result or {}
     if attempt:
-        # An attempt that a killed driver left running is ended by the next one, maybe hours
-        # later: its nodes were held up to its own session's last event, as far as is known.
+        # The next driver ends what a killed one left running, maybe hours later. The nodes are
+        # known to have been held up to the last event of the attempt's own session.
         own_end = (left for left in run.left_t if left >= attempt.started_t)
         attempt.ended_t = next(own_end, t)
         attempt.kind, attempt.message = event.kind, event.message
@@ -214,12 +261,11 @@ def _end(run: Run, trial: Trial, event: Ended, t: float) -> None:
 
 
 def _revise(trial: Trial, repeat: Attempt, stderr_tail: str) -> None:
-    """What a trial is worth after it was measured once more.
+    """Update a trial's result after a repeat.
 
-    The median of its measurements: on real clusters single runs take several times as long as
-    their like, and would pull a mean along. The metrics beside the objective are those of the
-    measurement nearest to it, so that they belong together. A trial whose repeats fail more often
-    than it was measured has failed.
+    Its objective is the median of its measurements, because single runs on real clusters may take
+    several times as long as others. The other metrics are those of the measurement nearest to the
+    median, so that they belong together. A trial with more failed repeats than measurements failed.
     """
     complete = [a for a in trial.attempts if a.objective is not None and not a.stopped_early]
     if repeat.failed and trial.failed_repeats > len(complete):

@@ -1,4 +1,4 @@
-"""The run folder: where everything in it is, and the files that a driver writes for its trials."""
+"""The run folder: the paths in it, its frozen space, and the files of its trials."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import IO, Any
 
 from analysis.run.lines import Lines, RunError
+from analysis.run.lock import driver_of, lock
 from foundation.files import FileError, read_text
 from foundation.messages import shown
 from foundation.writing import write_atomically
 from search_spaces import SearchSpace, load_space
 
 TRIAL_FILE = "trial.json"  # in a trial's folder: what was started
-_NONE: Mapping[str, str] = {}
-
-
 MAX_SPACE_BYTES = 10_000_000
 _SEAL = "# Frozen with its run; edit a copy. SHA-256 of what follows: "
 _NO_FOLDER = {
@@ -28,23 +26,19 @@ _NO_FOLDER = {
 }
 
 
-class FingerprintError(Exception):
-    """The run was made with another space; the message says what to do."""
+class FingerprintError(RunError):
+    """The run has another space; the message says what to do."""
 
 
 class RunFolder:
-    """``runs/NAME``; see DESIGN's layout.
-
-    Args:
-        path: of the folder; it need not exist.
-    """
+    """``runs/NAME``; the folder need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
 
     @classmethod
     def holding(cls, file: Path) -> RunFolder:
-        """The run folder in which a report's file, such as ``best.yaml``, lies."""
+        """The run folder of a report's file, such as ``best.yaml``."""
         return cls(file.parent.parent)
 
     @property
@@ -73,12 +67,17 @@ class RunFolder:
         """The folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
-    def frozen_space(self) -> SearchSpace:
-        """The run's space.
+    def lock(self) -> IO[bytes]:
+        """Hold the folder for this process alone; see :func:`analysis.run.lock.lock`."""
+        return lock(self.path)
 
-        Raises:
-            FingerprintError: if it is not as it was frozen.
-        """
+    @property
+    def driver(self) -> str | None:
+        """``HOST pid PID`` of the driver that runs it now; raises RunError if nobody can tell."""
+        return driver_of(self.path)
+
+    def frozen_space(self) -> SearchSpace:
+        """The run's space; raises FingerprintError if it was changed since it was frozen."""
         try:
             text = read_text(self.space_file, MAX_SPACE_BYTES)
             space = load_space(self.space_file, frozen=True)
@@ -96,14 +95,14 @@ class RunFolder:
         """Make the folder, or check that the space frozen in it is the same.
 
         Raises:
-            FingerprintError: if the folder belongs to a run of a different space.
-            RunError: if it can be none, or its journal cannot be read.
+            FingerprintError: the folder has a run of another space.
+            RunError: the folder cannot be made, or its journal cannot be read.
         """
         if self.space_file.exists():
             try:
                 frozen = self.frozen_space()
             except FingerprintError:
-                # What is given takes its place, if the run so far was of that.
+                # The given space replaces a damaged copy if the run was made with it.
                 if self.started and self._fingerprint() != space.fingerprint:
                     raise
                 frozen = space
@@ -126,17 +125,17 @@ class RunFolder:
             ) from None
 
     def create(self, space: SearchSpace) -> None:
-        """Make the folder and freeze the space in it; the same one with another budget, anew.
+        """Prepare the folder and freeze the space in it, whose budget may have changed.
 
         Raises:
-            FingerprintError: if the folder belongs to a run of a different space.
+            FingerprintError: the folder has a run of another space.
         """
         self.prepare(space)
         text = space.frozen()
         write_atomically(self.space_file, f"{_seal_of(text)}\n{text}", private=True, sync=True)
 
     def _fingerprint(self) -> str:
-        """Of the space, as the journal says; empty if it does not."""
+        """The space's fingerprint in the journal; empty if there is none."""
         opened = (r for r in Lines(self.journal_file) if r.get("event") == "opened")
         return str(next(opened, {}).get("fingerprint", ""))
 
@@ -147,21 +146,21 @@ class RunFolder:
         )
 
     def write_trial(
-        self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] = _NONE
+        self, number: int, files: Mapping[str, Any], texts: Mapping[str, str] | None = None
     ) -> Path:
-        """Write files into the trial's folder, which is made if need be; returns it.
+        """Write files into the trial's folder and return it.
 
         Args:
             number: of the trial.
-            files: what JSON files hold, by name.
-            texts: of other files; a name may have folders in it.
+            files: contents of JSON files by name.
+            texts: other files by name, which may have folders in it.
         """
         directory = self.trial(number)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             text = json.dumps(content, indent=1) + "\n"
             write_atomically(directory / name, text, private=True)
-        for name, text in texts.items():
+        for name, text in (texts or {}).items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(directory / name, text, private=True)
         return directory

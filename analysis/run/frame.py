@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from analysis.metrics import numbers
+from analysis.metrics import Metrics
 from analysis.run.fold import Run, read_run
 from search_spaces import SpaceError, load_space
 
@@ -23,28 +23,27 @@ _COLUMNS = (
 
 
 def load(directory: Path | str) -> pd.DataFrame:
-    """One row per ended trial, in the order of their numbers.
+    """One row per ended trial, by number.
 
-    Columns, in this order; names of times and the like end in their unit:
+    Columns in this order; names of quantities end in their unit:
 
-    - ``trial`` and every parameter, ``p:NAME``. Words that the space lists as ``{ordered: [...]}``
+    - ``trial`` and every parameter, ``p:NAME``; words that the space orders (``{ordered: [...]}``)
       are an ordered categorical;
-    - ``objective``, in the unit of the result (NaN unless ok), and beside it what was ``expected``
-      before the trial ran, ``expected_low`` and ``expected_high`` (the ends of the 95 % interval)
-      and ``expected_fits`` (probability to run); NaN where nothing was predicted;
-    - ``kind``, ``attempts``; ``proposed_s``, ``started_s`` and ``ended_s`` (since the run was
-      opened; ``started_s`` is NaN for a trial that never was), ``elapsed_s``, ``node_hours``,
-      ``nodes``, ``by``, ``message``, ``measurements`` (complete ones, of which ``objective`` is
-      the median), ``early`` (stopped before its last step);
+    - ``objective`` in the unit of the result (NaN unless ok); its prediction before the trial ran,
+      ``expected``, with the 95 % interval ``expected_low`` to ``expected_high`` and the probability
+      to run ``expected_fits``; NaN without a prediction;
+    - ``kind``, ``attempts``; ``proposed_s``, ``started_s`` (NaN if it never was) and ``ended_s``
+      since the run was opened; ``elapsed_s``, ``node_hours``, ``nodes``, ``by``, ``message``,
+      ``measurements`` (complete ones; ``objective`` is their median), ``early`` (stopped early);
     - ``m:KEY`` for every number in the result.
 
-    ``attrs`` of the frame has the ``objective``'s key and whether it is to ``maximize``.
+    ``attrs`` has the ``objective``'s key and whether to ``maximize`` it.
     """
     return frame_of(read_run(directory))
 
 
 def _ordered(run: Run) -> dict[str, list[str]]:
-    """Words of parameters whose order the run's space states; none where it cannot be read."""
+    """Values of parameters that the run's space orders; empty if it cannot be read."""
     try:
         space = load_space(run.folder.space_file, frozen=True)
     except SpaceError:
@@ -53,22 +52,20 @@ def _ordered(run: Run) -> dict[str, list[str]]:
 
 
 def frame_of(run: Run) -> pd.DataFrame:
-    """The same of a run that is read already."""
+    """The table of :func:`load`, of a run that has been read."""
     import pandas as pd
 
     origin = run.opened_t[0] if run.opened_t else 0.0
     rows = []
-    for trial in sorted(run.trials.values(), key=lambda t: t.number):
-        if not trial.ended:
-            continue
-        told = trial.expected
+    for trial in run.ended:
+        expected = {n: trial.expected.get(key, float("nan")) for n, key in _EXPECTED.items()}
         started_t = trial.attempts[0].started_t if trial.attempts else float("nan")
         rows.append(
             {
                 "trial": trial.number,
                 **{f"p:{name}": value for name, value in trial.config.items()},
                 "objective": float("nan") if trial.objective is None else trial.objective,
-                **{column: told.get(key, float("nan")) for column, key in _EXPECTED.items()},
+                **expected,
                 "kind": trial.kind,
                 "attempts": len(trial.attempts),
                 "proposed_s": trial.proposed_t - origin,
@@ -81,7 +78,7 @@ def frame_of(run: Run) -> pd.DataFrame:
                 "message": trial.message,
                 "measurements": len(trial.measurements),
                 "early": trial.stopped_early,
-                **{f"m:{key}": value for key, value in numbers(trial.result).items()},
+                **{f"m:{key}": value for key, value in Metrics(trial.result).all().items()},
             }
         )
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,8 +1,7 @@
-"""Whose a run's processes are: a folder keeps its identity when it is moved, a copy gets its own.
+"""A run folder's identity: it stays when the folder is moved, and a copy gets its own.
 
-The names of a run's steps and processes carry its identity, and a driver ends those alone that
-carry it. So a copy of a running run can be resumed beside it, and a folder that was renamed after
-its driver had died still ends what that driver left.
+The names of a run's steps and processes carry it, and a driver ends only those that do. So a copy
+of a running run can be resumed beside it, and a renamed folder still ends what its driver left.
 """
 
 from __future__ import annotations
@@ -16,20 +15,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Identity:
-    """What the journal says of the folder in which it was written."""
+    """The folder in which a journal was written."""
 
     id: str
     path: str
-    inode: int  # of the folder: it stays with a rename, and no copy has it
+    inode: int  # of the folder: a rename keeps it, a copy has another
 
     @classmethod
     def of(cls, folder: Path, before: Identity | None) -> Identity:
-        """The identity of a run's folder now.
-
-        Args:
-            folder: it exists.
-            before: what its journal says; None if it says nothing.
-        """
+        """The identity of an existing folder, given the one ``before`` in its journal, if any."""
         here = folder.resolve()
         inode = here.stat().st_ino
         same = before is not None and before.inode == inode and not before.is_elsewhere(here)
@@ -37,16 +31,16 @@ class Identity:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Identity | None:
-        """What :meth:`to_record` has made; None of nothing."""
+        """The identity that :meth:`to_record` wrote; None for an empty record."""
         return cls(str(record["id"]), str(record["path"]), int(record["inode"])) if record else None
 
     def to_record(self) -> dict[str, Any]:
         return asdict(self)
 
     def is_elsewhere(self, here: Path) -> bool:
-        """Whether the folder still lies where it lay, and that is not here.
+        """Whether the folder still exists at its path, and that is not ``here``.
 
-        Two file systems may use one number, and a snapshot has the numbers of its original.
+        The inode alone does not tell: two file systems may share a number, and so may a snapshot.
         """
         there = Path(self.path)
         try:

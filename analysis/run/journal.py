@@ -1,7 +1,7 @@
-"""The append-only journal of a run: written before anything is done, synced before it counts.
+"""The append-only journal of a run, written and synced before anything is done.
 
-What a line can say is in :mod:`analysis.run.events`, its bytes in :mod:`analysis.run.lines`. A
-driver holds the run's lock (:mod:`analysis.run.lock`) as long as it has the journal.
+:mod:`analysis.run.events` has its events, :mod:`analysis.run.lines` its bytes. A driver holds the
+run's lock (:mod:`analysis.run.lock`) as long as it has the journal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from analysis.run.events import Event, from_record, to_record
 from analysis.run.fold import Run, apply, fold
 from analysis.run.folder import RunFolder
-from analysis.run.lines import Lines, RunError, sealed
+from analysis.run.lines import Lines, RunError, cannot_write, sealed
 from analysis.run.lock import lock
 from foundation.messages import shown
 from slurm import Clock
@@ -23,17 +23,17 @@ from slurm import Clock
 class Journal:
     """Appends events and keeps the folded :class:`~analysis.run.fold.Run` up to date.
 
-    What a killed driver left of its last write is cut: it had not been acted upon.
+    A half-written last line of a killed driver is cut: nothing had been done for it.
 
     Args:
         directory: the run's folder; it must exist.
-        clock: seconds since the epoch, going on steadily; a virtual cluster brings its own. Where
-            it is behind the journal's last line, time goes on from that.
-        sync: False: a line counts when the kernel has it; a crash of the machine may lose some.
+        clock: seconds since the epoch, never going back; simulated clusters have their own. If it
+            is behind the journal's last line, time continues from that.
+        sync: False: lines are not synced to disk; a crash of the machine may lose some.
 
     Raises:
-        RunBusyError: if another process drives this run.
-        RunError: if the journal on disk cannot be read or written.
+        RunBusyError: another process drives this run.
+        RunError: the journal cannot be read or written.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Journal:
         """Append one event; on return it is on disk and folded into ``run``.
 
         Raises:
-            ValueError: if it cannot be a line; nothing is written.
-            RunError: if the file is no longer as this driver left it.
-            OSError: if it cannot be written; what was is cut again.
+            ValueError: it cannot be a line; nothing is written.
+            RunError: the file is not as this driver left it.
+            OSError: it cannot be written; the file is as before.
         """
         record = to_record(event, self.clock())
         line, checksum = sealed(record, self._last)
-        as_read = from_record(record)  # what any other reader will find
+        as_read = from_record(record)  # as every later reader will see it
         self._check_alone()
         try:
             _write_all(self._file, line)
@@ -84,12 +84,12 @@ class Journal:
         apply(self.run, record["t"], as_read)
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         os.close(self._file)
         self._lock.close()
 
     def _check_alone(self) -> None:
-        """Where locks do not work, a second driver may be there all the same."""
+        """Raise if a second driver has written; locks do not work on every file system."""
         status = os.fstat(self._file)
         if status.st_nlink == 0:
             raise RunError(f"{shown(self._path)}: was removed while its search was running")
@@ -106,10 +106,7 @@ def _open(path: Path) -> int:
             path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600
         )
     except OSError as error:
-        raise RunError(
-            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
-            "mend this one"
-        ) from None
+        raise cannot_write(path, error) from None
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -1,13 +1,13 @@
-"""A journal's lines as bytes: each proves itself, and names the line before it.
+"""A journal's lines as bytes: each has a checksum and names the line before it.
 
 A line is one JSON object, whose last two keys seal it::
 
     {"v": 2, "t": 17.5, "event": "closed", "reason": "...", "after": "1c291ca3", "crc": "9fe2b1d4"}
 
-``crc`` is the CRC-32 of all bytes before it: a changed byte is found, and no other line is doubted
-for it. ``after`` is the ``crc`` of the line before: lines that were removed, repeated or moved are
-found, and those of two drivers can be told apart. Lines of version 1 have neither; they are taken
-as they are, and only before all others. Later versions keep both keys.
+``crc`` is the CRC-32 of all bytes before it, so a changed byte costs one line and no other.
+``after`` is the ``crc`` of the line before, so removed, repeated and moved lines are found, and two
+drivers' lines can be told apart. Lines of version 1 have neither; they are accepted unchecked, and
+only before all others. Later versions keep both keys.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from foundation.messages import shown
 
 VERSION = 2
 UNSEALED_VERSION = 1
-FIRST = "00000000"  # what the first line comes after
+FIRST = "00000000"  # ``after`` of the first line
 MAX_LINE_BYTES = 16 << 20
 
 _BEGIN = re.compile(rb'\{"v": ')
 _SEAL = re.compile(rb', "crc": "([0-9a-f]{8})"\}')
 _SEAL_BYTES = 20
-_MAX_TRIES = 100  # beginnings in one stretch of damage that lead nowhere
+_MAX_TRIES = 100  # false beginnings of a line in one damaged stretch
 
 
 class RunError(Exception):
@@ -39,15 +39,23 @@ class RunError(Exception):
 
 
 class DamagedLineError(ValueError):
-    """A line is not as it was written; the message says what is wrong with it."""
+    """A line is not as it was written; the message says why."""
 
 
 class LaterVersionError(ValueError):
     """A line of a later version of meshtune."""
 
 
+def cannot_write(path: Path, error: OSError) -> RunError:
+    """The error of a driver that cannot write a file of the run."""
+    return RunError(
+        f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
+        "mend this one"
+    )
+
+
 def damaged(path: Path, number: int, why: object) -> RunError:
-    """The error of a reader that meets a line that is not as it was written."""
+    """A reader's error at a damaged line."""
     run = shlex.quote(shown(path.parent))
     return RunError(
         f"{shown(path)}:{number}: {why}; `meshtune repair {run}` keeps what is sound and says what "
@@ -63,9 +71,9 @@ def sealed(record: Mapping[str, Any], after: str) -> tuple[bytes, str]:
         after: the checksum of the line before.
 
     Raises:
-        ValueError: if a value is none of JSON's, such as NaN, or all of them are too large.
+        ValueError: a value is not JSON, such as NaN, or the line is too long.
     """
-    # allow_nan=False: NaN is not JSON, and no other reader would take the line.
+    # allow_nan=False: other JSON readers would refuse the line.
     body = json.dumps({**record, "after": after}, allow_nan=False)[:-1].encode()
     crc = checksum(body)
     line = body + f', "crc": "{crc}"}}\n'.encode()
@@ -78,8 +86,8 @@ def unsealed(line: bytes) -> tuple[dict[str, Any], str]:
     """The record of a line without its newline, and the line's checksum.
 
     Raises:
-        DamagedLineError: if it is not what was written.
-        LaterVersionError: if it is what a later version wrote.
+        DamagedLineError: it is not as it was written.
+        LaterVersionError: a later version wrote it.
     """
     seal = _SEAL.fullmatch(line[-_SEAL_BYTES:])
     crc = checksum(line[:-_SEAL_BYTES] if seal else line)
@@ -109,10 +117,9 @@ def checksum(data: bytes) -> str:
 
 
 def sound_within(data: bytes) -> Iterator[bytes]:
-    """Whole sealed lines, without newlines, in a stretch of bytes that is not one line.
+    """Intact sealed lines, without newlines, within damaged bytes.
 
-    The lines beside a newline that was lost are sound, and so is one behind a write that a kill cut
-    short.
+    Lines on both sides of a missing newline are intact, and so is a line after a half-written one.
     """
     end, tries = 0, 0
     for begin in _BEGIN.finditer(data):
@@ -125,7 +132,7 @@ def sound_within(data: bytes) -> Iterator[bytes]:
 
 
 def check_torn(line: bytes) -> None:
-    """Raise DamagedLineError for a last line that is not merely the beginning of one."""
+    """Raise DamagedLineError for a last line that is not just a half-written one."""
     if len(line) >= MAX_LINE_BYTES:
         raise DamagedLineError(f"it is longer than {MAX_LINE_BYTES:,} bytes")
     end = _sealed_end(line, 0)
@@ -136,10 +143,7 @@ def check_torn(line: bytes) -> None:
 class Lines:
     """The records of a journal, in order.
 
-    Iterate over it once; then ``end`` and ``last`` say where the next line belongs.
-
-    Args:
-        path: of the journal.
+    After one iteration ``end`` and ``last`` say where the next line belongs.
     """
 
     def __init__(self, path: Path) -> None:
@@ -152,10 +156,10 @@ class Lines:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the record of each line.
 
-        A last line without its newline is what a killed driver leaves of a write: it is skipped.
+        A last line without a newline, half-written by a killed driver, is skipped.
 
         Raises:
-            RunError: at any other line that is not as it was written.
+            RunError: at any other damaged line.
         """
         try:
             with open_regular(self.path) as file:
@@ -193,12 +197,12 @@ class Lines:
 
 
 def raw_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines with their newlines, which the last one may lack; longer ones in pieces."""
+    """Lines with newlines, which the last one may lack; too long ones in pieces."""
     return iter(lambda: file.readline(MAX_LINE_BYTES), b"")
 
 
 def _sealed_end(data: bytes, begin: int) -> int | None:
-    """Where the sealed line ends that begins there; None if there is none."""
+    """End of the sealed line that begins at ``begin``; None if there is none."""
     crc, done = 0, begin
     for seal in _SEAL.finditer(data, begin):
         crc = zlib.crc32(data[done : seal.start()], crc)

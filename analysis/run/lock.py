@@ -1,7 +1,7 @@
-"""The lock of a run: a driver holds it as long as it lives, so two never share a run.
+"""The lock of a run, held by its driver as long as the process lives.
 
-It dies with its process. It is a file of its own: closing any other handle of a locked file may
-drop the lock (POSIX locks, and so flock over NFS), and the journal is opened by every reader.
+It is a file of its own: closing any handle of a locked file may drop the lock (POSIX locks, and so
+flock over NFS), and every reader opens the journal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO
 
-from analysis.run.lines import RunError
+from analysis.run.lines import RunError, cannot_write
 from foundation.files import FileError, MissingFileError, open_regular
 from foundation.messages import shown
 
@@ -23,34 +23,31 @@ LOCK_NAME = "driver.lock"
 LOCK_ATTEMPTS = 10  # within half a second
 MAX_HOLDER_BYTES = 300
 
-# A file system without locks (some Lustre mounts) must not forbid the search.
+# On file systems without locks (some Lustre mounts) the search runs unlocked.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS}
 
 
-class RunBusyError(Exception):
+class RunBusyError(RunError):
     """Another driver is running this run; the message says where."""
 
 
 def lock(directory: Path) -> IO[bytes]:
-    """Hold a folder for this process alone, until the file is closed or the process ends.
+    """Lock a folder until the returned file is closed or the process ends.
 
     Raises:
-        RunBusyError: if another process holds it.
-        RunError: if there can be no such file.
+        RunBusyError: another process holds it.
+        RunError: the lock file cannot be made.
     """
     path = directory / LOCK_NAME
     try:
         if path.exists():
-            open_regular(path).close()  # a pipe, say, would take the lock and hold nothing
+            open_regular(path).close()  # a pipe would block or lock nothing
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.fdopen(os.open(path, flags, 0o666), "r+b")
     except FileError as error:
         raise RunError(f"{error}; remove it") from None
     except OSError as error:
-        raise RunError(
-            f"{shown(path)}: cannot be written: {error.strerror}; choose another run folder, or "
-            "mend this one"
-        ) from None
+        raise cannot_write(path, error) from None
     try:
         _try_lock(file)
     except OSError as error:
@@ -68,11 +65,7 @@ def lock(directory: Path) -> IO[bytes]:
 
 
 def driver_of(directory: Path) -> str | None:
-    """``HOST pid PID`` of the driver that holds this run now, or None.
-
-    Raises:
-        RunError: if nobody can tell.
-    """
+    """``HOST pid PID`` of the driver that holds this run, or None; RunError if unknown."""
     try:
         with open_regular(directory / LOCK_NAME) as file:
             try:
@@ -93,7 +86,7 @@ def _holder(file: IO[bytes]) -> str:
 
 
 def _try_lock(file: IO[bytes]) -> None:
-    """Lock exclusively; ``meshtune status`` may hold the lock for a moment to see who does."""
+    """Lock exclusively, with retries: ``meshtune status`` holds the lock for a moment."""
     for attempt in range(LOCK_ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""``meshtune repair``: a damaged journal becomes one of the lines that are sound.
+"""``meshtune repair``: rewrite a damaged journal from its intact lines.
 
-Every line proves itself (:mod:`analysis.run.lines`), so damage to one costs no other. What a line
-says must also fit what precedes it: what is missing there is told anew, as far as it is known.
+Every line has a checksum (:mod:`analysis.run.lines`), so damage to one costs no other. An event
+must also fit what precedes it; missing events before it are reconstructed as far as possible.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from analysis.run.lines import (
     unsealed,
 )
 from analysis.run.lock import lock
-from analysis.run.lost import LostEvents
-from analysis.run.results import write_results
-from analysis.units import counted
+from analysis.run.missing import MissingEvents
+from analysis.run.results import ResultsFile
 from foundation.files import FileError, open_regular
 from foundation.messages import shown
+from foundation.quantities import counted
 from foundation.writing import write_atomically
 
 EXCERPT = 100  # characters of a line that is left out
@@ -44,13 +44,13 @@ EXCERPT = 100  # characters of a line that is left out
 
 @dataclass
 class Repair:
-    """What became of a journal.
+    """The outcome of a repair.
 
     Attributes:
-        run: what the journal says now.
-        notes: what was done, each with the number of the line that it was done about.
-        lines: of the journal as it is now.
-        backup: the original; None where nothing had to be done.
+        run: the journal's content now.
+        notes: what was done, each with a line's number.
+        lines: of the journal now.
+        backup: the original; None if nothing had to be done.
     """
 
     run: Run
@@ -60,12 +60,12 @@ class Repair:
 
 
 def repair_run(directory: Path | str) -> Repair:
-    """Write a run's journal anew from what is sound in it; the original is kept beside it.
+    """Rewrite a run's journal from its intact lines; the original is kept beside it.
 
     Raises:
-        RunBusyError: if a driver is running it.
-        RunError: if there is no journal, nothing of it is sound, or a later version wrote it.
-        OSError: if there is no room for the copy; the journal is as it was.
+        RunBusyError: a driver is running it.
+        RunError: there is no journal, no intact line, or a later version wrote it.
+        OSError: there is no room for the copy; the journal is as it was.
     """
     folder = RunFolder(Path(directory))
     path = folder.journal_file
@@ -80,7 +80,7 @@ def repair_run(directory: Path | str) -> Repair:
             raise RunError(str(error)) from None
         lines, notes = in_order(found, {number for number, _ in repair.notes})
         repair.notes += notes
-        records = list(_fitting(lines, LostEvents(folder, lines), repair))
+        records = list(_fitting(lines, MissingEvents(folder, lines), repair))
         repair.notes.sort(key=lambda note: note[0])
         repair.lines = len(records)
         if repair.notes:
@@ -91,13 +91,13 @@ def repair_run(directory: Path | str) -> Repair:
                 )
             repair.backup = _back_up(path)
             write_atomically(path, _text(records), private=True, sync=True)
-            with suppress(OSError):  # the next search writes it, too
-                write_results(folder, repair.run)
+            with suppress(OSError):  # the next search writes it
+                ResultsFile(folder).write(repair.run)
     return repair
 
 
 def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
-    """The lines that are as they were written; the others are noted."""
+    """Yield the intact lines; note the others."""
     number, ended, has_seals = 0, True, False
     for raw in raws:
         number += ended
@@ -122,16 +122,18 @@ def _sound_lines(raws: Iterable[bytes], repair: Repair) -> Iterator[Line]:
             yield Line(number, record, checksum)
 
 
-def _fitting(lines: Iterable[Line], lost: LostEvents, repair: Repair) -> Iterator[dict[str, Any]]:
-    """The records that fit what precedes them, with what had to be told anew before them."""
+def _fitting(
+    lines: Iterable[Line], missing: MissingEvents, repair: Repair
+) -> Iterator[dict[str, Any]]:
+    """Yield the records that fit what precedes them, after reconstructed missing ones."""
     for line in lines:
         try:
             t, event = time_of(line.record), from_record(line.record)
             if event:
-                for missing_t, missing, what in lost.before(repair.run, t, event):
-                    apply(repair.run, missing_t, missing)
-                    yield to_record(missing, missing_t)
-                    repair.notes.append((line.number, f"told anew before it: {what}"))
+                for began_t, before, what in missing.before(repair.run, t, event):
+                    apply(repair.run, began_t, before)
+                    yield to_record(before, began_t)
+                    repair.notes.append((line.number, f"reconstructed before it: {what}"))
             apply(repair.run, t, event)
         except ValueError as error:
             text = f"left out: {error}: {_excerpt(str(line.record).encode())}"
@@ -141,7 +143,7 @@ def _fitting(lines: Iterable[Line], lost: LostEvents, repair: Repair) -> Iterato
 
 
 def _renewed(record: Mapping[str, Any], t: float, event: Event | None) -> dict[str, Any]:
-    """A record without its seal, and of this version."""
+    """The record without its seal, in this version's form."""
     if record["v"] == UNSEALED_VERSION and event:
         return to_record(event, t)
     return {key: value for key, value in record.items() if key not in ("after", "crc")}
@@ -156,7 +158,7 @@ def _text(records: Iterable[dict[str, Any]]) -> bytes:
 
 
 def _back_up(path: Path) -> Path:
-    """A copy of the journal, beside it and under a name that was free."""
+    """Copy the journal beside itself, under a new name."""
     for number in count(1):
         copy = path.with_name(f"{path.name}.damaged-{number}")
         try:

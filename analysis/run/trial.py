@@ -1,27 +1,23 @@
-"""A trial and its attempts: one configuration, and all that happened to it."""
+"""A trial and its attempts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from slurm import BLAMELESS, Kind
 
-TOLD = frozenset(kind.value for kind in Kind if kind.observed)
-"""Kinds of end that say something about the configuration, ``ok`` among them."""
+COMPLETED = frozenset(kind.value for kind in Kind if kind.observed)
+"""Kinds of end that say something about the configuration: ``ok``, and failures that it caused."""
 
 
 def meaning(kind: str) -> tuple[str, str]:
-    """What a kind of end means and its colour in the report, also of one that is not known here."""
+    """A kind's meaning and colour in the report; kinds of later versions have one too."""
     if kind not in set(Kind):
         return "not known to this version of meshtune", "gray"
     row = Kind(kind).row
     return row.words, row.colour
-
-
-EXPLORATION = "exploration"
-"""Who proposed a trial that is to sharpen the sensitivity, not to be the best."""
 
 
 @dataclass
@@ -35,14 +31,14 @@ class Attempt:
     ended_t: float | None = None
     kind: str | None = None
     message: str = ""
-    repeat: bool = False  # of a trial that had its result
-    excused: bool = False  # ended with its allocation, or as nothing could be started
+    repeat: bool = False  # the trial had its result already
+    excused: bool = False  # ended with its allocation, or nothing could be started
     objective: float | None = None
     objectives: Mapping[str, float] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
-    steps: int | None = None  # that it told of, line by line; None: nobody knows
-    stopped_early: bool = False  # before its last step: the metrics are of the steps until then
-    saved_node_s: float = 0.0  # what that cost less, as far as it is known
+    steps: int | None = None  # seen in its log; None: not known
+    stopped_early: bool = False  # the metrics are of the steps until then
+    saved_node_s: float = 0.0  # by stopping early, as far as known
 
     @property
     def elapsed_s(self) -> float:
@@ -50,39 +46,41 @@ class Attempt:
         return (self.ended_t or self.started_t) - self.started_t
 
     @property
-    def answered(self) -> bool:
+    def completed(self) -> bool:
         """Whether its end says something about the configuration."""
-        return self.kind in TOLD
+        return self.kind in COMPLETED
 
     @property
     def costs_retry(self) -> bool:
-        """Whether it is one of the few that a trial has whose nodes or launches fail."""
+        """Whether it uses up one of the retries after a node's or a launch's failure."""
         return self.kind in BLAMELESS and not self.excused
 
     @property
     def failed(self) -> bool:
-        """Whether it failed, and not because of its nodes."""
-        return self.answered and self.kind != Kind.OK
+        """Whether its configuration made it fail."""
+        return self.completed and self.kind != Kind.OK
 
 
 @dataclass
 class Trial:
-    """One configuration and all that happened to it."""
+    """One configuration, its attempts and its result."""
+
+    EXPLORATION: ClassVar[str] = "exploration"  # ``by`` of trials that sharpen the sensitivity
 
     number: int
     config: dict[str, Any]
     proposed_t: float
     by: str = ""
     why: str = ""
-    expected: Mapping[str, float] = field(default_factory=dict)  # by the cost model
+    expected: Mapping[str, float] = field(default_factory=dict)  # see ``Proposed``
     attempts: list[Attempt] = field(default_factory=list)
-    kind: str | None = None  # None: not ended for good
+    kind: str | None = None  # of the final end; None before it
     objective: float | None = None
-    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, where there are several
+    objectives: Mapping[str, float] = field(default_factory=dict)  # by key, if several
     result: Mapping[str, Any] = field(default_factory=dict)
     message: str = ""
     stderr_tail: str = ""
-    ended_t: float | None = None  # of the final end, also of a trial that was never started
+    ended_t: float | None = None  # set also if it was never started
 
     @property
     def ended(self) -> bool:
@@ -95,11 +93,16 @@ class Trial:
     @property
     def explores(self) -> bool:
         """Whether it was proposed to sharpen the sensitivity, not to be the best."""
-        return self.by == EXPLORATION
+        return self.by == self.EXPLORATION
+
+    @property
+    def completed(self) -> bool:
+        """Whether its final end says something about the configuration."""
+        return self.kind in COMPLETED
 
     @property
     def running(self) -> Attempt | None:
-        """The attempt that was started and of which no end is known."""
+        """The attempt that has started and not ended."""
         last = self.attempts[-1] if self.attempts else None
         return last if last and last.ended_t is None else None
 
@@ -110,7 +113,7 @@ class Trial:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it was stopped for being too slow, and never measured to its end."""
+        """Whether it was stopped as too slow, and never measured to its last step."""
         complete = [a for a in self.attempts if a.kind == "ok"]
         return self.ok and bool(complete) and all(a.stopped_early for a in complete)
 
@@ -122,7 +125,7 @@ class Trial:
 
     @property
     def measurements(self) -> list[float]:
-        """The objective, once for every time that it was measured to the end; at least once."""
+        """The objective of each complete measurement; at least one for a success."""
         if self.objective is None:
             return []
         complete = [a.objective for a in self.attempts if a.kind == "ok" and not a.stopped_early]
@@ -130,12 +133,12 @@ class Trial:
 
     @property
     def failed_repeats(self) -> int:
-        """Repeats that failed, and not because of their nodes."""
+        """Repeats that failed because of the configuration."""
         return sum(a.repeat and a.failed for a in self.attempts)
 
     @property
     def saved_node_s(self) -> float:
-        """Node-seconds that an early stop has saved, as far as they are known."""
+        """Node-seconds that early stops saved, as far as known."""
         return sum(a.saved_node_s for a in self.attempts)
 
     @property

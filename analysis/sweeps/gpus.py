@@ -1,4 +1,4 @@
-"""Which cluster's facts a published GPU name stands for."""
+"""Shipped clusters by the published name of their GPU."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from foundation.documents import as_written
-from search_spaces import Cluster, Link, Nic, read_cluster, shipped_cluster
+from search_spaces import Cluster, Link, Nic
 
 
 class UnknownGpuError(ValueError):
-    """A table names a GPU whose cluster is not known here."""
+    """A table names a GPU of no known cluster."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """A shipped cluster, and the facts in which the published one differs from it."""
+    """A shipped cluster, and facts in which the published one differs."""
 
     cluster: str
     differs: dict[str, Any] = field(default_factory=dict)
 
 
 _A100_40GB = {"memory_gib": 40, "memory_gb_per_s": 1555}
-# By the spelling without case, spaces and signs. A cluster whose nodes have as many GPUs as the
-# table's is preferred; else the first one is resized.
+# By spelling in lower case without spaces and signs. A cluster with the table's GPUs per node is
+# preferred; else the first one is resized.
 _GPUS: dict[str, list[Known]] = {
     "a10080gb": [Known("dgx_a100")],
     "a10040gb": [Known("perlmutter"), Known("dgx_a100", _A100_40GB)],
@@ -62,19 +62,19 @@ _SPELLINGS = {
 
 
 def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
-    """Facts of the cluster that a GPU's published name stands for.
+    """The cluster for a GPU's published name.
 
     Args:
-        gpu: as the table spells it; what stands in brackets or after SXM is left out. Or a
-            cluster's file, as ``meshtune preflight`` writes it.
-        gpus_per_node: of the table's nodes, where it says so; a node of another size keeps its
-            GPUs' share of the network.
+        gpu: as the table spells it, brackets and SXM versions ignored; or a cluster's file, as
+            ``meshtune preflight`` writes it.
+        gpus_per_node: of the table's nodes, if known; a resized node keeps each GPU's share of the
+            network.
 
     Raises:
-        UnknownGpuError: that lists the known spellings.
+        UnknownGpuError: lists the known spellings.
     """
     if gpu.endswith(".yaml"):
-        return read_cluster(Path(gpu))
+        return Cluster.read(Path(gpu))
     plain = re.sub(r"[^a-z0-9]", "", re.sub(r"\(.*|sxm\d?|nvidia|amd|instinct", "", gpu.lower()))
     plain = _SPELLINGS.get(plain, plain)
     if plain not in _GPUS:
@@ -83,7 +83,7 @@ def cluster_of(gpu: str, gpus_per_node: int | None = None) -> Cluster:
             f"found gpu {as_written(gpu)}, accepted (any case and signs): {names}, "
             "or the path of a cluster's file *.yaml"
         )
-    found = [shipped_cluster(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
+    found = [Cluster.named(k.cluster).model_copy(update=_named(k)) for k in _GPUS[plain]]
     if gpus_per_node is None:
         return found[0]
     fitting = [c for c in found if c.gpus_per_node == gpus_per_node]
@@ -99,7 +99,7 @@ def _named(known: Known) -> dict[str, Any]:
 
 
 def resized(cluster: Cluster, gpus_per_node: int) -> Cluster:
-    """The same GPUs in nodes of another size: links cut or stretched, the network's share kept."""
+    """The same GPUs in nodes of another size, with the same share of the network each."""
     inner = [link for link in cluster.links if link.gpus < gpus_per_node]
     outer = next((link for link in cluster.links if link.gpus >= gpus_per_node), None)
     widest = outer or next(reversed(cluster.links), None)

@@ -1,4 +1,4 @@
-"""Reads tables of measured training runs, recognised by their columns and never by their names."""
+"""Readers of tables of measured training runs, recognized by their columns, not by file names."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from analysis.sweeps.record import (
 )
 from analysis.sweeps.vtrain import VTRAIN, read_vtrain
 from analysis.units import GIB
+from foundation.messages import listed
 
 SWEEP = {
     *("model", "layers", "hidden", "heads", "kv_heads", "ffn", "gated", "tied_emb", "vocab"),
@@ -52,14 +53,14 @@ class _Columns:
         return np.asarray(self.choice(name, _FLAGS, float(default)) == 1)
 
     def choice(self, name: str, accepted: Mapping[str, float], default: float = 0.0) -> Array:
-        """The number of each word; the default for a blank."""
+        """Each word's number; the default for a blank."""
         plain = self.frame[name].str.strip().str.lower().str.removesuffix(".0")
         right = plain.isin([*accepted, "", "nan", "n/a"])
         check(self.frame, name, right, ", ".join(accepted), self.path)
         return np.array([accepted.get(value, default) for value in plain])
 
     def framework(self) -> Keys:
-        """Names of frameworks, known or not; nanotron where nothing is said."""
+        """Names of frameworks, known or not; nanotron for a blank."""
         if "framework" not in self.frame:
             return np.full(len(self.frame), "nanotron")
         words = self.frame["framework"].str.strip().str.lower()
@@ -68,7 +69,7 @@ class _Columns:
 
 
 def _jobs(columns: _Columns) -> Jobs:
-    """What was run; sequence parallelism with tensor parallelism unless the table says no."""
+    """The jobs; sequence parallelism goes with tensor parallelism unless a column says no."""
     frame = columns.frame
     sequence_parallel: Mask = np.ones(len(frame), dtype=bool)
     if "sequence_parallel" in frame:
@@ -98,7 +99,7 @@ def _jobs(columns: _Columns) -> Jobs:
 
 
 def read_sweep(path: Path, frame: pd.DataFrame) -> Table:
-    """The general form of a sweep; without a ``framework`` column nanotron's habits."""
+    """Read the general form; the framework is nanotron unless a column says otherwise."""
     columns = _Columns(path, frame)
     what = _jobs(columns)
     num_gpus, nodes = columns.count("n_gpu"), columns.count("n_nodes")
@@ -136,68 +137,50 @@ _RECOMPUTE = {k: float(v) for k, v in RECOMPUTE.items()} | {"0": 0.0, "false": 0
 
 
 Format = tuple[Set[str], Callable[[Path, pd.DataFrame], Table]]
-"""The columns by which a table's form is known, and what reads it."""
+"""The columns that identify a form, and its reader."""
 TABLE_FORMATS: Mapping[str, Format] = {
     "sweep": (SWEEP, read_sweep),
     "vtrain": (VTRAIN, read_vtrain),
 }
-"""Forms of tables by name; of several that a table has, the first."""
+"""Forms of tables by name; the first that fits is used."""
 
 
-def read_table(path: Path, formats: Mapping[str, Format] = TABLE_FORMATS) -> Table | None:
-    """The table in a file, or None where its columns are of no known form.
-
-    Args:
-        path: of a CSV file.
-        formats: that are known.
-
-    Raises:
-        TableError: if the form is known and a value is not.
-    """
-    frame = read_csv(path)
-    for form, (needed, reader) in formats.items():
-        if needed <= set(frame.columns):
-            return replace(_read(reader, path, frame), form=form)
-    return None
-
-
-def missing_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns that a table of no known form lacks for the general form of a sweep."""
-    return sorted(SWEEP - set(frame.columns))
-
-
-def _read(reader: Callable[[Path, pd.DataFrame], Table], path: Path, frame: pd.DataFrame) -> Table:
+def read_as(form: str, formats: Mapping[str, Format], path: Path, frame: pd.DataFrame) -> Table:
+    """The table of a form; raises TableError for values that no job can have."""
     try:
-        return reader(path, frame)
+        return replace(formats[form][1](path, frame), form=form)
     except TableError:
         raise
-    except ValueError as error:  # values that no job can have
+    except ValueError as error:
         raise TableError(f"{path}: {error}") from error
 
 
-def read_tables(
-    path: Path, columns: Sequence[str] = (), formats: Mapping[str, Format] = TABLE_FORMATS
-) -> list[Table]:
-    """The tables in a file, none where its columns are of no known form.
+def read_tables(path: Path, columns: Sequence[str] = ()) -> list[Table]:
+    """The tables in a CSV file.
 
     Args:
-        path: of a CSV file.
-        columns: rows of equal values in these are a table, and a landscape, of their own.
-        formats: that are known.
+        path: of the file.
+        columns: rows with equal values in them are one table, and one landscape.
 
     Raises:
-        TableError: if the form is known and a value is not.
+        TableError: the form, a column or a value is not accepted; the message names it.
     """
-    if not columns:
-        table = read_table(path, formats)
-        return [] if table is None else [table]
     frame = read_csv(path)
+    if unknown := [name for name in columns if name not in frame]:
+        raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
+    have = {*frame.columns}
+    form = next((f for f, (needed, _) in TABLE_FORMATS.items() if needed <= have), "")
+    if not form:
+        raise TableError(
+            f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
+            f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
+            f"{', '.join(sorted(SWEEP - have))}"
+        )
+    if not columns:
+        return [read_as(form, TABLE_FORMATS, path, frame)]
     tables = []
-    for form, (needed, reader) in formats.items():
-        if needed <= set(frame.columns):
-            for values, part in frame.groupby([frame[name] for name in columns], sort=True):
-                table = _read(reader, path, part)
-                key = " ".join(map(str, values))
-                tables.append(replace(table, form=form, landscape=np.full(len(table), key)))
-            break
+    for values, part in frame.groupby([frame[name] for name in columns], sort=True):
+        table = read_as(form, TABLE_FORMATS, path, part)
+        key = " ".join(map(str, values))
+        tables.append(replace(table, landscape=np.full(len(table), key)))
     return tables

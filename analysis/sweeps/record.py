@@ -1,4 +1,4 @@
-"""The form that every table of measured training runs takes, and what its readers share."""
+"""A table of measured training runs, and the helpers of its readers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.cost.jobs import Array, Jobs, Mask
-from analysis.sweeps.gpus import UnknownGpuError, cluster_of
+from analysis.sweeps.gpus import UnknownGpuError, cluster_of, resized
 from foundation.documents import as_written
 from foundation.files import FileError, read_text
 from foundation.messages import listed, shown
-from search_spaces import MAX_GPUS_PER_NODE, Cluster
+from search_spaces import Cluster
+from trainer.plan.limits import MAX_GPUS_PER_NODE
 
 Keys = NDArray[np.str_]
 
@@ -34,27 +35,25 @@ class TableError(FileError):
 
 @dataclass(frozen=True)
 class Table:
-    """Measured runs, one a row.
+    """Measured runs, one per row.
 
     Attributes:
         name: of the file, without its ending.
-        form: which one its columns have.
+        form: name of the form of its columns.
         jobs: what was run.
         clusters: their facts, by key.
-        cluster: key of each row's cluster.
-        framework: name of each row's framework.
-        step_time_s: nan where the run failed or its time is not known.
-        peak_bytes: of the fullest GPU; nan where not known.
-        failed: the run did not train, for whatever reason.
+        cluster: each row's key in ``clusters``.
+        step_time_s: nan if the run failed or its time is unknown.
+        peak_bytes: of the fullest GPU; nan if unknown.
+        failed: the run did not train, for any reason.
         model: rows with the same key have the same layers and hidden size.
-        landscape: rows with the same key differ in nothing but the configuration, so a search
-            would have to choose among them.
+        landscape: rows with the same key differ only in the configuration, so a search chooses
+            among them.
         campaign: rows with the same key were measured together, with the same software.
-        nodes: that the run used.
-        memory_measure: what ``peak_bytes`` is: ``torch`` (allocated by torch's allocator) or
-            ``nvidia-smi`` (all that the device holds).
-        left_out: rows that are not in the table, by reason.
-        notes: what is assumed because the publication does not say it.
+        memory_measure: source of ``peak_bytes``: ``torch`` (allocated by torch's allocator) or
+            ``nvidia-smi`` (all of the device's used memory).
+        left_out: excluded rows, counted by reason.
+        notes: assumptions where the publication is silent.
     """
 
     name: str
@@ -82,50 +81,18 @@ class Table:
         columns = ("step_time_s", "peak_bytes", "failed", "nodes", *KEYS, "jobs")
         return replace(self, **{name: getattr(self, name)[rows] for name in columns})
 
-    @property
-    def not_memory(self) -> Mask:
-        """Failures that cannot be for memory: a run that needs no less of it did train."""
-        return failures_not_of_memory(self)
+    def machine(self) -> Cluster:
+        """The first row's cluster; its node is cut to the largest run if that fills none."""
+        cluster = self.clusters[str(self.cluster[0])]
+        world = int(self.jobs.world_size.max())
+        return resized(cluster, world) if world < cluster.gpus_per_node else cluster
 
 
 KEYS = ("cluster", "framework", "model", "landscape", "campaign")
 
 
-def failures_not_of_memory(table: Table) -> Mask:
-    """Failed rows that a run with at least their memory contradicts.
-
-    The other run has the same model, machine, framework, tensor and pipeline degrees, placement
-    and recomputation, no smaller micro-batch, no fewer micro-batches in flight (``min(pp, gas)``
-    under 1F1B) and, as what is sharded over replicas gets larger with fewer of them, no more
-    replicas unless nothing is.
-    """
-    j = table.jobs
-    columns = [j.num_layers, j.hidden_size, j.ffn_size, j.seq_length, j.tp, j.pp, j.vpp]
-    columns += [j.zero_stage, j.recompute, j.sequence_parallel.astype(float)]
-    same = np.stack([*columns, _numbers(table.cluster), _numbers(table.framework)])
-    flight = np.minimum(j.gas, j.pp * j.vpp)
-    ran = np.flatnonzero(~table.failed & np.isfinite(table.step_time_s))
-    found = np.zeros(len(table), dtype=bool)
-    for row in np.flatnonzero(table.failed):
-        others = ran[np.all(same[:, ran] == same[:, row : row + 1], axis=0)]
-        sharded = j.zero_stage[row] != 0
-        found[row] = np.any(
-            (j.mbs[others] >= j.mbs[row])
-            & (flight[others] >= flight[row])
-            & ((j.dp[others] <= j.dp[row]) | (not sharded))
-        )
-    return found
-
-
-def _numbers(keys: Keys) -> Array:
-    return np.unique(keys, return_inverse=True)[1].astype(float)
-
-
-# ---- reading ----
-
-
 def read_csv(path: Path) -> pd.DataFrame:
-    """The rows of a CSV file, by their lines' numbers; lines with ``#`` in front are comments."""
+    """The rows of a CSV file as text, indexed by line number; ``#`` begins a comment line."""
     try:
         text = read_text(path, MAX_BYTES).replace("\r\n", "\n").split("\n")
     except FileError as error:
@@ -159,7 +126,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 def check(
     frame: pd.DataFrame, name: str, right: Iterable[bool], accepted: str, path: Path | None
 ) -> None:
-    """Raises TableError at the first value of a column that is not right, and names it."""
+    """Raise TableError that names the first wrong value of a column."""
     wrong = np.flatnonzero(~np.asarray(list(right), dtype=bool))
     if wrong.size:
         line, value = frame.index[wrong[0]], frame[name].iloc[wrong[0]]
@@ -178,7 +145,7 @@ def number_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> A
 
 
 def count_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Array:
-    """A column of whole numbers from 1 on."""
+    """A column of whole numbers >= 1."""
     values = number_column(frame, name, path)
     right = (values >= 1) & (values == np.floor(values)) & (values <= MAX_COUNT)
     check(frame, name, right, f"a whole number from 1 to {MAX_COUNT:,.0f}", path)
@@ -186,7 +153,7 @@ def count_column(frame: pd.DataFrame, name: str, path: Path | None = None) -> Ar
 
 
 def keys(*columns: Iterable[Any]) -> Keys:
-    """One key a row, of several columns."""
+    """One key per row, made of several columns."""
     rows = zip(*[[_short(v) for v in column] for column in columns], strict=True)
     return np.array([" ".join(row) for row in rows], dtype=str)
 
@@ -196,12 +163,12 @@ def _short(value: Any) -> str:
 
 
 def shape_keys(j: Jobs) -> Keys:
-    """Layers x hidden size: the identity of a model when folds leave it out."""
+    """Layers x hidden size, the identity of a model when folds leave it out."""
     return keys([f"{n:g}x{h:g}" for n, h in zip(j.num_layers, j.hidden_size, strict=True)])
 
 
 def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
-    """The table without the rows of these masks; what the first mask took is not counted again."""
+    """The table without the masked rows, each counted under the first reason that has it."""
     keep = np.ones(len(table), dtype=bool)
     left_out = dict(table.left_out)
     for reason, mask in reasons.items():
@@ -213,7 +180,7 @@ def drop(table: Table, reasons: Mapping[str, Mask]) -> Table:
 
 
 def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[str, Mask]:
-    """Rows whose degrees do not multiply to what the row itself says."""
+    """Rows whose degrees do not multiply to their own number of GPUs or global batch."""
     j = table.jobs
     return {
         "dp * tp * pp is not the number of GPUs": j.axes.world_size != world_size,
@@ -224,7 +191,7 @@ def contradictory(table: Table, global_batch: Array, world_size: Array) -> dict[
 def clusters_of(
     path: Path, gpus: pd.Series[str], num_gpus: Array, num_nodes: Array
 ) -> tuple[dict[str, Cluster], Keys]:
-    """Machines by key, and each row's key; a part of one node is that node."""
+    """Clusters by key, and each row's key; a run on part of a node counts as on that node."""
     names = np.array([str(gpu) for gpu in gpus], dtype=str)
     cluster = np.empty(len(names), dtype=object)
     clusters: dict[str, Cluster] = {}

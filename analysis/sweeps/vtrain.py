@@ -6,15 +6,13 @@ Bang et al. 2024 (MICRO), its artifact's tables of measured iterations.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.cost.jobs import FULL, Jobs, jobs
+from analysis.cost.jobs import FULL, jobs
 from analysis.sweeps.gpus import with_network
 from analysis.sweeps.record import (
-    Keys,
     Table,
     check,
     contradictory,
@@ -24,75 +22,47 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
-from search_spaces import Cluster, shipped_cluster
+from search_spaces import Cluster
 
-_COUNTS = (
-    *("hidden", "layers", "heads", "seq", "tp", "pp", "dp", "mbs", "gas"),
-    *("gbs", "n_gpu"),
-)
-VTRAIN = {"iter_ms", *_COUNTS}
-
-
-def gpt_jobs(frame: pd.DataFrame, **columns: Any) -> Jobs:
-    """Jobs of plain GPTs (no gates, no grouped queries, tied embeddings), all recomputed."""
-    given: dict[str, Any] = {
-        "num_layers": number_column(frame, "layers"),
-        "hidden_size": number_column(frame, "hidden"),
-        "num_heads": number_column(frame, "heads"),
-        "gated": False,
-        "tied_embeddings": True,
-        "recompute": FULL,
-        "zero_stage": 0,
-    }
-    for column, name in (("seq", "seq_length"), ("vocab", "vocab_size")):
-        if column in frame:
-            given[name] = number_column(frame, column)
-    for name in ("tp", "pp", "dp", "mbs", "gas"):
-        if name in frame:
-            given[name] = number_column(frame, name)
-    given |= columns
-    given.setdefault("kv_heads", given["num_heads"])
-    given.setdefault("ffn_size", 4 * given["hidden_size"])
-    return jobs(given)
-
-
-def one_cluster_table(
-    path: Path, j: Jobs, home: Cluster, framework: str | Keys, **columns: Any
-) -> Table:
-    """A table of one machine, with defaults for what is not known."""
-    nodes = np.ceil(j.world_size / home.gpus_per_node)
-    landscape = keys(shape_keys(j), j.world_size, j.global_batch)
-    known: dict[str, Any] = {
-        "clusters": {home.name: home},
-        "cluster": np.full(len(j), home.name),
-        "framework": np.full(len(j), framework) if isinstance(framework, str) else framework,
-        "step_time_s": np.full(len(j), np.nan),
-        "peak_bytes": np.full(len(j), np.nan),
-        "failed": np.zeros(len(j), dtype=bool),
-        "model": shape_keys(j),
-        "landscape": landscape,
-        "campaign": columns.get("landscape", landscape),
-        "nodes": nodes,
-    }
-    return Table(name=path.stem, jobs=j, **{**known, **columns})
+_NAMES = {
+    "hidden": "hidden_size", "layers": "num_layers", "heads": "num_heads", "seq": "seq_length",
+    "tp": "tp", "pp": "pp", "dp": "dp", "mbs": "mbs", "gas": "gas",
+}  # fmt: skip
+VTRAIN = {"iter_ms", "gbs", "n_gpu", *_NAMES}
 
 
 def read_vtrain(path: Path, frame: pd.DataFrame) -> Table:
-    """vTrain: Megatron-DeepSpeed on eight A100 a node, 800 Gb/s between nodes."""
-    for name in _COUNTS:
-        count_column(frame, name, path)
+    """Read vTrain's form: Megatron-DeepSpeed, eight A100 per node, 800 Gb/s between nodes."""
+    counts = {name: count_column(frame, name, path) for name in (*_NAMES, "gbs", "n_gpu")}
     times_ms = number_column(frame, "iter_ms", path)
     check(frame, "iter_ms", ~(times_ms <= 0), "a number above 0", path)
-    vocab = {} if "vocab" in frame else {"vocab_size": 51200}
-    j = gpt_jobs(frame, **vocab)
-    made = one_cluster_table(
-        path,
-        j,
-        with_network(shipped_cluster("dgx_a100"), 4, 25),
-        "megatron-deepspeed",
+    gpts = jobs(
+        {name: counts[column] for column, name in _NAMES.items()}
+        | {
+            "kv_heads": counts["heads"],
+            "ffn_size": 4 * counts["hidden"],
+            "vocab_size": number_column(frame, "vocab") if "vocab" in frame else 51200,
+            "gated": False,
+            "tied_embeddings": True,
+            "recompute": FULL,
+            "zero_stage": 0,
+        }
+    )
+    home = with_network(Cluster.named("dgx_a100"), 4, 25)
+    landscape = keys(shape_keys(gpts), gpts.world_size, gpts.global_batch)
+    table = Table(
+        name=path.stem,
+        jobs=gpts,
+        clusters={home.name: home},
+        cluster=np.full(len(gpts), home.name),
+        framework=np.full(len(gpts), "megatron-deepspeed"),
         step_time_s=times_ms / 1e3,
+        peak_bytes=np.full(len(gpts), np.nan),
+        failed=np.zeros(len(gpts), dtype=bool),
+        model=shape_keys(gpts),
+        landscape=landscape,
+        campaign=landscape,
+        nodes=np.ceil(gpts.world_size / home.gpus_per_node),
         notes=("vocabulary of 51200 and ZeRO stage 0 are assumed",),
     )
-    return drop(
-        made, contradictory(made, number_column(frame, "gbs"), number_column(frame, "n_gpu"))
-    )
+    return drop(table, contradictory(table, counts["gbs"], counts["n_gpu"]))

@@ -15,7 +15,7 @@ driver, ``*_faults`` what is injected, ``invariants`` what must hold, ``rounds``
 ``shrink`` leaves out what a failure does not need.
 
 To add a fault: a generator function in a module ``*_faults`` with ``@fault(...)``; each of its
-``yield`` lets the search go on for so many seconds. To add a misbehaviour of trainers: a function
-in ``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that yields
-a sentence for each violation, and its name in ``CHECKS``. Drawing takes them up by itself.
+``yield`` lets the search continue for so many seconds. To add a misbehaviour of trainers: a
+function in ``trainers`` with ``@case(...)``. To add an invariant: a function in ``invariants`` that
+yields a sentence for each violation, and its name in ``CHECKS``. ``drawing`` finds them itself.
 """

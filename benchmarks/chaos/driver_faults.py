@@ -178,7 +178,7 @@ def _other(world: World, run_dir: Path) -> contextlib.AbstractContextManager[Pro
 
 @contextlib.contextmanager
 def _run(world: World, command: list[str]) -> Iterator[Process]:
-    """A further process; what it says goes to a log of its own."""
+    """A further process, with a log of its own."""
     with world.other_log.open("ab") as log:
         other = subprocess.Popen(
             command, env=world.environment("other"), cwd=world.root,

@@ -43,7 +43,7 @@ def _fill(path: Path) -> None:
 
 @fault()
 def cut_journal(world: World, planned: Planned) -> Course:
-    """kill -9, and the journal's end is lost with it: at any byte of what it had last."""
+    """kill -9, and the journal is cut at any byte of its last lines."""
     world.disturbed = world.abrupt = True
 
     def cut() -> None:

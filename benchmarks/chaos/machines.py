@@ -88,7 +88,7 @@ class Slurm(Machine):
         if not granted:
             raise RuntimeError(f"no allocation: {said}")
         self.job = granted[0].split()[-1]
-        # A controller that is killed sooner has forgotten the job, whose nodes nobody gets then.
+        # A controller that is killed sooner has forgotten the job, whose nodes stay allocated then.
         state = self.cluster.conf.parent / "state" / "job_state"
         until(lambda: state.exists() and state.stat().st_mtime > began, 30)
 
@@ -144,7 +144,7 @@ class Slurm(Machine):
             until(lambda: bool(self.ask("sinfo", "-h")), 30)
 
     def kill_slurmd(self, node: str) -> None:
-        """A node's daemon alone; its steps go on."""
+        """A node's daemon alone; its steps continue."""
         processes.end_all(lambda: self._slurmds(node))
 
     def start_slurmd(self, node: str) -> None:

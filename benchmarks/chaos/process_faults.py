@@ -1,4 +1,4 @@
-"""Processes of trials that somebody kills from outside."""
+"""Faults that kill processes of trials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kill_rank(world: World, planned: Planned) -> Course:
 
 @fault()
 def kill_ranks(world: World, planned: Planned) -> Course:
-    """All processes of the trainers that there are."""
+    """All processes of the trainers."""
     yield from _kill_trainers(world, planned, lambda pids, one: pids)
 
 

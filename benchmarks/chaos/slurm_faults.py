@@ -69,7 +69,7 @@ def kill_step_daemon(world: World, planned: Planned) -> Course:
 
 @fault(launchers=SRUN, weight=2, hold_s=(0.5, 8.0), interrupts=2, cost_s=10)
 def kill_controller(world: World, planned: Planned) -> Course:
-    """slurmctld dies and comes back with what it had saved: of steps, too much or too little."""
+    """slurmctld dies and restarts from its saved state, which has too many or too few steps."""
     world.disturbed = world.lists_for_ever = True
     with world.may_exit(CONTINUE):  # it may have forgotten the job itself
         try:
@@ -82,7 +82,7 @@ def kill_controller(world: World, planned: Planned) -> Course:
 
 @fault(launchers=SRUN, hold_s=(0.5, 6.0), cost_s=6)
 def kill_slurmd(world: World, planned: Planned) -> Course:
-    """A node's slurmd dies and comes back before Slurm gives the node up; its steps go on."""
+    """A node's slurmd dies and restarts before Slurm marks the node down; its steps continue."""
     world.disturbed = True
     if not (nodes := _slurm(world).nodes()):
         return

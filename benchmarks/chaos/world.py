@@ -164,7 +164,7 @@ class World:
         return self.machine.launcher == "local"
 
     def ask(self, *command: str) -> tuple[int, str]:
-        """Run a command to its end: its exit code, and what it says."""
+        """Run a command to its end; returns its exit code and output."""
         done = subprocess.run(
             command, env=self.environment(), cwd=self.root, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_S,
@@ -287,7 +287,7 @@ class World:
         return self._lines > self._lines_before
 
     def excuse(self, name: str) -> None:
-        """A fault has hit this attempt's own processes: nobody can tell it from its own doing."""
+        """Excuse an attempt whose own processes a fault has hit: its end looks like its own."""
         parts = name.rsplit("-", 2)
         if len(parts) == 3 and parts[1].isdecimal():
             self.excused.add(int(parts[1]))

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.cost import fitted
-from analysis.sweeps.read import missing_columns
+from analysis.sweeps.read import SWEEP
 from analysis.sweeps.record import Table, TableError, read_csv
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 from . import goals, report
 from .evaluate import (
@@ -106,7 +106,7 @@ def _read(
         elif stated:
             statements += stated
         else:
-            lacks = missing_columns(read_csv(path))
+            lacks = sorted(SWEEP - {*read_csv(path).columns})
             why = f" (no column {', '.join(lacks)})" if len(lacks) < FEW else ""
             unknown.append(f"{path.name}{why}")
     return tables, statements, unknown, wrong

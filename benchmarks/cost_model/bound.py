@@ -20,7 +20,7 @@ from analysis.cost.model import CostModel
 from analysis.sweeps.record import Table
 from benchmarks.printing import percent
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import framework_named
+from search_spaces.known import framework_named
 
 from .fit import measurements_of
 from .metrics import mean, median, relative_errors

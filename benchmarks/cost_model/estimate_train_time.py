@@ -107,7 +107,7 @@ def inexpressible(job: Jobs, cluster: Cluster) -> str:
     """The property of a job that it cannot express; "" if it can express all."""
     plain = (job.ffn_size == 4 * job.hidden_size) & ~job.gated & (job.kv_heads == job.num_heads)
     cannot: dict[str, Any] = {
-        "GPUs beside A100": cluster.peak_tflops("bf16") != A100,
+        "GPUs beside A100": cluster.peak_bf16_tflops != A100,
         "models beside GPT": ~plain | (job.mixture is not None),
         f"vocabularies beside {VOCABULARY:,}": np.abs(job.vocab_size / VOCABULARY - 1) > 0.05,
         "without full recomputation": job.recompute != FULL,

@@ -9,6 +9,7 @@ import numpy as np
 
 from analysis.cost.jobs import Array, Mask
 from analysis.sweeps.record import Table, keys
+from benchmarks.cost_model.failures import not_memory
 
 from . import metrics
 from .folds import (
@@ -88,7 +89,7 @@ def score(table: Table, predicted: Predicted) -> Scores:
     fitting = fitting_memory = None
     if table.failed.any() and np.isfinite(predicted.fits).any():
         fitting = metrics.fitting(predicted.fits, table.failed)
-        rows = ~table.not_memory
+        rows = ~not_memory(table)
         fitting_memory = metrics.fitting(predicted.fits[rows], table.failed[rows])
     return Scores(
         rows=len(table),

@@ -21,8 +21,10 @@ from analysis.cost.fitted import FILE, written
 from analysis.cost.jobs import joined
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
+from benchmarks.cost_model.failures import not_memory
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import FRAMEWORKS, Framework
+from search_spaces.frameworks import Framework
+from search_spaces.known import FRAMEWORKS
 
 from .transfer import of_framework, of_gpus, parts_of
 
@@ -109,7 +111,7 @@ def measurements_of(parts: list[Table]) -> Measurements:
         joined([p.jobs for p in parts]),
         np.concatenate([p.step_time_s for p in parts]),
         np.concatenate([p.peak_bytes for p in parts]),
-        np.concatenate([p.failed & ~p.not_memory for p in parts]),
+        np.concatenate([p.failed & ~not_memory(p) for p in parts]),
     )
 
 

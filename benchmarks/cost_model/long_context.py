@@ -20,9 +20,11 @@ import pandas as pd
 from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import RECOMPUTE, jobs
 from analysis.cost.model import CostModel, Prediction
-from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE
+from search_spaces.cluster import Cluster
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
+
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
 
 TABLE = "h100_nemo_performance_summary.csv"
 SERIES = "24.03.01 long sequence"
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if missing := {*COLUMNS} - {*measured.columns}:
         parser.error(f"{folder / TABLE}: no column {', '.join(sorted(missing))}")
-    model = cost_model(shipped_cluster("dgx_h100"), MEGATRON_BRIDGE)
+    model = cost_model(Cluster.named("dgx_h100"), MEGATRON_BRIDGE)
     print("| tokens | GPUs | tp, cp, pp | recompute, assumed ", end="")
     print("| predicted tokens/s/GPU | published | ratio |\n|---|---|---|---|---|---|---|")
     ratios = []

@@ -15,8 +15,10 @@ from analysis.cost.fitted import cost_model
 from analysis.cost.jobs import Array, Jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.sweeps.record import Table
+from benchmarks.cost_model.failures import not_memory
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework, framework_named
+from search_spaces.frameworks import Framework
+from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 
 from .folds import Questions
@@ -100,7 +102,7 @@ class Meshtune:
         parts = [part for part in parts if len(part)]
         used = parts[:2] if parts and len(parts[0]) <= FEW_ROWS else parts[:1]
         for rows in reversed(used):
-            lack = rows.failed & ~rows.not_memory
+            lack = rows.failed & ~not_memory(rows)
             measurements = Measurements(rows.jobs, rows.step_time_s, rows.peak_bytes, lack)
             model = model.calibrated(measurements)
         return model
@@ -158,7 +160,7 @@ class FlopsAndBubble:
 
     def fit(self, train: Sequence[Table]) -> Fitted:
         def fitted(jobs: Jobs, cluster: Cluster, habits: Framework) -> Predicted:
-            rate = 0.45 * cluster.peak_tflops("bf16") * 1e12
+            rate = 0.45 * cluster.peak_bf16_tflops * 1e12
             bubble = (jobs.pp - 1) / (jobs.gas * jobs.vpp)
             flops = hardware_flops(jobs, jobs.global_batch, jobs.recompute_words)
             time_s = flops / (rate * jobs.world_size) * (1 + bubble)
@@ -227,7 +229,7 @@ class LlmAnalysis:
             hbm_bandwidth_in_GB_per_sec=cluster.memory_gb_per_s or 1.0,
             intra_node_bandwidth_in_GB_per_sec=cluster.links[-1].gb_per_s if cluster.links else 1.0,
             intra_node_min_message_latency=8e-6,
-            peak_fp16_TFLOPS=cluster.peak_tflops("bf16"),
+            peak_fp16_TFLOPS=cluster.peak_bf16_tflops,
         )
         degrees = c.ParallelismConfig(
             tp_size=n["tp"],

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from analysis.sweeps.record import Table
+from benchmarks.cost_model.failures import not_memory
 from benchmarks.printing import percent
 
 from .evaluate import Result, Scores
@@ -63,7 +64,7 @@ def about(table: Table) -> str:
         said[0] += f" on {', '.join(sorted(table.clusters))}"
     if table.failed.any():
         said.append(
-            f"{table.failed.sum()} failed, {table.not_memory.sum()} of them not for memory (a run "
+            f"{table.failed.sum()} failed, {not_memory(table).sum()} of them not for memory (a run "
             "that needs no less did train; the accuracy in brackets leaves them out)"
         )
     if table.memory_measure:

@@ -85,7 +85,7 @@ def _found(peer: Callable[[Path], Peer], folder: Path | None) -> list[Peer]:
 
 
 def _own_runs(folder: Path, tables: Sequence[Table]) -> str:
-    """Print the line of SimuMax's own runs; returns how far it is from what it publishes."""
+    """A line on SimuMax's own runs: the largest distance from its published predictions."""
     try:
         runs = read_runs(folder)
     except MissingError as error:

@@ -215,7 +215,7 @@ def _system(folder: Path, cluster: Cluster) -> dict[str, Any]:
     Raises:
         InexpressibleError: if no operator of the GPU was measured, nor of a like one.
     """
-    peak = cluster.peak_tflops("bf16")
+    peak = cluster.peak_bf16_tflops
     if peak not in _FILES or cluster.gpus_per_node != PER_NODE:
         raise InexpressibleError("GPUs without measured operators")
     system = deepcopy(_file(folder, _FILES[peak]))

@@ -16,8 +16,8 @@ import numpy as np
 
 from analysis.cost.jobs import Jobs, jobs, joined
 from analysis.sweeps.record import Table
-from analysis.sweeps.vtrain import one_cluster_table
-from search_spaces.cluster import shipped_cluster
+from benchmarks.published.gpt import one_cluster_table
+from search_spaces.cluster import Cluster
 from trainer.plan.sizes import Latent, Mixture
 
 from .simumax import MissingError
@@ -44,7 +44,7 @@ def read_runs(folder: Path) -> Table:
     return one_cluster_table(
         Path("simumax_b200"),
         every,
-        shipped_cluster(CLUSTER),
+        Cluster.named(CLUSTER),
         FRAMEWORK,
         step_time_s=np.array([row["real_ms"] / 1e3 for row in rows]),
         peak_bytes=np.array([row["real_alloc_gib"] * GIB for row in rows]),

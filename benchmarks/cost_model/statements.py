@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ import pandas as pd
 from analysis.cost.jobs import FULL, Jobs, jobs, joined
 from analysis.sweeps.gpus import cluster_of, with_network
 from analysis.sweeps.record import number_column, read_csv
-from search_spaces.cluster import Cluster, shipped_cluster
-from search_spaces.frameworks import Framework, framework_named
+from search_spaces.cluster import Cluster
+from search_spaces.frameworks import Framework
+from search_spaces.known import framework_named
 from trainer.plan.flops import hardware_flops
 from trainer.plan.formats import BLOCK, Format
 from trainer.plan.placement import Placement, Topology
@@ -97,7 +98,7 @@ def gpt_shape(layers: float, hidden: float, heads: float, seq: float) -> dict[st
 
 def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
     """Dash et al. 2023, section V-B: one replica; flash attention, sequences of 2048 assumed."""
-    habits = replace(framework_named("megatron-deepspeed"), flash_attention=True)
+    habits = framework_named("megatron-deepspeed").with_habits(flash_attention=True)
     made = []
     for _, row in frame.iterrows():
         known = [row["tp"], row["pp"], row["mbs"]]
@@ -112,7 +113,7 @@ def dash(path: Path, frame: pd.DataFrame) -> list[Statement]:
             )
             for size in mbs
         ]  # fmt: skip
-        setup = Setup(joined(parts), shipped_cluster("frontier"), habits)
+        setup = Setup(joined(parts), Cluster.named("frontier"), habits)
         made.append(Statement("Dash", row["model"], float(row["tflops_per_gcd"]), setup))
     return made
 
@@ -140,8 +141,8 @@ def axonn(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = jobs({**shape, **columns, "pp": 1, "gas": 1})
         j = j[j.num_heads % j.tp == 0]
         cluster = {"Perlmutter": "perlmutter", "Frontier": "frontier"}.get(row["system"])
-        facts = shipped_cluster(cluster) if cluster else cluster_of(row["gpu"], per_node)
-        habits = replace(framework_named("axonn"), flash_attention=row["system"] != "Frontier")
+        facts = Cluster.named(cluster) if cluster else cluster_of(row["gpu"], per_node)
+        habits = framework_named("axonn").with_habits(flash_attention=row["system"] != "Frontier")
         setup = Setup(j, facts, habits)
         made.append(Statement("AxoNN", f"{row['system']} {row['model']}", float(rate), setup))
     return made
@@ -173,8 +174,8 @@ def zero_topo(path: Path, frame: pd.DataFrame) -> list[Statement]:
         j = candidates(
             {**shape, **placement_columns(placed)}, tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[1]
         )
-        habits = replace(framework_named("megatron-deepspeed"), flash_attention=True)
-        return Setup(j, shipped_cluster("frontier"), habits)
+        habits = framework_named("megatron-deepspeed").with_habits(flash_attention=True)
+        return Setup(j, Cluster.named("frontier"), habits)
 
     zero3, zero_pp, topo = (setup(preset, 384) for preset in ("zero3", "zero++", "zero_topo"))
     return [
@@ -203,7 +204,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
 
     Number of nodes and batch are not stated: 4 nodes, 8,192 tokens a GPU.
     """
-    cluster = with_network(shipped_cluster("dgx_a100"), 1, 12.5 / 8)
+    cluster = with_network(Cluster.named("dgx_a100"), 1, 12.5 / 8)
     made = []
     for _, row in frame.iterrows():
         if row["model"] not in _TUNED:
@@ -227,7 +228,7 @@ def hpz(path: Path, frame: pd.DataFrame) -> list[Statement]:
                 tp=[1], pp=[1], dp=[dp], gas=[1], mbs=[_TUNED_TOKENS / 2048],
             )  # fmt: skip
             return Setup(
-                j, cluster, replace(framework_named("megatron-deepspeed"), flash_attention=True)
+                j, cluster, framework_named("megatron-deepspeed").with_habits(flash_attention=True)
             )
 
         ratio = float(row["qgz_hpz_fixed"]) / float(row["qgz_only"])

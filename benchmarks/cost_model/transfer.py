@@ -18,7 +18,8 @@ from analysis.cost.step import crowded_s, step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Keys, Table
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import Framework, framework_named
+from search_spaces.frameworks import Framework
+from search_spaces.known import framework_named
 
 ROWS = 40  # of each table, machine and framework
 NOISE_LOG_SD = 0.2

@@ -1,4 +1,4 @@
-"""AxoNN's scaling on Perlmutter, Frontier and Alps, as the shipped spaces predict it.
+"""AxoNN's scaling on Perlmutter, Frontier and Alps, as the cost model predicts it.
 
     python -m benchmarks.cost_model.weak_scaling --truth FOLDER
 
@@ -12,25 +12,27 @@ with hybrid sharding (Figure 7's baseline); and time to solution of the 80B mode
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import search_spaces
+import yaml
+
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
 from analysis.sweeps.record import read_csv
-from search_spaces import load_space
+from search_spaces import Cluster, load_space
 from trainer.plan.flops import hardware_flops
 
+TEMPLATE = Path(__file__).with_name("axonn.yaml")
 TABLE = "axonn_sc24_table3.csv"
 COMPUTE = ("forward_backward", "recompute", "head", "optimizer", "launch", "fixed")
 TOKENS = 2e12
 DAYS = 86400.0
 FRONTIER_NODE = 8
+
+Space = Mapping[str, Any]
 
 
 class Best(NamedTuple):
@@ -47,12 +49,9 @@ class Best(NamedTuple):
     """The largest part of what is not computing, with its seconds."""
 
 
-def best(text: str, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
-    """The best of the kept configurations of a space, given as YAML."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "space.yaml"
-        path.write_text(text)
-        pricing = Pricing(load_space(path))
+def best(space: Space, keep: Callable[[Mapping[str, Any]], bool] = lambda config: True) -> Best:
+    """The fastest configuration of a space among those to keep."""
+    pricing = Pricing(load_space(space))
     ranking = rank(pricing, 10_000)
     at = next(number for number, config in enumerate(ranking.configs) if keep(config))
     found, jobs = ranking.prediction, ranking.prediction.jobs
@@ -80,10 +79,15 @@ def grid(config: Mapping[str, Any], gpus: int) -> str:
     return ", ".join(map(str, [*degrees, replicas]))
 
 
-def shipped(model: str, system: str) -> str:
-    """The YAML of a shipped space."""
-    name = f"gpt_{model.lower()}_axonn_{system.lower()}.yaml"
-    return (Path(search_spaces.__file__).parent / name).read_text()
+def space_of(model: str, system: str, gpus: int) -> Space:
+    """The space of one run: a model such as ``80B`` on so many GPUs of a system."""
+    cluster = system.lower()
+    nodes = gpus // Cluster.named(cluster).gpus_per_node
+    space: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text())
+    parameters = space["parameters"] | {"num_nodes": nodes}
+    if nodes % 3 == 0:
+        parameters["gy"] = [1, 2, 3, 4, 6, 8]
+    return space | {"model": f"gpt_{model.lower()}", "cluster": cluster, "parameters": parameters}
 
 
 def weak_scaling(truth: Path) -> None:
@@ -97,7 +101,7 @@ def weak_scaling(truth: Path) -> None:
     first: dict[str, tuple[float, float]] = {}
     for _, row in frame.iterrows():
         gpus, published = int(row["n_gpu"]), float(row["tflops_per_gpu"])
-        found = best(shipped(row["model"], row["system"]))
+        found = best(space_of(row["model"], row["system"], gpus))
         base = first.setdefault(row["system"], (found.tflops, published))
         cells = [row["system"], str(gpus), row["model"], grid(found.config, gpus)]
         cells += [f"{found.step_s:.1f}", f"{found.compute_s:.1f}"]
@@ -114,9 +118,9 @@ def against_baseline(truth: Path) -> None:
     frame = read_csv(truth / TABLE)
     rows = frame[frame["system"] == "Frontier"]
     for _, row in rows[rows["n_gpu"].astype(int) <= 8192].iterrows():
-        text = shipped(row["model"], row["system"])
-        plain = best(text, lambda c: (c["gx"], c["gy"]) == (FRONTIER_NODE, 1))
-        found = best(text)
+        space = space_of(row["model"], row["system"], int(row["n_gpu"]))
+        plain = best(space, lambda c: (c["gx"], c["gy"]) == (FRONTIER_NODE, 1))
+        found = best(space)
         cells = [row["n_gpu"], row["model"]]
         for one in (plain, found):
             cells += [f"{one.step_s:.1f}", f"{one.step_s - one.compute_s:.1f}"]
@@ -127,13 +131,11 @@ def strong_scaling() -> None:
     """Figure 9: months of the 80B model's training on Frontier."""
     print("\n| GCDs | gx, gy, gz, replicas | step, s | days for 2 T tokens | efficiency |")
     print("|---|---|---|---|---|")
-    text = shipped("80B", "Frontier")
     first: tuple[float, int] | None = None
     for gcds in (128, 512, 2048, 8192):
-        nodes = gcds // FRONTIER_NODE
-        smaller = re.sub(r"num_nodes: \d+", f"num_nodes: {nodes}", text)
-        smaller = re.sub(r"gas: \{log2: \[1, \d+\]\}", "gas: {log2: [1, 4096]}", smaller)
-        found = best(smaller)
+        space = space_of("80B", "Frontier", gcds)
+        gas = {"gas": {"log2": [1, 4096]}}
+        found = best({**space, "parameters": space["parameters"] | gas})
         days = found.step_s * TOKENS / found.tokens / DAYS
         first = first or (days, gcds)
         efficiency = first[0] * first[1] / (days * gcds)

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD
+from analysis.run.trial import COMPLETED
 
 
 def node_time(
@@ -33,7 +33,7 @@ def node_time(
         overlap_s = min(end, attempt.ended_t or end) - min(end, attempt.started_t)
         width = len(attempt.nodes)
         held_s[width] = held_s.get(width, 0.0) + overlap_s
-        useful += width * overlap_s * (attempt.kind in TOLD)
+        useful += width * overlap_s * (attempt.kind in COMPLETED)
     edges = [*(t for t, _ in usable), end]
     phases = [
         (nodes, max(0.0, min(after, end) - t))

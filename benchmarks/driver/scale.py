@@ -42,7 +42,7 @@ from rich.console import Console
 
 from analysis.run.events import Event
 from analysis.run.fold import Run, read_run
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from benchmarks.driver.node_time import node_time
 from benchmarks.printing import machine, spread
 from benchmarks.search.simulated import simulated_driver
@@ -181,7 +181,7 @@ def search(scenario: Scenario, seed: int, in_order: bool = False) -> dict[str, f
             "peak_bytes": peak_bytes,
             "journal_bytes": folder.journal_file.stat().st_size,
             "replay_s": _median_s(lambda: read_run(folder.path)),
-            "results_s": _median_s(lambda: write_results(folder, run)),
+            "results_s": _median_s(lambda: ResultsFile(folder).write(run)),
         }
 
 

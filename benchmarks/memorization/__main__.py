@@ -1,4 +1,4 @@
-"""Whether a small GPT recites what it was taught, with and without the goldfish loss.
+"""Recitation of training texts by a small GPT, with and without the goldfish loss.
 
     python -m benchmarks.memorization [--repetitions 0,1,4,6,32,64,128] [--passages 16]
         [--warm-up-steps 50] [--trials 1] [--json FILE] [--plot FILE]

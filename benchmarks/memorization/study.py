@@ -91,7 +91,7 @@ def passages(seed: int, count: int) -> tuple[Tensor, Iterator[Tensor]]:
 
 
 def recite(study: Study, goldfish: bool) -> dict[int, Recited]:
-    """Train a model from nothing, and let it go on from the beginning of each passage.
+    """Train a model from scratch, and let it continue the beginning of each passage.
 
     First on other text while the learning rate rises, then on the buckets, as often as each is
     repeated and shuffled, while it falls (Singh et al. 2024, section VIII-B).

@@ -10,10 +10,10 @@ import pandas as pd
 
 from analysis.cost.jobs import FULL, SELECTIVE, Array, Jobs, jobs
 from analysis.sweeps.record import Table, clusters_of, contradictory, drop, keys, number_column
-from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
+from benchmarks.published.gpt import gpt_jobs, one_cluster_table
 from benchmarks.published.single import gpt_flops
-from search_spaces.cluster import shipped_cluster
+from search_spaces.cluster import Cluster
 
 
 def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
@@ -24,7 +24,7 @@ def weak_scaling(path: Path, frame: pd.DataFrame) -> Table:
     made = one_cluster_table(
         path,
         j,
-        shipped_cluster("dgx_a100"),
+        Cluster.named("dgx_a100"),
         "megatron-lm-v3",
         step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("chunks a stage are not stated: the least that divide its layers are taken",),
@@ -47,7 +47,7 @@ def zero3(path: Path, frame: pd.DataFrame) -> Table:
     made = one_cluster_table(
         path,
         j,
-        shipped_cluster("dgx_a100"),
+        Cluster.named("dgx_a100"),
         np.where(stage == 3, "megatron-deepspeed", "megatron-lm-v3"),
         step_time_s=gpt_flops(j) / (number_column(frame, "tflops_per_gpu") * 1e12 * j.world_size),
         notes=("micro-batches of the pipelined rows are not stated: 1, and no interleaving",),
@@ -74,7 +74,7 @@ def korthikanti(path: Path, frame: pd.DataFrame) -> Table:
         number_column(frame, f"iter_s_{name}") for name in ("full_recompute", "seqpar_selective")
     ]
     made = one_cluster_table(
-        path, j, shipped_cluster("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times)
+        path, j, Cluster.named("dgx_a100"), "megatron-lm-v3", step_time_s=np.concatenate(times)
     )
     return drop(made, contradictory(made, batch, number_column(twice, "n_gpu")))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from analysis.sweeps import read as sweeps
-from analysis.sweeps.record import Table
+from analysis.sweeps.record import Table, read_csv
 from benchmarks.published import megatron, single, tuned
 
 FORMATS: Mapping[str, sweeps.Format] = {
@@ -26,5 +26,12 @@ FORMATS: Mapping[str, sweeps.Format] = {
 
 
 def read_table(path: Path) -> Table | None:
-    """The table in a file; see :func:`analysis.sweeps.read.read_table`."""
-    return sweeps.read_table(path, FORMATS)
+    """The table in a file; None where its columns are of no known form.
+
+    Raises:
+        TableError: if the form is known and a value is not.
+    """
+    frame = read_csv(path)
+    have = {*frame.columns}
+    form = next((form for form, (needed, _) in FORMATS.items() if needed <= have), None)
+    return None if form is None else sweeps.read_as(form, FORMATS, path, frame)

@@ -18,9 +18,9 @@ from analysis.sweeps.record import (
     number_column,
     shape_keys,
 )
-from analysis.sweeps.vtrain import gpt_jobs, one_cluster_table
 from analysis.units import GIB
-from search_spaces.cluster import shipped_cluster
+from benchmarks.published.gpt import gpt_jobs, one_cluster_table
+from search_spaces.cluster import Cluster
 
 
 def gpt_flops(j: Jobs) -> Array:
@@ -60,7 +60,7 @@ def bloom(path: Path, frame: pd.DataFrame) -> Table:
     made = one_cluster_table(
         path,
         j,
-        shipped_cluster("jean_zay_a100"),
+        Cluster.named("jean_zay_a100"),
         np.where(fp32_gradients, "deepspeed-bf16", "megatron-deepspeed"),
         step_time_s=number_column(frame, "sec_per_iter"),
         peak_bytes=peak_bytes,

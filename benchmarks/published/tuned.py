@@ -23,7 +23,7 @@ from analysis.sweeps.record import (
     keys,
     number_column,
 )
-from analysis.sweeps.vtrain import one_cluster_table
+from benchmarks.published.gpt import one_cluster_table
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.language.schema import ModelFile

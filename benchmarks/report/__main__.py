@@ -24,7 +24,8 @@ from scipy.stats import spearmanr
 
 import analysis.report.forests as sampled
 import search_spaces
-from analysis import NotEnough, failure_sensitivity, load, objective_sensitivity, read_run
+from analysis import NotEnough, load, objective_sensitivity, read_run
+from analysis.report.sensitivity import failure_sensitivity
 from benchmarks.printing import machine, spread
 
 SPACE = "gpt_22b_frontier"

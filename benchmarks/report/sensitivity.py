@@ -8,9 +8,9 @@ recorded configuration that ran: the truth. It is compared with the ranking by t
 model and its residual over the landscape's configurations, as the report's first view has it, and
 with that by a forest on the trials alone.
 
-Parameters may be nearly equal: what the truth's own order is worth is told by forests on half of
-what was recorded. A pair of parameters is decided where all of those order it alike; the page
-decides one where the whiskers of the two do not overlap. One core, a few minutes.
+Parameters may be nearly equal: forests on half of the recorded rows show how certain the
+truth's own order is. A pair of parameters is decided if all of those forests order it alike; the
+page decides one if the whiskers of the two do not overlap. One core, a few minutes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from scipy.stats import spearmanr
 
 from analysis import (
     CostModel,
-    ModelSensitivity,
     NotEnough,
     Pricing,
     Run,
-    frame_of,
     model_sensitivity,
     objective_sensitivity,
 )
+from analysis.report.model_sensitivity import ModelSensitivity
+from analysis.run.frame import frame_of
 from benchmarks.printing import machine
 from benchmarks.published.read import read_table
 from benchmarks.search.games import LeftOut
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     found.append(agreement(account.found.mean_abs, true.mean_abs))
                     decided_right(account, true, decided[share], claimed[share])
                     if arguments.verbose:
-                        told(account, true.mean_abs)
+                        print_agreement(account, true.mean_abs)
                     if share == shares[0]:
                         forests.append(of_trials(run, true.mean_abs))
                 ours[share].append(statistics.median(found))
@@ -212,7 +212,7 @@ def searched(
     return model_sensitivity(run, pricing, seed, only), run
 
 
-def told(account: ModelSensitivity, true: pd.Series[float]) -> None:
+def print_agreement(account: ModelSensitivity, true: pd.Series[float]) -> None:
     """Each parameter's mean |SHAP|, its interval, and the truth."""
     for name, mean in true.items():
         own, edges = account.found.mean_abs.get(name, 0.0), account.found.interval

@@ -19,7 +19,7 @@ from analysis.run.fold import Run
 from analysis.sweeps.record import Table
 from benchmarks.cost_model.transfer import parts_of, transferred
 from benchmarks.search.wrong_models import wrong
-from search_spaces.frameworks import FRAMEWORKS, framework_named
+from search_spaces.known import FRAMEWORKS, framework_named
 from workflows.replay.landscape import Landscape
 from workflows.replay.play import NEAR, Played, play, policy_for, summary
 from workflows.search.budget import Budget

@@ -44,7 +44,7 @@ INTERVAL = 1.96  # standard deviations to either side of 95 %
 
 @dataclass(frozen=True)
 class Posterior:
-    """Normal beliefs of logarithms; shape (n,) each."""
+    """Normal posteriors of logarithms; shape (n,) each."""
 
     mean: Array
     sd: Array
@@ -96,7 +96,7 @@ class OppaPolicy(Policy):
         at_least: Array,
         candidates: Sequence[dict[str, Any]],
     ) -> Posterior:
-        """The formula, fitted, and a Gaussian process of what it misses."""
+        """The fitted formula, and a Gaussian process of its residual."""
         jobs = self._jobs_of(candidates)
         tried = self._jobs_of([t.config for t in trials]) if trials else jobs[:0]
         constants = prior.fitted(tried, measured, at_least)

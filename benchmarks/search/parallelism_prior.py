@@ -25,7 +25,7 @@ LOGIT_BYTES = 6  # in 16 bits, and in 32 for the loss
 
 @dataclass(frozen=True)
 class Prior:
-    """A formula, and what its constants are believed to be.
+    """A formula, and the priors of its constants.
 
     Attributes:
         log: of jobs and constants' logarithms, shape (k,): the formula's logarithm, shape (n,).
@@ -68,7 +68,7 @@ def time_prior(cluster: Cluster) -> Prior:
     inside = cluster.links[-1].gb_per_s if cluster.links else 10.0
     nic = cluster.nic
     between = nic.count * nic.gb_per_s / cluster.gpus_per_node if nic else inside
-    rate = 0.5 * cluster.peak_tflops("bf16") * 1e12
+    rate = 0.5 * cluster.peak_bf16_tflops * 1e12
     expected = np.log([rate, inside * 1e9, between * 1e9, 1e-5])
     return Prior(
         lambda jobs, constants: np.log(_seconds(jobs, cluster.gpus_per_node, *np.exp(constants))),

@@ -62,7 +62,7 @@ def wrong(
 
     Args:
         landscape: what is searched.
-        permutation: which row's time is believed of each.
+        permutation: the row whose time is predicted for each.
         seed: of the permutation.
         model: right constants; default the cost model's own.
     """

@@ -1,4 +1,4 @@
-"""Does a search find the right placement by itself? The search of ``meshtune``, on slow links.
+"""Whether ``meshtune search`` finds the best placement on slow links by itself.
 
     python -m benchmarks.slow_links.search [--rate 100] [--trials 16] [--run-dir DIR]
 

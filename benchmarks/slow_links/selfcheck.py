@@ -1,4 +1,4 @@
-"""Is the cluster what it claims to be? Link speed, speed inside a node, and equal compute."""
+"""Checks of the cluster: link speed, speed inside a node, and equal compute."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_S = 30.0
 
 
 class SelfCheckError(Exception):
-    """The cluster is not what it should be; nothing measured on it would mean anything."""
+    """The cluster is not as specified; measurements on it would mean nothing."""
 
 
 def transfer_mbit_per_s(

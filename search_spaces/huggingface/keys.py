@@ -1,4 +1,4 @@
-"""The keys of a ``config.json``; what it leaves out has its architecture's default."""
+"""Keys of a ``config.json``; a missing one has its architecture's default."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from foundation.documents import Document, as_written
 
-MOST = 10_000_000  # of most sizes
+MOST = 10_000_000  # bound on most sizes
 _ROPE = ("rope_parameters", "rope_scaling")  # since version 5 of transformers, and before
 
 
@@ -18,7 +18,7 @@ class Keys:
 
     Attributes:
         document: the file.
-        above: the key under which the language model's own keys stand, if not at the top.
+        above: path to the language model's keys; empty: the top level.
         defaults: of keys that the file leaves out.
         names: what the file may call a key instead.
     """
@@ -30,13 +30,13 @@ class Keys:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All that the file says there."""
+        """Keys and values of the language model."""
         _, node = self.document.locate(self.above)
         plain = node.plain()
         return plain if isinstance(plain, dict) else {}
 
     def given(self, key: str) -> Any:
-        """The value of a key as it is; None where neither file nor defaults have one."""
+        """The unchecked value of a key; None where neither file nor defaults have one."""
         return self.values.get(self._name(key), self.defaults.get(key))
 
     def count(self, key: str, least: int = 1, most: int = MOST) -> int:
@@ -57,7 +57,7 @@ class Keys:
         return value
 
     def flag(self, key: str) -> bool:
-        """True or false; false where nothing is said."""
+        """A boolean; false where the key is missing."""
         value = self.given(key)
         if value is not None and not isinstance(value, bool):
             raise self.error(key, f"found {as_written(value)}, accepted true or false")
@@ -73,7 +73,7 @@ class Keys:
         return value
 
     def rope(self, key: str) -> Any:
-        """A key of rotary positions, wherever this version of the file has it."""
+        """A key of rotary positions, at the place where this version of the file has it."""
         found = self.given(key)
         for name in _ROPE:
             inside = self.given(name)
@@ -84,7 +84,7 @@ class Keys:
         return found
 
     def error(self, key: str, what: str) -> Exception:
-        """At a key, or where it should be."""
+        """An error at a key, or where it is missing."""
         there = self._name(key) in self.values
         path = (*self.above, self._name(key))
         return self.document.error(path, what, at_value=there)

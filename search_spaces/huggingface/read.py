@@ -1,4 +1,4 @@
-"""From a ``config.json`` to a model."""
+"""Reading a model from ``config.json``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from foundation.documents import as_written, parse_document
 from foundation.files import FileError, parse_json, read_text
 from foundation.messages import nearest
 from search_spaces.errors import SpaceError
-from search_spaces.huggingface.architectures import ARCHITECTURES, MOST_TOKENS, Architecture
+from search_spaces.huggingface.architectures import MOST_TOKENS, Architecture, architectures
 from search_spaces.huggingface.keys import Keys
 from search_spaces.language.schema import ModelFile
 
 MAX_BYTES = 1_000_000
 USUAL_LENGTH = 8192  # tokens of a training sequence, where a model could take more
-_INSIDE = "text_config"  # of a model that reads pictures, too
+_INSIDE = "text_config"  # the language model of one that also reads pictures
 
 
 def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
@@ -30,7 +30,7 @@ def read_config(path: Path, seq_length: int | None = None) -> ModelFile:
             for, if fewer.
 
     Raises:
-        SpaceError: if it is no such file, or describes what a model's record cannot.
+        SpaceError: if it is no such file, or a model's record cannot describe it.
     """
     try:
         text = read_text(path, MAX_BYTES)
@@ -59,20 +59,20 @@ def _architecture(keys: Keys) -> tuple[str, Architecture]:
             "model_type",
             "found nothing, accepted a Hugging Face config.json: it names its architecture there",
         )
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in architectures():
         classes = keys.given("architectures")
         of = f" of {as_written(classes[0])}" if isinstance(classes, list) and classes else ""
         raise keys.error(
             "model_type",
             f"found {as_written(kind)}{of}, accepted "
-            f"{', '.join(sorted(ARCHITECTURES))}{nearest(str(kind), ARCHITECTURES)}; describe "
+            f"{', '.join(sorted(architectures()))}{nearest(str(kind), architectures())}; describe "
             "another model by a record of its sizes (*.yaml)",
         )
-    return kind, ARCHITECTURES[kind]
+    return kind, architectures()[kind]
 
 
 def _longest(keys: Keys) -> int:
-    """Tokens that the model was made for, before its positions were stretched."""
+    """Sequence length that the model was trained for, before its positions were scaled."""
     before = keys.rope("original_max_position_embeddings")
     longest = keys.count("max_position_embeddings", most=MOST_TOKENS)
     is_count = isinstance(before, int) and not isinstance(before, bool) and before >= 1

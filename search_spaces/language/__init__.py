@@ -1,1 +1,1 @@
-"""The language of space files: document, schema, messages, expressions."""
+"""The language of space files: the records of their sections."""

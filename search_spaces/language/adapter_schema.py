@@ -1,24 +1,31 @@
-"""An adapter: how a well-known trainer is told what a configuration says. Data, not code: one YAML
-file each in ``search_spaces/adapters``, or a user's own beside the space.
+"""The record of a known trainer: its options, its log and its habits.
+
+Data, not code: one file ``known_trainers/NAME.yaml`` per trainer, or a user's own file beside the
+space. A record with a ``command`` is an adapter: it writes a configuration in the trainer's own
+options. The others are of frameworks and logs that meshtune knows and does not start.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.records import Record
-from search_spaces.frameworks import FRAMEWORKS
-from search_spaces.language.fields import Identifier, Scalar, VariableName
-from search_spaces.log_formats import LOG_FORMATS
+from foundation.values import Identifier, Scalar, VariableName
+from search_spaces.frameworks import Habits
+from search_spaces.language.log_schema import FormatName, LogRecord
+from search_spaces.shipped import known_trainers, read_named
 
-_FRAMEWORK_NAMES = tuple(FRAMEWORKS)
-_FORMAT_NAMES = tuple(LOG_FORMATS)
+if TYPE_CHECKING:
+    FrameworkName: TypeAlias = str
+else:
+    FrameworkName = Literal[known_trainers("habits")]
 
 
 class Setting(Record):
-    """What a trainer is given for one parameter or fact; values are templates (``{tp}``)."""
+    """Options that a trainer gets for one parameter or fact; values are templates (``{tp}``)."""
 
     when: str | None = Field(default=None, description="an expression; default always")
     unless: list[str] = Field(
@@ -28,7 +35,7 @@ class Setting(Record):
     )
     given: list[str] = Field(
         default=[],
-        description="the same of which they must have one: another version's, say",
+        description="likewise, of which they must have one: another version's, say",
     )
     arguments: dict[str, Any] = Field(
         default={}, description="option: value; true is a flag, a list several values"
@@ -40,7 +47,7 @@ class Setting(Record):
     environment: dict[VariableName, str] = Field(default={}, description="variable: value")
     same: dict[str, Scalar] = Field(
         default={},
-        description="the user's own options that mean it, too, as earlier versions have them",
+        description="other options that state the same, as earlier versions have them; read only",
     )
 
     @model_validator(mode="after")
@@ -51,7 +58,7 @@ class Setting(Record):
 
 
 class ModelKey(Record):
-    """Where a trainer is told one field of the model's record."""
+    """A trainer's key for one field of the model's record."""
 
     key: str = Field(
         default="", description="an option, or a dotted path of the file; none: always the default"
@@ -66,10 +73,10 @@ class ModelKey(Record):
     )
     default: Scalar | dict[str, Scalar] | None = Field(
         default=None,
-        description="of the record, where the trainer is told nothing; expression: value, where "
-        "it depends on other fields",
+        description="the record's value where the key is missing; expression: value, where it "
+        "depends on other fields",
     )
-    also: dict[str, Any] = Field(default={}, description="what is told beside it")
+    also: dict[str, Any] = Field(default={}, description="options that are written beside it")
     implied: dict[str, dict[str, Scalar]] = Field(
         default={},
         description="another option, and the record's value by that option's; '*' is any other",
@@ -77,10 +84,10 @@ class ModelKey(Record):
 
 
 class BatchProduct(Record):
-    """What a step's sequences are the product of, where no option says them."""
+    """Options whose product is the global batch, where no option states it."""
 
     of: list[str] = Field(
-        min_length=1, description="options or paths; only the first one has to be told"
+        min_length=1, description="options or paths; only the first one has to be stated"
     )
     times: Literal["replicas", "ranks"] | None = None
 
@@ -97,7 +104,7 @@ class ModelNames(Record):
 class WrittenFile(Record):
     """The trainer's configuration file; the user's own, ``trainer.config``, is its base.
 
-    It is written where there is something in it.
+    It is written unless it is empty.
     """
 
     name: str = Field(description="in the trial's folder; its suffix is its format")
@@ -126,20 +133,43 @@ def _settings(value: Any) -> Any:
 _Settings = Annotated[list[Setting], BeforeValidator(_settings)]
 
 
-class AdapterFile(Record):
-    """A well-known trainer: its command line, its file, its log, its habits and its model."""
+def _log(value: Any) -> str:
+    return "<name>" if isinstance(value, str) else "<patterns>"
+
+
+class KnownTrainer(Record):
+    """A trainer whose habits or whose log meshtune knows."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)
-    source: str = Field(description="where the names are from, and of which versions")
-    framework: Literal[_FRAMEWORK_NAMES] = Field(  # type: ignore[valid-type]
-        description="whose habits the cost model assumes"
+    source: str = Field(description="files that this record is from, and their versions")
+    log: (
+        Annotated[
+            Annotated[FormatName, Tag("<name>")] | Annotated[LogRecord, Tag("<patterns>")],
+            Discriminator(_log),
+        ]
+        | None
+    ) = Field(default=None, description="patterns of its log, or the known trainer that logs alike")
+    habits: Habits | None = Field(
+        default=None, description="what it keeps in memory, and how it communicates"
     )
-    frameworks: dict[str, Literal[_FRAMEWORK_NAMES]] = Field(  # type: ignore[valid-type]
+
+
+class AdapterFile(KnownTrainer):
+    """A known trainer that meshtune can start: also its command line, its file and its model."""
+
+    @classmethod
+    def named(cls, name: str, folder: Path = Path()) -> AdapterFile:
+        """An adapter by its shipped name, or that of a file (``*.yaml``).
+
+        Raises:
+            SpaceError: that begins with ``found``, if there is none.
+        """
+        return read_named(cls, "adapter", name, folder)
+
+    framework: FrameworkName = Field(description="whose habits the cost model assumes")
+    frameworks: dict[str, FrameworkName] = Field(
         default={},
-        description="option, path or variable: whose habits instead, where the user's own have it",
-    )
-    log: Literal[_FORMAT_NAMES] | None = Field(  # type: ignore[valid-type]
-        default=None, description="the format of its log"
+        description="option, path or variable: whose habits instead, where the user states it",
     )
     command: list[str] = Field(
         min_length=1, description="argv before the options; {entry} is the user's script"
@@ -150,38 +180,39 @@ class AdapterFile(Record):
     )
     file: WrittenFile | None = None
     settings: dict[Identifier, _Settings] = Field(
-        default={}, description="parameter or fact: what the trainer is given for it"
+        default={}, description="parameter or fact: options that the trainer gets for it"
     )
-    always: list[Setting] = Field(default=[], description="what any trial needs: steps, logging")
+    always: list[Setting] = Field(default=[], description="options of every trial: steps, logging")
     dropped: list[str] = Field(
         default=[],
-        description="what trials do without of the user's: checkpoints and the like",
+        description="the user's options that trials do without: checkpoints and the like",
     )
     constraints: dict[Identifier, list[str]] = Field(
         default={},
-        description="parameter: what the trainer demands of it; those of names that the space "
-        "does not have are left out",
+        description="parameter: the trainer's constraints on it; those with names that the space "
+        "lacks are left out",
     )
     absent: dict[Identifier, str] = Field(
         default={},
-        description="parameter: what it comes to in constraints and conditions where the space "
-        "has none, an expression",
+        description="parameter: an expression that stands for it in constraints and conditions "
+        "where the space has none",
     )
     conditions: dict[Identifier, str] = Field(
-        default={}, description="parameter: where the trainer heeds it"
+        default={}, description="parameter: where it has an effect"
     )
     model: dict[Identifier, Annotated[ModelKey, BeforeValidator(_key)]] = Field(
-        default={}, description="field of the model's record: where the trainer is told"
+        default={}, description="field of the model's record: the trainer's key"
     )
     model_in: Literal["arguments", "file"] = "arguments"
     models: ModelNames | None = None
     sequence_length: list[str] = Field(
         default=[],
-        description="options by which scripts are often told the length of a sequence; read only",
+        description="options for the sequence length that scripts often have; read only",
     )
     batch: BatchProduct | None = None
     together: list[list[str]] = Field(
-        default=[], description="options of which none is of use without the others that are given"
+        default=[],
+        description="options of which none is of use without the others that are stated",
     )
 
     @model_validator(mode="after")

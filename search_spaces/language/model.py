@@ -1,6 +1,6 @@
-"""A model's shape, with what only a user's own trainer trains: experts, latent attention, windows.
+"""Shape of a model, including experts, latent attention and windows.
 
-The built-in trainer's record is the part of it that is plain; the cost model reads all.
+The built-in trainer trains plain models only (``ModelConfig``); the cost model prices all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from trainer.plan.sizes import Latent, Mixture, model_weights, table_weights
 
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 Some = Annotated[int, Field(ge=0, le=10_000_000)]
-# What a key needs beside it, and what means nothing without it.
+# For each key: keys that it needs, and keys that are meaningless without it.
 _TOGETHER = {
     "num_experts": (
         ("experts_per_token", "expert_ffn_hidden_size"),
@@ -80,7 +80,7 @@ class ModelShape(ModelConfig):
 
     @model_validator(mode="after")
     def _whole(self) -> ModelShape:
-        """Keys that only together say something."""
+        """Refuse keys without the others that they need."""
         given = set(self.beyond_trainer)
         for key, (needed, others) in _TOGETHER.items():
             own = (*needed, *others)
@@ -104,7 +104,7 @@ class ModelShape(ModelConfig):
 
     @property
     def beyond_trainer(self) -> list[str]:
-        """Keys that say what the built-in trainer does not train."""
+        """Keys that describe what the built-in trainer cannot train."""
         own = ModelShape.model_fields.keys() - ModelConfig.model_fields.keys()
         return [name for name in ModelShape.model_fields if name in own and getattr(self, name)]
 
@@ -115,7 +115,7 @@ class ModelShape(ModelConfig):
     @property
     def attention_size(self) -> int:
         if (latent := self.latent) is not None:
-            # Scores have keys' inner size, and their products with the values theirs.
+            # Scores have the inner size of the keys, their products with values that of the values.
             both = latent.key_size + latent.rotary_size + latent.value_size
             return int(self.num_heads * both) // 2
         return self.num_heads * self.head_dim
@@ -124,7 +124,7 @@ class ModelShape(ModelConfig):
     def attended(self) -> int:
         if not self.windowed_layers or self.window_size is None:
             return self.seq_length
-        # Half of a whole matrix is masked, and nothing of a window.
+        # Causal masking halves a full attention matrix, but not a window.
         window = min(self.seq_length, 2 * self.window_size)
         whole = self.num_layers - self.windowed_layers
         return (whole * self.seq_length + self.windowed_layers * window) // self.num_layers
@@ -158,17 +158,11 @@ class ModelShape(ModelConfig):
 
     @property
     def num_parameters(self) -> int:
-        """All of them; biases of such models, a few in a thousand at most, are left out."""
-        return self._parameters(active=False) if self.beyond_trainer else super().num_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Those that one token meets: of the experts only those that it takes."""
-        return self._parameters(active=True) if self.beyond_trainer else super().num_parameters
-
-    def _parameters(self, active: bool) -> int:
+        """Number of parameters; biases beside experts and the like, a few in 1000, are left out."""
+        if not self.beyond_trainer:
+            return super().num_parameters
         tables = 1 if self.tied_embeddings else 2
         norms = (2 if self.norm == "layernorm" else 1) * (2 * self.num_layers + 1)
         positions = self.seq_length if self.positions == "learned" else 0
         rows = (norms + positions) * self.hidden_size
-        return int(model_weights(self, active=active) + tables * table_weights(self) + rows)
+        return int(model_weights(self) + tables * table_weights(self) + rows)

@@ -1,7 +1,7 @@
 """The records of a space file, version 1: types, defaults and units of every key.
 
 Validation is strict (``true`` is no number, ``"4"`` is text) and an unknown key is a mistake.
-What one key alone cannot show (do the names in a constraint exist?) is checked in ``load``.
+Checks that need several keys (do the names in a constraint exist?) are in ``builder``.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from pydantic import (
 )
 
 from foundation.records import Record
-from search_spaces.cluster import MAX_GPUS_PER_NODE, Cluster
-from search_spaces.language.fields import Duration, Identifier, Number, Scalar
+from foundation.values import Duration, Identifier, Number, Scalar
+from search_spaces.cluster import Cluster
 from search_spaces.language.model import ModelShape
 from search_spaces.language.trainer_schema import TrainerSpec
+from trainer.plan.limits import MAX_GPUS_PER_NODE
 from trainer.plan.model import ModelConfig
 
-MAX_OBJECTIVES = 3  # a front of more is neither found in few trials nor looked at
+MAX_OBJECTIVES = 3  # few trials cannot find a front in more dimensions
 
 
 class ModelFile(ModelShape):
-    """A model: its shape, and what it is called and where its shape is from."""
+    """A model: its shape, its name and its source."""
 
     name: str = ""
     source: str = ""
 
     def config(self) -> ModelConfig:
-        """The trainer's own record of a model that it trains; else the whole shape."""
+        """The built-in trainer's record of a model that it can train; else the whole shape."""
         record = ModelShape if self.beyond_trainer else ModelConfig
         return record(**self.model_dump(include=set(record.model_fields)))
 
@@ -48,7 +49,7 @@ class BasedModel(Record):
 
 
 class Range(Record):
-    """From the first number to the last, which is included where a step lands on it."""
+    """Numbers from the first to the last, which is included if a step lands on it."""
 
     range: list[Number] = Field(min_length=2, max_length=2)
     step: Number | None = Field(default=None, description="default 1, between whole numbers")
@@ -68,20 +69,20 @@ class Float(Record):
 
 
 class Int(Record):
-    """Any whole number from the first to the last, where the next one hardly differs."""
+    """Any whole number from the first to the last, as a continuous parameter."""
 
     ends: list[int] = Field(alias="int", min_length=2, max_length=2)
     log: bool = Field(default=False, description="evenly by the logarithm")
 
 
 class Ordered(Record):
-    """Words from the least to the most."""
+    """Words in ascending order."""
 
     ordered: list[str] = Field(min_length=1)
 
 
 class Categories(Record):
-    """Values without an order: numbers that are mere names, as ports or seeds."""
+    """Values without an order, such as numbers that are mere names."""
 
     categories: list[Scalar] = Field(min_length=1)
 
@@ -118,7 +119,7 @@ ParameterSpec = Annotated[
 
 
 def _whole(value: Any) -> int:
-    """Python takes true and 1.0 for equal to 1; a version is neither."""
+    """A version: Python takes true and 1.0 as equal to 1, but they are none."""
     if type(value) is not int:
         raise ValueError("accepted 1")
     return value
@@ -172,12 +173,12 @@ Objectives = Annotated[
 
 
 class TrialSection(Record):
-    """How long one trial is."""
+    """Length and limits of a trial."""
 
-    warmup_steps: int = Field(default=2, ge=0)
-    measured_steps: int = Field(default=5, ge=1)
+    warmup_steps: int = Field(default=2, ge=0, description="first steps, which are not measured")
+    measured_steps: int = Field(default=5, ge=1, description="steps after the warm-up")
     timeout_s: Duration = Field(
-        default=1200.0, alias="timeout", description="a trial is ended after so long"
+        default=1200.0, alias="timeout", description="a trial is ended after this time"
     )
     no_progress_timeout_s: Duration | None = Field(
         default=None,
@@ -199,11 +200,17 @@ class TrialSection(Record):
 
 
 class BudgetSection(Record):
-    """When the search ends: at whichever limit comes first. It may be raised later."""
+    """Limits of the search; it ends at the first that is reached. They can be raised later."""
 
-    trials: int | None = Field(default=None, ge=1)
-    wall_time_s: Duration | None = Field(default=None, alias="wall_time")
-    node_hours: float | None = Field(default=None, gt=0)
+    trials: int | None = Field(
+        default=None, ge=1, description="in all, over all sessions of the run"
+    )
+    wall_time_s: Duration | None = Field(
+        default=None, alias="wall_time", description="of the search, over all its sessions"
+    )
+    node_hours: float | None = Field(
+        default=None, gt=0, description="of all trials: time of each multiplied by its nodes"
+    )
     expected_gain: float = Field(
         default=0.01,
         ge=0,
@@ -215,13 +222,13 @@ class BudgetSection(Record):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the trials that are to tell what drives the objective, not to be the "
-        "best",
+        description="share of the trials that are chosen to learn what drives the objective, not "
+        "to be the best",
     )
 
 
 class FinalistsSection(Record):
-    """The leading configurations are measured again when the search ends by itself."""
+    """Repeated measurements of the leading configurations once the search ends by itself."""
 
     confidence: float = Field(
         default=0.9, gt=0.5, lt=1.0, description="probability at which the winner is settled"
@@ -236,10 +243,15 @@ def _finalists(value: Any) -> Any:
 
 
 class SpaceFile(Record):
-    """A search space: what may be tried, how a trial is run, and what is sought."""
+    """A search space: parameters and their rules, how a trial runs, and the objective."""
 
-    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of this format")
-    name: str = Field(default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$", max_length=100)
+    version: Annotated[Literal[1], BeforeValidator(_whole)] = Field(description="of the format")
+    name: str = Field(
+        default="",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$",
+        max_length=100,
+        description="of the run's folder; default: the file's name",
+    )
     description: str = ""
     model: (
         Annotated[
@@ -266,7 +278,9 @@ class SpaceFile(Record):
         "your own has one process per node, and no prices",
     )
     trainer: TrainerSpec
-    parameters: dict[Identifier, ParameterSpec] = Field(min_length=1, max_length=30)
+    parameters: dict[Identifier, ParameterSpec] = Field(
+        min_length=1, max_length=30, description="values that each may have, or one fixed value"
+    )
     conditions: dict[Identifier, str] = Field(
         default={}, description="parameter: where it matters; elsewhere it is left out"
     )
@@ -274,7 +288,7 @@ class SpaceFile(Record):
         default=[], max_length=100, description="what every configuration must satisfy"
     )
     objective: Objectives = Field(
-        description="what is sought: one figure, or a list of two or three for a Pareto front"
+        description="one metric, or a list of two or three for a Pareto front"
     )
     trial: TrialSection = TrialSection()
     budget: BudgetSection = BudgetSection()
@@ -285,7 +299,7 @@ class SpaceFile(Record):
     ] = FinalistsSection()
     failure_penalty: Literal["min", "mean", "ignore"] = Field(
         default="min",
-        description="what the optimizer is told of a failure: the worst objective so far, the "
+        description="value that the optimizer gets for a failure: the worst objective so far, the "
         "mean, or nothing",
     )
     allow: list[Literal["tp_across_nodes", "uneven_layers"]] = Field(

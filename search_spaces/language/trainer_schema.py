@@ -10,19 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from foundation.records import Record
-from search_spaces.frameworks import FRAMEWORKS
-from search_spaces.language.fields import Identifier, VariableName
-from search_spaces.log_formats import LOG_FORMATS
+from foundation.values import Identifier, VariableName
+from search_spaces.language.log_schema import ResultPatterns
+from search_spaces.shipped import known_trainers
 from slurm import parsed_python
-from slurm.logs.patterns import REDUCTIONS, LogFormat, Pattern
 from trainer.plan.axes import FURTHER_AXES
 from trainer.plan.config import Precision
 from trainer.plan.loss_tokens import Documents, Goldfish
 from trainer.plan.optimizer import LRScheduler, OptimizerConfig
 from trainer.plan.output import Metrics, Validation
-
-REDUCTION_NAMES = tuple(REDUCTIONS)
-
 
 ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)]
 
@@ -99,96 +95,6 @@ class BuiltinTrainer(Record):
     def splits_samples(self) -> bool:
         """Whether documents within a sample are told apart."""
         return self.documents is not None and self.documents.splits_samples
-
-
-class PatternSpec(Record):
-    """Finds one figure in the lines of a log."""
-
-    regex: str = Field(
-        description="the number is its group 'value', or else its first one; 'step' is the step's"
-    )
-    unit: str | None = Field(
-        default=None,
-        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
-        "or else the key's own; '' is always the key's own",
-    )
-    scale: float = Field(default=1.0, description="by which the number is multiplied")
-    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
-        default="median", description="how the steps' numbers become one"
-    )
-    skip: int | None = Field(
-        default=None, ge=0, description="first matches that do not count; default warmup_steps"
-    )
-    since_start: bool = Field(
-        default=False, description="numbers count from the run's start: a step's is what was added"
-    )
-    unless: str | None = Field(
-        default=None, description="a metric beside which this pattern is left out"
-    )
-
-    def pattern(self) -> Pattern:
-        return Pattern(**self.model_dump())
-
-
-def _pattern(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "<several>"
-    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
-
-
-_OnePattern = Annotated[
-    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
-    Discriminator(_pattern),
-]
-PatternsSpec = Annotated[
-    Annotated[str, Tag("<regex>")]
-    | Annotated[PatternSpec, Tag("<record>")]
-    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
-    Discriminator(_pattern),
-]
-
-
-class ResultPatterns(Record):
-    """How figures are found in the logs of a trainer that writes no result."""
-
-    format: str | None = Field(
-        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
-    )
-    patterns: dict[str, PatternsSpec] = Field(
-        default={},
-        description="result key: regular expression with the number in a group, a record, or a "
-        "list of them of which the first that is found counts; of the steps after the warm-up "
-        "the median is taken",
-    )
-    pauses: str | None = Field(
-        default=None,
-        description="regular expression of lines after which a step's time does not count, as "
-        "after a checkpoint",
-    )
-
-    @model_validator(mode="after")
-    def _some(self) -> ResultPatterns:
-        if self.format is None and not self.patterns:
-            raise ValueError("needs format or patterns")
-        if self.format is not None and self.format not in LOG_FORMATS:
-            known = ", ".join(sorted(LOG_FORMATS))
-            raise ValueError(f"format: found {self.format}, accepted one of {known}")
-        return self
-
-    def log_format(self) -> LogFormat:
-        """The same for whoever reads logs."""
-        known = LOG_FORMATS[self.format] if self.format else LogFormat()
-        own = {key: [_as_pattern(s) for s in _each(spec)] for key, spec in self.patterns.items()}
-        pauses = known.pauses if self.pauses is None else self.pauses
-        return LogFormat({**known.patterns, **own}, pauses)
-
-
-def _each(spec: Any) -> list[str | PatternSpec]:
-    return list(spec) if isinstance(spec, (list, tuple)) else [spec]
-
-
-def _as_pattern(spec: str | PatternSpec) -> Pattern:
-    return Pattern(spec) if isinstance(spec, str) else spec.pattern()
 
 
 class Flags(Record):
@@ -302,7 +208,8 @@ class TrainerSpec(Record):
         default=None,
         pattern=r"^[a-z0-9][a-z0-9.-]{0,39}$",
         description="whose habits the cost model assumes for a command "
-        f"({', '.join(FRAMEWORKS)}; those of any other the search infers); default megatron-lm",
+        f"({', '.join(known_trainers('habits'))}; those of any other the search infers); default "
+        "megatron-lm",
     )
     axes: list[Identifier] = Field(
         default=[],

@@ -1,1 +1,1 @@
-"""The configurations of a space: parameters, enumeration, counting."""
+"""The valid configurations of a space: enumerated, counted, drawn."""

@@ -19,11 +19,11 @@ class Candidates:
     """Draws from the valid configurations of a space, by their raw index.
 
     Args:
-        space: whose.
-        only: the configurations there are; default all valid ones.
+        space: the space.
+        only: the configurations to draw from; default all valid ones.
 
     Attributes:
-        space: whose.
+        space: the space.
     """
 
     def __init__(self, space: SearchSpace, only: Sequence[Mapping[str, Any]] | None = None) -> None:
@@ -32,8 +32,8 @@ class Candidates:
         self._parameters = list(space.parameters.values())
         self._radix = [len(parameter.values) for parameter in self._parameters]
         self._uneven = any(parameter.shares is not None for parameter in self._parameters)
-        self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # indices of what was asked about
-        self._asked: list[Mapping[str, Any]] = []  # about what last, and what was answered
+        self._known: dict[tuple[tuple[str, Any], ...], int] = {}  # index by configuration
+        self._asked: list[Mapping[str, Any]] = []  # the last call of indices_of, and its answer
         self._answered: Indices = np.zeros(0, dtype=np.int64)
         self._listed: Indices | None = None
         if only is not None:
@@ -52,7 +52,7 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> list[dict[str, Any]]:
-        """At most ``size`` distinct valid raw configurations in random order; see ``indices``."""
+        """Distinct valid raw configurations in random order; see ``indices``."""
         return self.configs(self.indices(size, rng, exclude, max_nodes))
 
     def indices(
@@ -62,14 +62,14 @@ class Candidates:
         exclude: Iterable[Mapping[str, Any]],
         max_nodes: int,
     ) -> Indices:
-        """At most ``size`` distinct valid raw configurations in random order, by their index.
+        """Distinct valid raw configurations in random order, by their index.
 
         Args:
-            size: how many at most; fewer come only where there are no more (exactly so in a space
-                whose valid configurations are listed, nearly so in a larger one).
+            size: how many at most; fewer are returned only where there are no more (exactly so in
+                a space whose valid configurations are listed, nearly so in a larger one).
             rng: the source of the order.
-            exclude: configurations that may not come again.
-            max_nodes: the widest trial that may come, in nodes.
+            exclude: configurations to leave out.
+            max_nodes: the widest trial, in nodes.
         """
         known = self.indices_of(exclude)
         if self._listed is not None:
@@ -86,11 +86,11 @@ class Candidates:
         return chosen
 
     def _shuffled(self, pool: Indices, places: Any, rng: np.random.Generator) -> Any:
-        """Places in the pool in random order, those first that stand for more of an interval."""
+        """Places in the pool in random order, weighted by the share of an interval of each."""
         if not self._uneven:
             return rng.permutation(places)
         digits = np.unravel_index(pool[places], self._radix)
-        # The greatest of logarithms plus Gumbel noise is drawn by its share (Vieira 2014).
+        # The largest of log weights plus Gumbel noise is a weighted draw (Vieira 2014).
         keys = rng.gumbel(size=len(places))
         for parameter, column in zip(self._parameters, digits, strict=True):
             if parameter.shares is not None:
@@ -98,7 +98,7 @@ class Candidates:
         return places[np.argsort(-keys, kind="stable")]
 
     def _narrow(self, max_nodes: int) -> ValidConfigs:
-        """Where nearly all are wider."""
+        """Valid configurations of at most so many nodes, for a space where nearly all are wider."""
         width = Rule(
             "max_nodes",
             f"num_nodes <= {max_nodes}",
@@ -110,7 +110,7 @@ class Candidates:
     def indices_of(self, configs: Iterable[Mapping[str, Any]]) -> Indices:
         """The indices of configurations, raw or canonical."""
         asked = list(configs)
-        # The whole history comes with every draw: mostly what came last time, and a few more.
+        # Every draw passes the whole history: that of the last draw, and a few more.
         known = len(self._asked)
         if known > len(asked) or not all(map(operator.is_, self._asked, asked)):
             known = 0
@@ -120,22 +120,22 @@ class Candidates:
         return self._answered
 
     def configs(self, indices: Indices) -> list[dict[str, Any]]:
-        """The raw configurations of these indices."""
+        """Raw configurations by index."""
         columns = [column.tolist() for column in self.columns(indices).values()]
         return [dict(zip(self._names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def columns(self, indices: Indices) -> dict[str, Any]:
-        """The raw configurations of these indices, as one column per parameter."""
+        """Raw configurations by index, as one column per parameter."""
         return self.space.raw_columns(indices)
 
     def _widths(self, indices: Indices) -> Any:
-        """Nodes that each needs."""
+        """Nodes of each configuration."""
         facts = self.space.columns(self.columns(indices)).columns
         return np.broadcast_to(facts["num_nodes"], indices.shape)
 
     def _index(self, config: Mapping[str, Any]) -> int:
         key = tuple(config.items())
-        if key not in self._known:  # the whole history comes with every draw
+        if key not in self._known:  # every draw passes the whole history
             raw = self.space.raw(config)
             digits = [p.place(raw[p.name]) for p in self._parameters]
             self._known[key] = int(np.ravel_multi_index(digits, self._radix))

@@ -1,4 +1,4 @@
-"""Counts a space: raw and valid configurations, and what each rule removes."""
+"""Counts of a space: raw and valid configurations, and those that each rule removes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SAMPLE = 1_000_000
 
 @dataclass(frozen=True)
 class RuleCount:
-    """How many configurations one rule removes."""
+    """Number of configurations that one rule removes."""
 
     name: str
     text: str
-    alone: int  # of all raw configurations
-    in_order: int  # of those that the rules before it left
+    alone: int  # of all raw ones
+    in_order: int  # of those that the rules before it leave
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The size of a space. ``exact`` is False where it was estimated from random configurations."""
+    """The size of a space; where it is not ``exact``, estimated from random configurations."""
 
     space: SearchSpace
     raw: int
@@ -75,11 +75,11 @@ class CheckReport:
 
 
 def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
-    """Count valid configurations, and what each rule removes.
+    """Count valid configurations, and those that each rule removes.
 
     Args:
-        space: what is counted.
-        max_edges: of ``ValidConfigs``; where it does not suffice the counts are estimates.
+        space: to count.
+        max_edges: of ``ValidConfigs``; where it is too low the counts are estimates.
 
     Raises:
         SpaceError: if no configuration is valid; it names the rules that remove the most.
@@ -96,7 +96,7 @@ def check(space: SearchSpace, max_edges: int = MAX_EDGES) -> CheckReport:
 
 
 def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None:
-    """Exactly; None where that takes too much."""
+    """Exact counts; None where they take too much work."""
     counts = []
     left, before, work = space.raw_size, [], 2 * MAX_WORK
     for rule in space.rules:
@@ -116,7 +116,7 @@ def _counted(space: SearchSpace, max_edges: int) -> tuple[RuleCount, ...] | None
 
 
 def _estimated(space: SearchSpace) -> tuple[RuleCount, ...]:
-    """From a random sample."""
+    """Counts estimated from a random sample."""
     generator = np.random.default_rng(0)
     sample = min(SAMPLE, affordable(sum(1 + len(rule.text) / 10 for rule in space.rules)))
     raw = {name: generator.choice(p.array, sample) for name, p in space.parameters.items()}

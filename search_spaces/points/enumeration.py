@@ -1,4 +1,4 @@
-"""The valid configurations of a space, counted and drawn without trying all raw ones."""
+"""Valid configurations of a space, counted and drawn without trying all raw ones."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from search_spaces.parameters import Parameter
 from search_spaces.rules.rule import Rule
 from search_spaces.space import SearchSpace
 
-MAX_EDGES = 1 << 21  # tried for one parameter; beyond it, what is left is drawn by chance
-MAX_WORK = 1e7  # in terms of rules, over all configurations that they are asked about; about 0.3 s
-_SORTING = 5.0  # of an edge, in terms of rules
-CHUNK = 1 << 19  # of them at once
-MAX_DRAWS = 32  # chunks drawn by chance, before what they found is all that is given
-ESTIMATED = 4  # chunks that an estimate is from
+MAX_EDGES = 1 << 21  # tried for one parameter; beyond it the remaining parameters are sampled
+MAX_WORK = 1e7  # terms of rules evaluated, over all configurations; about 0.3 s
+_SORTING = 5.0  # cost of sorting one edge, in terms of rules
+CHUNK = 1 << 19  # configurations evaluated at once
+MAX_DRAWS = 32  # random chunks, after which a sample may be smaller than asked for
+ESTIMATED = 4  # random chunks behind an estimate
 
 Indices = NDArray[np.int64]
 Digits = Mapping[str, NDArray[Any]]
-_Scoped = tuple[Rule, frozenset[str]]  # and the parameters that it reads
+_Scoped = tuple[Rule, frozenset[str]]  # a rule, and the parameters that it reads
 
 
 @dataclass(frozen=True)
 class _Level:
-    """One parameter, bound after others.
+    """One bound parameter.
 
     An edge leads from a state before the parameter, by one of its values, to a state after it.
-    Edges are ordered by the state that they lead to.
+    Edges are sorted by the state that they lead to.
 
     Attributes:
-        stride: of the parameter's digit in a raw index.
-        digits: of each edge: which value.
-        before: of each edge: the state that it comes from.
-        ends: of each edge: ways to it and to all edges ahead of it.
-        starts: of each state: ways to the states ahead of it.
+        stride: place value of the parameter's digit in a raw index.
+        digits: the value of each edge.
+        before: the state that each edge comes from.
+        ends: assignments up to and including each edge, cumulated.
+        starts: assignments before the first edge into each state, cumulated.
     """
 
     stride: int
@@ -52,21 +52,21 @@ class _Level:
 class ValidConfigs:
     """Valid configurations by their raw index.
 
-    Parameters are bound one after the other, and a rule is asked as soon as all that it reads is
-    bound. Of what is bound only that is kept which a later rule reads (a state), with the number
-    of ways in which it came about: variable elimination, as in graphical models. So the count is
-    exact, and every number below it stands for one valid configuration. If a parameter has too
-    many states before it, it and those after it are drawn by chance, and what breaks a rule is
-    thrown away.
+    Parameters are bound one after the other, and a rule is evaluated as soon as all parameters
+    that it reads are bound. A state keeps only the bound values that a later rule reads, and
+    counts the assignments that lead to it: variable elimination, as in graphical models. The count
+    is therefore exact, and every number below it stands for one valid configuration. If a
+    parameter has too many states before it, it and the remaining ones are sampled, and samples
+    that break a rule are rejected.
 
     Args:
-        space: whose.
-        rules: default: all of them.
-        max_edges: values of a parameter, over all states before it, that are tried at most.
-        max_work: of all parameters that are bound, in terms of rules.
+        space: the space.
+        rules: that count; default all of the space.
+        max_edges: most values of one parameter, over all states before it, to try.
+        max_work: most terms of rules to evaluate while binding parameters.
 
     Attributes:
-        work: that it took.
+        work: terms of rules that were evaluated.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ValidConfigs:
 
     @property
     def exact(self) -> bool:
-        """Whether every parameter is bound: nothing is left to chance."""
+        """Whether every parameter is bound, so that nothing is sampled."""
         return len(self._levels) == len(self._order)
 
     @property
@@ -104,7 +104,7 @@ class ValidConfigs:
         return self._ways * math.prod(len(self._parameters[name].values) for name in left)
 
     def estimate(self, rng: np.random.Generator) -> float:
-        """The count where it is exact, else from what random configurations come to."""
+        """The count; where it is not exact, an estimate from random configurations."""
         if self.exact or not self.count:
             return self.count
         found = sum(len(self._drawn(self._chunk, rng)) for _ in range(ESTIMATED))
@@ -123,11 +123,11 @@ class ValidConfigs:
         return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chunks]))
 
     def sample(self, size: int, rng: np.random.Generator) -> Indices:
-        """At most ``size`` distinct valid indices, in order; each is as likely as any other.
+        """Distinct valid indices, at most ``size``, ascending, drawn uniformly.
 
         Args:
-            size: how many; fewer come where no more are found.
-            rng: the source of chance.
+            size: how many; fewer are returned where no more are found.
+            rng: the source of randomness.
         """
         most = min(size, self.count)
         if self.exact and self.count < 2 * most:
@@ -143,7 +143,7 @@ class ValidConfigs:
         return some
 
     def _drawn(self, size: int, rng: np.random.Generator) -> Indices:
-        """Valid indices among ``size`` random ones; all where every parameter is bound."""
+        """Valid indices among ``size`` random ones; all of them where every parameter is bound."""
         indices = self._at(rng.integers(self._ways, size=size))
         bound = self._order[: len(self._levels)]
         digits = {
@@ -160,7 +160,7 @@ class ValidConfigs:
         return indices
 
     def _at(self, ways: Indices) -> Indices:
-        """What the bound parameters add to the raw index, for ways from 0 to their number."""
+        """Part of the raw index from the bound parameters, for numbers of assignments."""
         indices = np.zeros(len(ways), dtype=np.int64)
         for number, level in reversed(list(enumerate(self._levels))):
             edges = np.searchsorted(level.ends, ways, side="right")
@@ -201,7 +201,7 @@ class ValidConfigs:
     def _edges(
         self, name: str, states: Digits, some: NDArray[Any], waiting: Sequence[_Scoped]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """State and digit of the valid edges out of some states."""
+        """Valid edges out of some states: the state and the digit of each."""
         size = len(self._parameters[name].values)
         before = np.repeat(some.astype(np.int32), size)
         digits = np.tile(np.arange(size, dtype=np.int16), len(some))
@@ -217,7 +217,7 @@ class ValidConfigs:
         edges: Digits,
         ways: Indices,
     ) -> tuple[_Level, Digits]:
-        """The level, and the states after it: edges alike in all that is kept lead to one."""
+        """The level, and the states after it; edges with equal kept values lead to one state."""
         key = np.zeros(len(digits), dtype=np.int64)
         for own, column in edges.items():
             key = key * len(self._parameters[own].values) + column
@@ -231,7 +231,7 @@ class ValidConfigs:
     def _fulfilled(
         self, waiting: Sequence[_Scoped], digits: Digits, count: int
     ) -> NDArray[np.bool_]:
-        """Where all rules hold that read no more than these; what they do not read is any value."""
+        """Mask of rows that satisfy all rules whose parameters are bound; others take any value."""
         ready = [(rule, scope) for rule, scope in waiting if scope <= digits.keys()]
         read = _union(scope for _, scope in ready)
         kept = np.ones(count, dtype=bool)
@@ -247,22 +247,22 @@ class ValidConfigs:
 
 
 def _terms(rule: Rule) -> float:
-    """What asking a rule costs, by the length of its text."""
+    """Cost of evaluating a rule on one configuration, estimated from the length of its text."""
     return 1 + len(rule.text) / 10
 
 
 def affordable(terms: float) -> int:
-    """Configurations about which rules of so many terms may be asked."""
+    """Configurations on which rules with so many terms can be evaluated within ``MAX_WORK``."""
     return max(4096, int(MAX_WORK / max(terms, 1)))
 
 
 def _later(waiting: Sequence[_Scoped], bound: Iterable[str]) -> list[_Scoped]:
-    """The rules that read more than this."""
+    """Rules that read parameters beside these."""
     return [(rule, scope) for rule, scope in waiting if not scope <= {*bound}]
 
 
 def _order(parameters: Mapping[str, Parameter], scopes: Sequence[frozenset[str]]) -> list[str]:
-    """Parameters in the order in which the fewest combinations have to be kept, step by step."""
+    """Parameters in a greedy order: each time the one that leaves the fewest states."""
     order: list[str] = []
 
     def kept(name: str) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""What makes a configuration valid."""
+"""Rules that decide which configurations are valid."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from foundation.values import Scalar
 from search_spaces.cluster import Cluster
-from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.layouts import NO_LAYOUT
 from search_spaces.parameters import SEARCHABLE, Parameter, value_type_of

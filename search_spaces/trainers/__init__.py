@@ -1,1 +1,1 @@
-"""Trainers that a space can name: how each is started, and what meshtune knows of it."""
+"""Trainers that a space can name: how each is started, and how its options are read."""

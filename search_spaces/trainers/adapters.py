@@ -1,7 +1,7 @@
-"""From a well-known trainer's name to its command, its file and its environment.
+"""Adapters: a known trainer's name becomes its command, its file and its environment.
 
 ``trainer: {adapter: megatron-lm, entry: pretrain_gpt.py}`` becomes the command that a user would
-have written out: everything after it (checks, trials, the frozen space) knows commands alone.
+have written out, so that checks, trials and the frozen space deal with commands alone.
 """
 
 from __future__ import annotations
@@ -11,61 +11,56 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from foundation.documents import Document
+from foundation.documents import Document, as_written
+from search_spaces.errors import SpaceError
+from search_spaces.known import LOG_FORMATS
 from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
+from search_spaces.language.log_schema import ResultPatterns
 from search_spaces.language.schema import Categories, Log2, Ordered, Range, SpaceFile
 from search_spaces.language.trainer_schema import (
     ConfigFile,
     FileCase,
     Flags,
-    ResultPatterns,
 )
 from search_spaces.layouts import chunks_per_rank
 from search_spaces.parameter_values import MAX_VALUES
 from search_spaces.rules.facts import DERIVED
-from search_spaces.shipped import named, read_named, shipped_files
+from search_spaces.shipped import known_trainers, named
 from search_spaces.stages import LAYOUT
 from search_spaces.trainers import config_files, model_keys, options, templates
-from search_spaces.trainers.told import Told
+from search_spaces.trainers.stated import StatedOptions
 from trainer.plan.model import ModelConfig
 
 MOST_DIVISORS = 200
 
 
-def shipped_adapters() -> list[str]:
-    """Names of the well-known trainers."""
-    return [*shipped_files("adapter")]
-
-
-def read_adapter(name: str, folder: Path = Path()) -> AdapterFile:
-    """A well-known trainer's record by its name, or that of a file.
-
-    Raises:
-        SpaceError: that begins with ``found``, if there is none.
-    """
-    return read_named(AdapterFile, "adapter", name, folder)
-
-
 def adapted(
     document: Document, file: SpaceFile, model: ModelConfig | None, facts: Collection[str]
 ) -> tuple[SpaceFile, ModelConfig | None]:
-    """The file with its adapter's trainer as a command, and the model that is trained.
+    """The space file with its adapter's trainer as a command, and the model that is trained.
 
-    What the user's own arguments or file fix becomes a parameter of one value, so that rules and
-    cost model know it; what the search sets replaces theirs.
+    A parameter that the user's arguments or file fix becomes one of a single value, so that rules
+    and cost model know it; options that the search sets replace the user's.
 
     Args:
         document: where mistakes are shown.
         file: a space.
-        model: that it names; where it names none, the trainer's own arguments or file say it.
-        facts: names that templates can use besides parameters and the model's.
+        model: the space's; where it names none, the trainer's arguments or file describe it.
+        facts: names that templates can use besides parameters and fields of the model.
 
     Raises:
-        SpaceError: if the trainer needs what the space does not say, or is told two things.
+        SpaceError: if the trainer needs something that the space lacks, or two models are stated.
     """
     if file.trainer.adapter is None:
         return file, model
     adapter = named(AdapterFile, ("trainer", "adapter"), file.trainer.adapter, document)
+    if adapter.habits is not None and file.trainer.adapter not in known_trainers("command"):
+        raise document.error(
+            ("trainer", "adapter"),
+            f"found habits in {as_written(file.trainer.adapter)}, accepted in a record of your "
+            "own: framework, the name of the known one whose habits it has",
+            at_value=True,
+        )
     return _Adapting(document, file, adapter).result(model, facts)
 
 
@@ -75,8 +70,8 @@ class _Adapting:
     def __init__(self, document: Document, file: SpaceFile, adapter: AdapterFile) -> None:
         self.document, self.file, self.adapter = document, file, adapter
         self.spec = file.trainer
-        self.told = Told(document, self.spec, adapter)
-        fixed = self.told.parameters()
+        self.stated = StatedOptions(document, self.spec, adapter)
+        fixed = self.stated.parameters()
         self.parameters: dict[str, Any] = {
             **file.parameters,
             **{name: value for name, value in fixed.items() if name not in file.parameters},
@@ -87,7 +82,7 @@ class _Adapting:
     def result(
         self, model: ModelConfig | None, facts: Collection[str]
     ) -> tuple[SpaceFile, ModelConfig | None]:
-        model = self.told.model(model)
+        model = self.stated.model(model)
         batch = self._batch()
         known = {*facts, *self.parameters, *model_keys.names(model)}
         if {"mbs", "gas"} <= known:
@@ -95,7 +90,7 @@ class _Adapting:
         heeded = {
             name: text
             for name, condition in self.adapter.conditions.items()
-            if name in self.parameters and (text := self._of(condition, known)) is not None
+            if name in self.parameters and (text := self._expressed(condition, known)) is not None
         }
         conditions = {**heeded, **self.file.conditions}
         chosen = list(self._chosen(known, conditions))
@@ -116,7 +111,7 @@ class _Adapting:
             for name, constraints in self.adapter.constraints.items()
             if name in self.parameters
             for constraint in constraints
-            if (text := self._of(constraint, known)) is not None
+            if (text := self._expressed(constraint, known)) is not None
         ]
         changes = {
             "trainer": self.spec.model_copy(update=command),
@@ -127,39 +122,39 @@ class _Adapting:
         return self.file.model_copy(update=changes), model
 
     def _framework(self) -> str:
-        """Whose habits the trainer has, in the case that the user's own words are of."""
+        """The framework whose habits the trainer has under the options that the user states."""
         on = {name for name, value in self.spec.env.items() if value.lower() in ("1", "true")}
         framework: str = self.adapter.framework
         for key, other in self.adapter.frameworks.items():
-            framework = other if key in self.told.keys | on else framework
+            framework = other if key in self.stated.keys | on else framework
         return framework
 
     def _batch(self) -> list[str]:
-        """The constraint of a global batch that the user's arguments or file set.
+        """The constraint on the global batch, where the user's arguments or file state it.
 
-        Where nothing accumulates gradients, ``gas`` is what the batch leaves it.
+        A space without ``gas`` then searches the divisors of the batch.
         """
-        size = self.told.batch()
+        size = self.stated.batch()
         if size is None or "mbs" not in self.parameters:
             return []
         self.parameters.setdefault("gas", _divisors(size))
         return [f"global_batch_size == {size}"]
 
     def _chunks(self) -> list[int]:
-        """Chunks per rank of the space's layouts of stages, which are written as these alone."""
+        """Chunks per rank in the space's pipeline layouts, from which ``vpp`` follows."""
         if LAYOUT not in self.parameters or not {LAYOUT, "vpp"} <= self.adapter.settings.keys():
             return []
         return chunks_per_rank(*(_listed(self.parameters.get(name)) for name in (LAYOUT, "pp")))
 
-    def _of(self, expression: str, known: Collection[str]) -> str | None:
-        """An expression of names that the space has; None if one is left that it has not."""
+    def _expressed(self, expression: str, known: Collection[str]) -> str | None:
+        """An expression in names of the space, ``absent`` ones replaced; None if one is unknown."""
         for name, value in self.adapter.absent.items():
             if name not in known:
                 expression = re.sub(rf"\b{name}\b", value, expression)
         return expression if templates.names("{" + expression + "}") <= set(known) else None
 
     def _chosen(self, known: Collection[str], conditions: Mapping[str, str]) -> Iterator[Setting]:
-        """The settings of what the space has, and of any trial."""
+        """The settings of every trial, and of each parameter or fact of the space."""
         for setting in filter(self._applies, self.adapter.always):
             self._check("each trial", setting, known)
             yield setting
@@ -170,10 +165,10 @@ class _Adapting:
                     yield _where(conditions.get(name), setting)
 
     def _applies(self, setting: Setting) -> bool:
-        """Whether a setting is of the version, and of the case, that the user's own are of."""
-        told = self.told.keys
-        return told.isdisjoint(setting.unless) and (
-            not setting.given or not told.isdisjoint(setting.given)
+        """Whether a setting goes with the options that the user states: ``unless``, ``given``."""
+        stated = self.stated.keys
+        return stated.isdisjoint(setting.unless) and (
+            not setting.given or not stated.isdisjoint(setting.given)
         )
 
     def _check(self, name: str, setting: Setting, known: Collection[str]) -> None:
@@ -194,14 +189,14 @@ class _Adapting:
         own = options.without(self.spec.args, {*replaced, *self.adapter.dropped}, style)
         command: list[str | Flags] = [*self._program()]
         if self.adapter.file is not None and self.adapter.file.name in files:
-            first = options.first(own, style)  # a subcommand of theirs goes before the file
+            first = options.first(own, style)  # the user's subcommand comes before the file
             command += [*own[:first], *self._of_file(self.adapter.file), *own[first:]]
         else:
             command += own
         if model is not None and self.adapter.model_in == "arguments":
-            told = model_keys.written(self.adapter.model, model, self.told.of_model)
-            told = {option: value for option, value in told.items() if option not in replaced}
-            command += options.written(told, style)
+            model_options = model_keys.written(self.adapter.model, model, self.stated.of_model)
+            kept = {name: v for name, v in model_options.items() if name not in replaced}
+            command += options.written(kept, style)
         for setting in sorted(chosen, key=lambda setting: bool(setting.words)):
             arguments = [*options.written(setting.arguments, style), *setting.words]
             if arguments and setting.when is not None:
@@ -211,7 +206,7 @@ class _Adapting:
         return command
 
     def _of_file(self, file: WrittenFile) -> list[str]:
-        """The arguments that name the written file, wherever ranks are started."""
+        """Arguments that name the written file, from the folder in which ranks start."""
         if self.spec.workdir is None:
             return file.arguments
         return [text.replace(file.name, f"{{trial_dir}}/{file.name}") for text in file.arguments]
@@ -233,7 +228,7 @@ class _Adapting:
             return self.spec.files
         entries: dict[str, Any] = {}
         if model is not None and self.adapter.model_in == "file":
-            entries |= model_keys.written(self.adapter.model, model, self.told.of_model)
+            entries |= model_keys.written(self.adapter.model, model, self.stated.of_model)
         cases = []
         for setting in chosen:
             if setting.file and setting.when is not None:
@@ -242,19 +237,32 @@ class _Adapting:
                 entries |= setting.file
         if self.spec.config is None and not (entries or cases):
             return self.spec.files
-        base = config_files.without(self.told.file, self.adapter.dropped)
+        base = config_files.without(self.stated.file, self.adapter.dropped)
         own = ConfigFile(content=base, set=entries, cases=cases)
         return {**self.spec.files, self.adapter.file.name: own}
 
     def _log(self) -> ResultPatterns | None:
-        result = self.spec.result
-        if result is None:
-            return ResultPatterns(format=self.adapter.log) if self.adapter.log else None
-        return result if result.format else result.model_copy(update={"format": self.adapter.log})
+        """The space's own patterns beside those of the adapter's log."""
+        own, log = self.spec.result, self.adapter.log
+        if log is None or (own is not None and own.format):
+            return own
+        if not isinstance(log, str) and self.spec.adapter in known_trainers("command"):
+            log = self.adapter.name
+        try:
+            usual = (
+                ResultPatterns(format=log) if isinstance(log, str) else log.resolved(LOG_FORMATS)
+            )
+        except SpaceError as error:
+            raise self.document.error(("trainer", "adapter"), str(error), at_value=True) from None
+        if own is None:
+            return usual
+        pauses = usual.pauses if own.pauses is None else own.pauses
+        patterns = {**usual.patterns, **own.patterns}
+        return ResultPatterns(format=usual.format, patterns=patterns, pauses=pauses)
 
 
 def _where(condition: str | None, setting: Setting) -> Setting:
-    """A setting where its parameter is active alone."""
+    """A setting that applies only where its parameter is active."""
     if condition is None or setting.environment:
         return setting
     when = condition if setting.when is None else f"({condition}) and ({setting.when})"
@@ -262,7 +270,7 @@ def _where(condition: str | None, setting: Setting) -> Setting:
 
 
 def _listed(spec: Any) -> list[Any]:
-    """Whole numbers, or values that are listed, of a parameter that is not checked yet."""
+    """Whole numbers or listed values of a parameter that is not checked yet."""
     if isinstance(spec, Ordered):
         return spec.ordered
     if isinstance(spec, Categories):
@@ -278,13 +286,13 @@ def _listed(spec: Any) -> list[Any]:
 
 
 def _divisors(size: int) -> list[int]:
-    """Of a global batch: the accumulations that it can be of."""
+    """Divisors of a global batch, ascending: numbers of micro-batches that it can have."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)})[:MOST_DIVISORS]
 
 
 def names_of(setting: Setting) -> frozenset[str]:
-    """Every name that a setting reads."""
+    """Names that a setting reads."""
     texts = [
         *config_files.texts(setting.arguments),
         *config_files.texts(setting.file),

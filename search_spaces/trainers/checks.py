@@ -1,4 +1,4 @@
-"""What no key of a space's ``trainer`` shows by itself: names, paths, regular expressions."""
+"""Checks of a space's ``trainer`` section: names in templates, paths, regular expressions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from foundation.documents import Document, Where, as_written
 from foundation.messages import nearest
 from search_spaces import parameters
 from search_spaces.errors import SpaceError
+from search_spaces.known import log_format
 from search_spaces.language.schema import SpaceFile
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
@@ -22,9 +23,9 @@ from trainer.plan.rules.expression import ExpressionError, ValueType, parse
 
 
 def with_known_axes(file: SpaceFile) -> SpaceFile:
-    """The file with every parameter that is known to split the world among its trainer's axes.
+    """The file with all parameters that are parallel axes listed among its trainer's axes.
 
-    Of the built-in trainer's grid these are all axes as soon as the space has one of them.
+    One axis of the built-in trainer's grid brings in the others.
     """
     spec = file.trainer
     if spec.command is None and spec.builtin is None:
@@ -37,9 +38,10 @@ def with_known_axes(file: SpaceFile) -> SpaceFile:
 
 
 def standing_alone(document: Document, file: SpaceFile) -> SpaceFile:
-    """The file with what the bases of its trainer's files hold, so that it stands alone; a script
-    beside it is named by its whole path, since trials start in folders of their own, unless the
-    trainer's working folder has one.
+    """The file with the content of its trainer's base files, so that it needs no other file.
+
+    A script beside it is named by its whole path, since trials start in folders of their own,
+    unless the trainer's working folder has a script of that name.
     """
     folder, workdir = Path(document.name).parent.absolute(), file.trainer.workdir
     command = [_beside(folder, entry, workdir) for entry in file.trainer.command or []]
@@ -69,15 +71,15 @@ def _beside(folder: Path, entry: str | Flags, workdir: str | None) -> str | Flag
 
 
 def with_workdir(document: Document, file: SpaceFile, *, there: bool) -> SpaceFile:
-    """The file with the whole path of its trainer's working folder.
+    """The file with the absolute path of its trainer's working folder.
 
     Args:
         document: where a mistake is shown.
         file: its content.
-        there: the folder has to be there.
+        there: the folder has to exist.
 
     Raises:
-        SpaceError: if it is not.
+        SpaceError: if it has to exist and does not.
     """
     if file.trainer.workdir is None:
         return file
@@ -98,7 +100,7 @@ def check_trainer(document: Document, spec: TrainerSpec, types: Mapping[str, Val
     Args:
         document: where mistakes are shown.
         spec: the trainer.
-        types: of the names that expressions can use, those of a trial apart.
+        types: of the names that expressions can use, without those of a trial.
 
     Raises:
         SpaceError: for the first mistake.
@@ -151,7 +153,7 @@ class _Checks:
             self._template(text, ("trainer", "env", name))
 
     def _template(self, text: str, path: tuple[str | int, ...]) -> None:
-        """Check what stands between braces."""
+        """Check the expressions between braces."""
         for expression in templates.expressions(text):
             name = expression.strip()
             if name.isidentifier() and name not in self.known:
@@ -171,7 +173,7 @@ class _Checks:
         result = self.spec.result
         if result is None:
             return
-        for key, patterns in result.log_format().patterns.items():
+        for key, patterns in log_format(result).patterns.items():
             path = ("trainer", "result", "patterns", key)
             for pattern in patterns:
                 if self._groups(pattern.regex, path) == 0:
@@ -190,7 +192,7 @@ class _Checks:
             self._groups(result.pauses, ("trainer", "result", "pauses"))
 
     def _groups(self, regex: str, path: Where) -> int:
-        """Of a regular expression; raises if it is none."""
+        """Number of groups in a regular expression; raises if it is none."""
         try:
             return re.compile(regex).groups
         except (re.error, RecursionError, OverflowError) as error:

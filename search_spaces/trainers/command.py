@@ -1,10 +1,11 @@
-"""A trainer of the user's own, by its command: ``trainer: {command: [...]}``."""
+"""A user's own trainer, started by its command: ``trainer: {command: [...]}``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from search_spaces.errors import SpaceError
+from search_spaces.known import log_format
 from search_spaces.language.trainer_schema import Flags, TrainerSpec
 from search_spaces.trainers import config_files, templates
 from search_spaces.trainers.trainer import DEFAULT_FRAMEWORK, Trainer, TrialFacts
@@ -21,14 +22,14 @@ _EXCLUDE = "exclude such configurations by a constraint"
 
 
 class CommandTrainer(Trainer):
-    """An argv in which ``{tp}`` and the like stand for a trial's values."""
+    """A command in whose arguments ``{tp}`` and the like stand for a trial's values."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         super().__init__(spec)
         self.framework = spec.framework or DEFAULT_FRAMEWORK
 
     def command(self, trial: TrialFacts) -> tuple[str, ...]:
-        """``{{x}}`` is kept as ``{x}``; true and false are written so."""
+        """The filled arguments; ``{{x}}`` becomes ``{x}``, and booleans are true and false."""
         values = trial.values
         argv: list[str] = []
         try:
@@ -61,7 +62,7 @@ class CommandTrainer(Trainer):
         for entry in self.spec.command or ():
             texts = [entry] if isinstance(entry, str) else entry.args
             if any("config.json" in text or "trial.json" in text for text in texts):
-                return None  # a file that has all of them
+                return None  # such a file has all parameters
             found.update(*(templates.names(text) for text in texts))
             if isinstance(entry, Flags):
                 found |= templates.names("{" + entry.when + "}")
@@ -75,7 +76,7 @@ class CommandTrainer(Trainer):
 
     @property
     def log(self) -> LogFormat:
-        return self.spec.result.log_format() if self.spec.result else LogFormat()
+        return log_format(self.spec.result)
 
     @property
     def axes(self) -> Sequence[str]:

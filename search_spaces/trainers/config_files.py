@@ -1,4 +1,4 @@
-"""Files that a user's own trainer reads: a base of theirs, with a trial's values set in it."""
+"""Configuration files of a user's trainer: a base, with the values of a trial set in it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import yaml
 
 from foundation.documents import read_document
 from foundation.files import FileError, parse_json, read_text
+from foundation.values import Scalar
 from search_spaces.errors import SpaceError
-from search_spaces.language.fields import Scalar
 from search_spaces.language.trainer_schema import ConfigFile
 from search_spaces.trainers import templates
 
@@ -23,7 +23,7 @@ _OURS = {"config.json", "trial.json", "result.json", "command.txt", "stdout.log"
 
 
 def wrong_file_name(name: str) -> str | None:
-    """What is wrong with the name of a file in a trial's folder; None if nothing is."""
+    """The mistake in the name of a file of a trial's folder; None if there is none."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not name.isprintable():
         return "accepted a name inside the trial's folder"
@@ -35,7 +35,7 @@ def wrong_file_name(name: str) -> str | None:
 
 
 def read_base(path: Path) -> dict[str, Any]:
-    """What a base file holds, by the format of its suffix.
+    """The content of a base file, in the format of its suffix.
 
     Raises:
         SpaceError: if it cannot be read, or is not a mapping of keys.
@@ -64,7 +64,7 @@ def read_base(path: Path) -> dict[str, Any]:
 
 
 def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
-    """A file's content without what is at those dotted paths."""
+    """A copy of a file's content without these dotted paths."""
     content = json.loads(json.dumps(content))
     for path in paths:
         *parents, last = path.split(".")
@@ -77,7 +77,7 @@ def without(content: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
 
 
 def check_paths(name: str, file: ConfigFile) -> None:
-    """Raise SpaceError unless every path that a file sets is one of its base, or a new one."""
+    """Raise SpaceError if a path that a file sets leads through a value of its base."""
     content = _copy(file)
     for paths in (file.set, *(case.set for case in file.cases)):
         for path in paths:
@@ -85,7 +85,7 @@ def check_paths(name: str, file: ConfigFile) -> None:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Every text in what a file sets: the templates."""
+    """Every text in a value that a file sets: the templates."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

@@ -12,7 +12,7 @@ from search_spaces.trainers.trainer import Trainer, TrialFacts
 
 
 class MeshtuneTrainer(Trainer):
-    """The built-in trainer; ``trainer.plan.config`` reads what is written for it."""
+    """The built-in trainer; ``trainer.plan.config`` reads its ``config.json``."""
 
     framework = "meshtune"
 
@@ -28,13 +28,13 @@ class MeshtuneTrainer(Trainer):
         return module_argv("trainer", str(trial.directory / "config.json"))
 
     def config_file(self, trial: TrialFacts) -> dict[str, Any]:
-        """What ``TrainConfig.parse`` accepts.
+        """Content that ``TrainConfig.parse`` accepts.
 
-        Where the space leaves the device to the trainer, it is the cluster's: ranks that find no
-        GPU where the cluster has them are refused, and do not train on the CPU instead.
+        Where the space leaves the device open, it is the cluster's: ranks that find no GPU where
+        the cluster has them fail, instead of training on the CPU.
 
         Raises:
-            ValueError: if no data is given; on a simulated cluster nobody reads it.
+            ValueError: if no data is given.
         """
         assert self.spec.builtin is not None and trial.model is not None  # the schema requires both
         if trial.data is None:

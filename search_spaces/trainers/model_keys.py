@@ -1,4 +1,4 @@
-"""The model's record in a well-known trainer's own words, read and written."""
+"""The model's record in the options of a known trainer, read and written."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from foundation.documents import as_written, plain_scalar
+from foundation.values import Scalar
 from search_spaces.errors import SpaceError
 from search_spaces.language.adapter_schema import ModelKey
-from search_spaces.language.fields import Scalar
 from search_spaces.language.model import ModelShape
 from search_spaces.language.schema import ModelFile
 from search_spaces.trainers import config_files, templates
@@ -19,14 +19,14 @@ from trainer.plan.model import ModelConfig
 
 
 def read(
-    keys: Mapping[str, ModelKey], told: Mapping[str, Any], known: ModelConfig | None = None
+    keys: Mapping[str, ModelKey], stated: Mapping[str, Any], known: ModelConfig | None = None
 ) -> ModelConfig | None:
-    """The model that a trainer is told; None unless it is told all that the record needs.
+    """The model that a trainer's options describe; None unless they have all that a record needs.
 
     Args:
-        keys: of the trainer, by field of the record.
-        told: its options, or its file's values by dotted path.
-        known: the model that it names, whose sequence length alone it may be told besides.
+        keys: the trainer's key for each field of the record.
+        stated: its options, or its file's values by dotted path.
+        known: the model that they name; beside it only a sequence length counts.
 
     Raises:
         SpaceError: for values that make no model, or that cannot be read.
@@ -34,21 +34,19 @@ def read(
     record = ModelFile if known is None else type(known)
     fields: dict[str, Any] = {} if known is None else known.model_dump(exclude_unset=True)
     for name, key in keys.items():
-        if known is not None and name != "seq_length":
-            continue
-        if told.get(key.key) is not None:
-            fields[name] = _read(name, key, told[key.key], fields)
+        value = stated.get(key.key)
+        if value is not None and (known is None or name == "seq_length"):
+            fields[name] = _read(name, key, value, fields)
             if fields[name] is None:
-                raise SpaceError(
-                    f"{key.key} {as_written(told[key.key])} cannot be read: name the space's model"
-                )
-    for name, key in keys.items():
-        value = implied(key, told)
-        if known is None and name not in fields and value is not None:
-            fields[name] = value
-    for name, key in keys.items():
-        if known is None and name not in fields and (value := _default(key, fields)) is not None:
-            fields[name] = value
+                found = f"{key.key} {as_written(value)}"
+                raise SpaceError(f"{found} cannot be read: name the space's model")
+    if known is None:
+        for name, key in keys.items():
+            if name not in fields and (value := implied(key, stated)) is not None:
+                fields[name] = value
+        for name, key in keys.items():
+            if name not in fields and (value := _default(key, fields)) is not None:
+                fields[name] = value
     needed = [name for name, field in ModelConfig.model_fields.items() if field.is_required()]
     if not all(name in fields for name in needed):
         return None
@@ -61,34 +59,36 @@ def read(
         raise SpaceError(f"the model that it is told: {where} {problem['msg']}".strip()) from None
 
 
-def contradiction(keys: Mapping[str, ModelKey], told: Mapping[str, Any], model: ModelConfig) -> str:
-    """What a trainer is told of another model than the space's; empty if nothing is."""
+def contradiction(
+    keys: Mapping[str, ModelKey], stated: Mapping[str, Any], model: ModelConfig
+) -> str:
+    """An option that describes another model than the space's; empty if none does."""
     for name, key in keys.items():
         here = _fields(model).get(name)
         if not key.key:
             if here != key.default:
                 return f"a trainer of {name} {key.default} alone, the space's model has {here}"
             continue
-        if told.get(key.key) is None:
+        if stated.get(key.key) is None:
             continue
-        there = _read(name, key, told[key.key], _fields(model))
+        there = _read(name, key, stated[key.key], _fields(model))
         if there is not None and there != here:
-            return f"{key.key} {as_written(told[key.key])}, the space's model has {name} {here}"
+            return f"{key.key} {as_written(stated[key.key])}, the space's model has {name} {here}"
     return ""
 
 
 def written(
-    keys: Mapping[str, ModelKey], model: ModelConfig, told: Mapping[str, Any]
+    keys: Mapping[str, ModelKey], model: ModelConfig, stated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a trainer has to be told of a model beyond what it is told."""
+    """Options that describe a model to a trainer, without those that are stated or its defaults."""
     fields = _fields(model)
     given = model.model_dump()
     options: dict[str, Any] = {}
     for name, key in keys.items():
         default = _default(key, fields)
-        # What the record leaves open is told where the trainer would take something else.
+        # A field that the record leaves open is written where the trainer's default differs.
         value = given.get(name) if default is None else fields.get(name)
-        if value is None or not key.key or key.key in told or value == default:
+        if value is None or not key.key or key.key in stated or value == default:
             continue
         text = _text(value)
         if text in key.values:
@@ -96,37 +96,37 @@ def written(
         else:
             template = _case(key.text, fields)
             options[key.key] = value if template is None else templates.value(template, fields)
-        also = {name: each for name, each in key.also.items() if name not in told}
+        also = {name: each for name, each in key.also.items() if name not in stated}
         options |= config_files.filled(also, fields)
     return options
 
 
 def unwritten(keys: Mapping[str, ModelKey], model: ModelConfig) -> list[str]:
-    """Fields of a model that differ from their default and that a trainer is not told."""
+    """Fields of a model that differ from their default and for which a trainer has no key."""
     changed = model.model_dump(exclude_defaults=True, exclude_none=True)
     return [name for name in changed if name not in keys]
 
 
 def names(model: ModelConfig | None) -> frozenset[str]:
-    """Of the facts that expressions can use of a model."""
+    """Names of a model's facts that expressions can use."""
     if model is None:
         return frozenset()
     resolved = ("num_kv_heads", "ffn_hidden_size", "num_parameters")
     return frozenset((*model.model_dump(exclude_none=True), *resolved))
 
 
-def implied(key: ModelKey, told: Mapping[str, Any]) -> Scalar | None:
-    """A field's value by other options than its own; None if these do not say it."""
+def implied(key: ModelKey, stated: Mapping[str, Any]) -> Scalar | None:
+    """A field's value implied by other options than its own; None if none implies it."""
     for option, values in key.implied.items():
-        if told.get(option) is not None:
-            found = values.get(str(told[option]), values.get("*"))
+        if stated.get(option) is not None:
+            found = values.get(str(stated[option]), values.get("*"))
             if found is not None:
                 return found
     return None
 
 
 def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) -> Any:
-    """A field of the record, from what a trainer is told; None if that does not say it."""
+    """A field of the record from the trainer's value; None if that cannot be read."""
     for here, there in key.values.items():
         if there == value and isinstance(there, bool) == isinstance(value, bool):
             return plain_scalar(here)
@@ -138,7 +138,7 @@ def _read(name: str, key: ModelKey, value: Any, fields: Mapping[str, Scalar]) ->
 
 
 def _pattern(name: str, template: str) -> re.Pattern[str]:
-    """What a template's texts look like, with the field itself as the group ``value``."""
+    """A pattern for texts of a template, with the field itself as the group ``value``."""
     pieces = re.split(r"(\{[^{}]*\})", template)
     seen = False
     for index in range(1, len(pieces), 2):
@@ -151,7 +151,7 @@ def _pattern(name: str, template: str) -> re.Pattern[str]:
 
 
 def _default(key: ModelKey, fields: Mapping[str, Scalar]) -> Any:
-    """What a field is where the trainer is told nothing of it."""
+    """A field's default in the trainer."""
     value = _case(key.default, fields)
     if isinstance(key.default, Mapping) and isinstance(value, str):
         return templates.value(value, fields) if templates.names(value) <= fields.keys() else None
@@ -159,7 +159,7 @@ def _default(key: ModelKey, fields: Mapping[str, Scalar]) -> Any:
 
 
 def _case(cases: Any, fields: Mapping[str, Scalar]) -> Any:
-    """The value of the first expression that holds; a value without one is as it is."""
+    """The value under the first expression that is true; a plain value as it is."""
     if not isinstance(cases, Mapping):
         return cases
     for when, value in cases.items():
@@ -169,7 +169,7 @@ def _case(cases: Any, fields: Mapping[str, Scalar]) -> Any:
 
 
 def _fields(model: ModelConfig) -> dict[str, Scalar]:
-    """A model's fields, with what those that are left out come to."""
+    """A model's fields, derived defaults included."""
     shape = ModelShape(**model.model_dump())
     resolved = {"num_kv_heads": model.kv_heads, "ffn_hidden_size": model.ffn_size}
     return {**shape.model_dump(exclude_none=True), **resolved}

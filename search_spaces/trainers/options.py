@@ -1,4 +1,4 @@
-"""Options of a command line, in the ways in which well-known trainers take them."""
+"""Command-line options in the styles of known trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from search_spaces.language.trainer_schema import Flags
 
 
 def written(options: Mapping[str, Any], style: str) -> list[str]:
-    """Options as arguments.
+    """Write options as arguments.
 
     Args:
         options: values by name. True is a flag, false none; a list is several values.
@@ -31,9 +31,9 @@ def written(options: Mapping[str, Any], style: str) -> list[str]:
 
 
 def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
-    """The options that arguments have, the inverse of :func:`written`; conditional ones are None.
+    """Options in arguments, the inverse of :func:`written`; conditional ones are None.
 
-    What belongs to no option is left out.
+    Arguments that belong to no option are left out.
     """
     options: dict[str, Any] = {}
     key = ""
@@ -58,7 +58,7 @@ def read(arguments: Sequence[str | Flags], style: str) -> dict[str, Any]:
 
 
 def first(arguments: Sequence[str | Flags], style: str) -> int:
-    """The index of the first option; how many arguments there are where none is one."""
+    """Index of the first option; the number of arguments if none is an option."""
     for index, entry in enumerate(arguments):
         if isinstance(entry, Flags) or ("=" in entry if style == "key=value" else entry[:1] == "-"):
             return index
@@ -88,7 +88,7 @@ def without(
 
 
 def _unquoted(value: str) -> Any:
-    """A value as Hydra takes it: what is in quotes is text."""
+    """A value as Hydra reads it: quoted values are text."""
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return value[1:-1] if quoted else plain_scalar(value)
 

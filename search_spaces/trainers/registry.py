@@ -28,7 +28,7 @@ def make_trainer(spec: TrainerSpec) -> Trainer:
     """The trainer that a space names.
 
     Raises:
-        RegistryError: if there is none of that name, or what is installed under it is none.
+        RegistryError: if the name is unknown, or what is installed under it is no trainer.
         ValueError: by the trainer, for wrong options.
     """
     name = spec.use or ("meshtune" if spec.builtin is not None else "command")

@@ -1,7 +1,7 @@
 """Text in which ``{tp}`` and ``{dp // cp}`` stand for a trial's values.
 
-What stands between braces is an expression of the constraint grammar, if it reads as one that
-names something; JSON such as ``{"stage": 1}`` is left alone. ``{{tp}}`` is kept as ``{tp}``.
+Text between braces is an expression of the constraint grammar if it parses as one that has a name;
+JSON such as ``{"stage": 1}`` stays as it is. ``{{tp}}`` becomes ``{tp}``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from search_spaces.language.fields import Scalar
+from foundation.values import Scalar
 from search_spaces.parameters import value_type_of
 from trainer.plan.rules.expression import ValueType, constant, parse
 
@@ -25,14 +25,14 @@ def expressions(text: str) -> Iterator[str]:
 
 
 def names(text: str) -> frozenset[str]:
-    """Every name that a template reads."""
+    """Names that a template reads."""
     found = (ast.walk(ast.parse(each.strip(), mode="eval")) for each in expressions(text))
     read = {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
     return frozenset(read - {"true", "false"})
 
 
 def filled(text: str, values: Mapping[str, Scalar]) -> str:
-    """A template with values in it: true and false are written so, whole numbers without a point.
+    """A template filled with values; booleans become true and false.
 
     Raises:
         ExpressionError: for an expression of unknown names or wrong types.
@@ -52,7 +52,7 @@ def filled(text: str, values: Mapping[str, Scalar]) -> str:
 
 
 def value(text: str, values: Mapping[str, Scalar]) -> Scalar:
-    """The same; a template that is one expression and nothing else gives its value as it is."""
+    """A filled template; one that is a single expression gives its value in its own type."""
     found = _BRACES.fullmatch(text)
     if found and found[1] is None and _is_expression(found[2]):
         name = found[2].strip()
@@ -67,7 +67,7 @@ def holds(condition: str, values: Mapping[str, Scalar]) -> bool:
 
 
 def arguments(templates: Sequence[str], values: Mapping[str, Scalar]) -> list[str]:
-    """Templates as arguments of a command; one that only stands for an empty text is left out."""
+    """Arguments of a command from templates; an argument that becomes empty is left out."""
     texts = [(template, filled(template, values)) for template in templates]
     return [text for template, text in texts if text or not template]
 

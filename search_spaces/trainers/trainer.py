@@ -1,4 +1,4 @@
-"""What a search needs to know of a trainer."""
+"""The interface of trainers."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from search_spaces.language.fields import Scalar
+from foundation.values import Scalar
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers import templates
 from slurm.logs.patterns import LogFormat
 from trainer.plan.model import ModelConfig
 
-DEFAULT_FRAMEWORK = "megatron-lm"  # what most trainers of people's own derive from
+DEFAULT_FRAMEWORK = "megatron-lm"  # most people's own trainers derive from it
 
 
 @dataclass(frozen=True)
 class TrialFacts:
-    """One trial, as its trainer is told.
+    """Facts of one trial, from which its trainer makes command and files.
 
     Attributes:
-        config: canonical.
+        config: the canonical configuration.
         facts: parameters, model, cluster and what follows from them (``dp``, ``world_size``, ...).
-        directory: of the trial; its ranks are started there.
+        directory: the trial's folder, in which its ranks start.
         warmup_steps, measured_steps: to train.
-        model: that is trained; None where the space names none.
-        data: the built-in trainer's tokens; None for another.
-        device: of the cluster's ranks, in torch's word; None where the cluster does not say.
+        model: the model to train; None where the space names none.
+        data: tokens for the built-in trainer; None for another.
+        device: torch's name of the device that a rank drives; None where the cluster states none.
     """
 
     config: Mapping[str, Any]
@@ -42,7 +42,7 @@ class TrialFacts:
 
     @property
     def values(self) -> dict[str, Scalar]:
-        """What templates can use."""
+        """Names that templates can use."""
         return {
             **self.facts,
             "trial_dir": str(self.directory),
@@ -58,14 +58,14 @@ class Trainer(ABC):
     {json}`` of its standard output, or in its logs by ``log``.
 
     Args:
-        spec: what the space says under ``trainer``; ``spec.options`` are a trainer's own.
+        spec: the space's ``trainer`` section; ``spec.options`` are a trainer's own.
 
     Raises:
         ValueError: for wrong options; the message says what is accepted.
     """
 
     framework: str = DEFAULT_FRAMEWORK
-    """By whose habits the cost model prices it."""
+    """Framework whose habits the cost model assumes."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
@@ -75,15 +75,15 @@ class Trainer(ABC):
         """The argv of every rank; pure."""
 
     def config_file(self, trial: TrialFacts) -> dict[str, Any]:
-        """The content of the trial's ``config.json``; default its configuration."""
+        """Content of the trial's ``config.json``; default its configuration."""
         return dict(trial.config)
 
     def files(self, trial: TrialFacts) -> Mapping[str, str]:
-        """Further files of the trial's folder, their text by name."""
+        """Text of further files in the trial's folder, by name."""
         return {}
 
     def environment(self, trial: TrialFacts) -> dict[str, str]:
-        """Variables of every rank."""
+        """Environment variables of every rank."""
         values = trial.values
         return {name: templates.filled(text, values) for name, text in self.spec.env.items()}
 
@@ -91,18 +91,18 @@ class Trainer(ABC):
     def reads(self) -> frozenset[str] | None:
         """Parameters, facts and ``measured_steps`` that its command depends on; None: perhaps all.
 
-        Where a parameter has several values and no part in them, ``check`` says so.
+        ``check`` reports a parameter with several values that is not among them.
         """
         return None
 
     @property
     def log(self) -> LogFormat:
-        """How its logs tell its metrics, where it writes no result."""
+        """Format of its logs, from which metrics are read where it writes no result."""
         return LogFormat()
 
     @property
     def preload(self) -> Sequence[str]:
-        """Modules that processes which outlive a trial may hold for the next one; none: never."""
+        """Modules that a process keeps imported from trial to trial; none: no process is kept."""
         return self.spec.preload or ()
 
     @property
@@ -112,5 +112,5 @@ class Trainer(ABC):
 
     @property
     def constraints(self) -> Sequence[str]:
-        """What every configuration has to satisfy, in the language of spaces: ``mbs <= 8``."""
+        """Constraints on every configuration, in the language of spaces: ``mbs <= 8``."""
         return ()

@@ -1,4 +1,4 @@
-"""What a trainer is told and no price knows of."""
+"""Options of a trainer that the cost model knows nothing of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OFF = (None, False, 0, "", "none", "None", "false", "no", "auto")
 
 
 def offloading(spec: TrainerSpec) -> list[str]:
-    """Options, paths and variables by which states go to the host, or to disks."""
+    """Options, paths and variables that offload states to the host or to disks."""
     words = [word for entry in spec.command or () for word in _words(entry)]
     found = [word for word in words if word.startswith("-") and "offload" in word]
     for file in spec.files.values():
@@ -26,7 +26,7 @@ def _words(entry: str | Flags) -> list[str]:
 
 
 def _switched_on(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Keys of offloading that are on, by dotted path."""
+    """Dotted paths of the offloading keys that are on."""
     for key, value in content.items():
         path = f"{prefix}{key}"
         if "offload" in path:

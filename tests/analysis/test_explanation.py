@@ -29,20 +29,20 @@ def test_a_trial_is_explained_by_what_was_known_expected_and_measured(tmp_path: 
     assert [line[12:] for line in lines] == [
         "3 of table4",
         "tp=2 mbs=4",
-        "by forest, after 2 min 7 s, when 2 trials had ended",
+        "by forest after 2 min 7 s, with 2 trials ended",
         "favourite of one of several models",
         "trial 1 (2 speed): tp 1 -> 2",
-        "2.5 speed, 95 % between 2.2 and 2.6; fits with 97 %; 10 % to gain by it and what runs "
+        "2.5 speed (95 %: 2.2 to 2.6); probability to fit 97 %; 10 % to gain by it and what runs "
         "with it; 20 % left on the table",
-        "2 speed: 20.0% below it, outside its interval",
+        "2 speed; 20 % below the prediction, outside its interval",
         "attempt 1 on n000,n001: ok after 30.0 s, 2",
         "trial 1 (2 speed): tp 2 -> 1",
     ]
     run.trials[3].expected = {"objective": 2.5}
     said = "\n".join(explain_trial(run, run.trials[3]))
-    assert "interval" not in said and "between" not in said and "20.0% below it" in said
+    assert "interval" not in said and "95 %" not in said and "20 % below the" in said
     failed = "\n".join(explain_trial(run, run.trials[4]))
-    assert "expected    nothing: there was no prediction" in failed
+    assert "expected    no prediction" in failed
     assert "ended       oom: out of memory on rank 3" in failed
     assert differences({"tp": 1, "vpp": 2}, {"tp": 1}) == "vpp 2 -> –"
 
@@ -57,5 +57,5 @@ def test_where_memory_and_time_of_a_trial_go_is_told_by_the_cost_model(tmp_path:
     book.close()
     run = book.read()
     said = "\n".join(explain_trial(run, run.trials[1]))
-    assert "by the cost model, calibrated with 1 trial of this run:\nmemory: " in said
+    assert "cost model, calibrated with 1 trial of this run:\nmemory: " in said
     assert "forward backward" in said and "#####" in said and "tokens per node-hour" in said

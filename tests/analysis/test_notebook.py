@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 import analysis
 from analysis.run.folder import RunFolder
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from search_spaces import load_space
 from support.priced_run import priced_run
 from support.run_book import RunBook
@@ -38,7 +38,7 @@ def write_run(folder: Path, slower: dict[str, float]) -> Path:
         else:
             result = {**trial.result, "tokens_per_second": trial.objective}
             book.end(number, "ok", trial.objective, result=result)
-    write_results(RunFolder(folder), book.read())
+    ResultsFile(RunFolder(folder)).write(book.read())
     return folder
 
 

@@ -1,10 +1,10 @@
-"""Labels and numbers as people read them."""
+"""Metrics' names and units."""
 
 from __future__ import annotations
 
 import pytest
 
-from analysis import units as quantities
+from analysis import units
 
 
 @pytest.mark.parametrize(
@@ -19,53 +19,9 @@ from analysis import units as quantities
     ],
 )
 def test_a_key_becomes_a_name_with_its_unit(key, label):
-    assert quantities.label(key) == label
-
-
-@pytest.mark.parametrize(
-    ("count", "noun", "text"),
-    [
-        (0, "trial", "0 trials"),
-        (1, "trial", "1 trial"),
-        (2, "success", "2 successes"),
-        (1, "success", "1 success"),
-        (1.0, "node-hour", "1 node-hour"),
-        (0.25, "node-hour", "0.25 node-hours"),
-        (9408, "node", "9408 nodes"),
-    ],
-)
-def test_one_is_singular(count, noun, text):
-    assert quantities.counted(count, noun) == text
+    assert units.label(key) == label
 
 
 def test_bytes_are_shown_in_gib():
-    assert quantities.scaled("peak_memory_bytes", 3 * 2**30) == 3
-    assert quantities.scaled("tokens_per_second", 3.0) == 3
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (12345.678, "12,346"), (24.4, "24.4"), (0.051114, "0.05111"), (-3.0, "-3"),
-        (1200.0, "1,200"), (1e15, "1.000e+15"), (float("nan"), "–"),
-    ],
-)  # fmt: skip
-def test_numbers_have_four_digits(value, text):
-    assert quantities.number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(4.21, "4.2 s"), (200, "3 min 20 s"), (3599.8, "1 h 0 min"), (7500, "2 h 5 min"),
-     (90000, "1 d 1 h")],
-)  # fmt: skip
-def test_durations_are_in_two_units(seconds, text):
-    assert quantities.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.123, "12 %"), (-0.0123, "-1.2 %"), (0.0996, "10 %"), (1e999 - 1e999, "–")],
-)
-def test_a_share_has_two_digits(share, text):
-    assert quantities.percent(share) == text
+    assert units.scaled("peak_memory_bytes", 3 * 2**30) == 3
+    assert units.scaled("tokens_per_second", 3.0) == 3

@@ -8,10 +8,7 @@ import pytest
 
 from analysis.finalists import median_variance, noise_of
 from analysis.verdict import (
-    attempt_text,
-    early_stop_lines,
     front_lines,
-    objectives_text,
     standard_errors,
     verdict_lines,
 )
@@ -34,7 +31,7 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
         "trial 1, measured twice; the best of the measured with probability 0."
     )
     assert winner.endswith("(confidence 0.5 reached)")
-    assert second == "trial 2, 3.4% behind, measured twice"
+    assert second == "trial 2, 3.4 % behind, measured twice"
     assert noise.endswith("between runs of one configuration")
     assert verdict_lines(run, 0.9999)[0][1].endswith("(confidence 0.9999 not reached)")
     assert set(standard_errors(run)) == {1, 2}
@@ -45,9 +42,9 @@ def test_the_verdict_is_told_with_its_runner_up(book: RepeatBook) -> None:
 
 def test_early_stops_are_counted_with_what_they_saved(book: RepeatBook) -> None:
     book.measure(1, 70.0)
-    assert early_stop_lines(book.read()) == []
+    assert verdict_lines(book.read()) == []
     book.measure(2, 75.0, early=True, saved_node_s=120.0)
-    assert early_stop_lines(book.read()) == [("early stop", "1 trial, 2 node-minutes saved")]
+    assert verdict_lines(book.read()) == [("early stop", "1 trial, 2 node-minutes saved")]
 
 
 def test_an_end_that_is_no_first_result_says_what_it_is(book: RepeatBook) -> None:
@@ -57,9 +54,9 @@ def test_an_end_that_is_no_first_result_says_what_it_is(book: RepeatBook) -> Non
     run = book.read()
     first, second = run.trials[1].attempts
     [stopped] = run.trials[2].attempts
-    assert attempt_text(run, run.trials[1], first) is None
-    assert attempt_text(run, run.trials[1], second) == "repeated 90 speed; median of 2: 95"
-    assert attempt_text(run, run.trials[2], stopped) == "stopped  75 speed; attempt 1"
+    assert run.attempt_text(run.trials[1], first) is None
+    assert run.attempt_text(run.trials[1], second) == "repeated 90 speed; median of 2: 95"
+    assert run.attempt_text(run.trials[2], stopped) == "stopped  75 speed; attempt 1"
 
 
 def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: Path) -> None:
@@ -69,10 +66,10 @@ def test_the_front_is_listed_with_the_objectives_of_its_first_trials(tmp_path: P
     book.run_one(11, {"num_nodes": 12}, "ok", (500.0, 12))
     run = book.read()
     (label, text), first, *_, last = front_lines(run)
-    assert (label, text) == ("front", "10 of 11 successes, Pareto-optimal")
+    assert (label, text) == ("front", "10 of 11 successes are Pareto-optimal")
     assert first == ("", "trial   10  10,000 tokens/s, 10 nodes")
     assert last == ("", "and 2 more")
-    assert objectives_text(run, run.trials[2]) == "2,000 tokens/s, 2 nodes"
+    assert run.objectives_text(run.trials[2]) == "2,000 tokens/s, 2 nodes"
 
 
 def test_a_run_with_one_objective_has_no_front_to_list(book: RepeatBook) -> None:

@@ -15,6 +15,7 @@ from analysis.sweeps.gpus import cluster_of
 from analysis.sweeps.record import Table, TableError
 from benchmarks.cost_model.__main__ import main
 from benchmarks.cost_model.evaluate import CALIBRATED, LEFT_OUT, ZERO_SHOT, evaluate
+from benchmarks.cost_model.failures import not_memory
 from benchmarks.cost_model.folds import ask, choose, leave_one_out
 from benchmarks.cost_model.peers import Fitted, FlopsAndBubble, Meshtune, Predicted, Transfer
 from benchmarks.cost_model.statements import read_statements
@@ -185,7 +186,7 @@ def test_flops_and_bubble_is_what_its_formula_says() -> None:
         }
     )
     flops = 96 * 128 * 2048 * 24 * 2304**2 * (1 + 2048 / (6 * 2304) + 51200 / (16 * 24 * 2304))
-    found = FlopsAndBubble().fit(())(j, cluster_of("A100-80GB"), Framework("any"))
+    found = FlopsAndBubble().fit(())(j, cluster_of("A100-80GB"), Framework(name="any"))
     assert found.step_time_s[0] == pytest.approx(
         flops / (0.45 * 312e12 * 32) * (1 + 3 / 16), rel=1e-12
     )
@@ -299,3 +300,11 @@ def test_tuned_runs_are_near_what_the_priors_say(name: str, median: float) -> No
     result = evaluate(table, [], Transfer(), ZERO_SHOT)
     assert result is not None
     assert result.pooled.time_error_median < median
+
+
+def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
+    ran = row(mbs=2, gas=2)
+    table = read_sweep(tmp_path, [ran, failed_row(mbs=1), failed_row(mbs=4, gas=1)])
+    assert list(not_memory(table)) == [False, True, False]
+    fewer_replicas = read_sweep(tmp_path, [ran, failed_row(dp=4, mbs=1)])
+    assert not not_memory(fewer_replicas).any()

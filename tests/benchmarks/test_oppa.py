@@ -14,7 +14,7 @@ from benchmarks.search.judge import main
 from benchmarks.search.oppa import BEYOND, OppaPolicy
 from benchmarks.search.parallelism_prior import memory_prior, time_prior
 from meshtune.testing.policies import SPACES, PolicyContract
-from search_spaces import SearchSpace, load_space, shipped_cluster
+from search_spaces import Cluster, SearchSpace, load_space
 from workflows import Problem
 from workflows.replay.landscapes import recorded
 from workflows.replay.play import play
@@ -43,7 +43,7 @@ def jobs(tmp_path: Path) -> Jobs:
 
 
 def test_time_without_messages_is_computation_and_bubble(jobs: Jobs) -> None:
-    prior = time_prior(shipped_cluster("dgx_h100"))
+    prior = time_prior(Cluster.named("dgx_h100"))
     free = np.log([1e15, 1e30, 1e30, 1e-30])
     bubble = 1 + (jobs.pp - 1) / jobs.gas
     for several in (jobs.pp == 1, jobs.pp == 2):
@@ -53,13 +53,13 @@ def test_time_without_messages_is_computation_and_bubble(jobs: Jobs) -> None:
 
 
 def test_slower_links_make_every_job_of_several_ranks_slower(jobs: Jobs) -> None:
-    prior = time_prior(shipped_cluster("dgx_h100"))
+    prior = time_prior(Cluster.named("dgx_h100"))
     slower = prior.expected - np.log([1, 4, 4, 1])
     assert (prior.log(jobs, slower) > prior.log(jobs, prior.expected)).all()
 
 
 def test_constants_are_found_from_runs_that_follow_the_formulas(jobs: Jobs) -> None:
-    prior = time_prior(shipped_cluster("dgx_h100"))
+    prior = time_prior(Cluster.named("dgx_h100"))
     true = prior.expected + np.log([0.7, 0.5, 0.6, 1.0])
     measured = prior.log(jobs, true)
     before = np.abs(prior.log(jobs, prior.expected) - measured).max()

@@ -26,7 +26,7 @@ from benchmarks.cost_model.simumax import (
     _system,
 )
 from benchmarks.cost_model.simumax_runs import GIB, RUNS, published_s, read_runs
-from search_spaces import shipped_cluster
+from search_spaces import Cluster
 from support.sweep_rows import read_sweep, row
 
 CHECKOUT = os.environ.get("SIMUMAX", "")  # where there is one, the real thing is tested, too
@@ -106,7 +106,7 @@ def test_estimate_train_time_is_asked_of_what_it_has_words_for(
     changes: dict[str, Any], reason: str
 ) -> None:
     gpt = {"gated": False, "kv_heads": 8, "vocab_size": 51200, "recompute": FULL, "pp": 4}
-    said = inexpressible(_job(**{**gpt, **changes}), shipped_cluster("dgx_a100"))
+    said = inexpressible(_job(**{**gpt, **changes}), Cluster.named("dgx_a100"))
     assert bool(said) == bool(reason) and reason in said
 
 
@@ -182,12 +182,12 @@ def test_its_own_runs_are_a_table(checkout: Path) -> None:
 def test_a_machine_that_was_not_measured_has_the_measured_operators_at_its_peaks(
     checkout: Path,
 ) -> None:
-    told = _system(checkout, shipped_cluster("dgx_h100"))
+    told = _system(checkout, Cluster.named("dgx_h100"))
     assert {op["tflops"] for op in told["accelerator"]["op"].values()} == {H100}
     assert told["networks"]["high_intra_node"]["bandwidth"]["gbps"] == 450
     assert told["networks"]["inter_node"]["bandwidth"]["gbps"] == 400
     with pytest.raises(InexpressibleError, match="without measured operators"):
-        _system(checkout, shipped_cluster("frontier"))
+        _system(checkout, Cluster.named("frontier"))
 
 
 def test_a_checkout_of_before_its_runs_is_told_so(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from analysis.cost.jobs import jobs
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from analysis.sweeps.record import Table
-from analysis.sweeps.vtrain import one_cluster_table as published
 from benchmarks.cost_model.folds import from_others
 from benchmarks.cost_model.metrics import covered
 from benchmarks.cost_model.transfer import (
@@ -24,8 +23,9 @@ from benchmarks.cost_model.transfer import (
     transferred,
     without_common,
 )
-from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import framework_named
+from benchmarks.published.gpt import one_cluster_table as published
+from search_spaces.cluster import Cluster
+from search_spaces.known import framework_named
 
 PRIOR = TimeConstants()
 TRUE = replace(PRIOR, gemm_share=0.6, launch_s=4e-3)
@@ -45,24 +45,24 @@ def made(
             "dp": 8, "gas": 4, "mbs": mbs, "zero_stage": 0,
         }
     )  # fmt: skip
-    times = step(asked, shipped_cluster(cluster), framework_named(framework), true).total
-    return published(Path(name), asked, shipped_cluster(cluster), framework, step_time_s=times)
+    times = step(asked, Cluster.named(cluster), framework_named(framework), true).total
+    return published(Path(name), asked, Cluster.named(cluster), framework, step_time_s=times)
 
 
 def test_a_gpu_brings_its_rates_and_a_framework_its_host_to_where_both_are_new_together() -> None:
     parts = parts_of([made("a", "fsdp", "dgx_a100", 8192), made("b", "axonn", "dgx_h100", 6144)])
-    found = transferred(parts, shipped_cluster("alps"), framework_named("fsdp"))
+    found = transferred(parts, Cluster.named("alps"), framework_named("fsdp"))
     assert 0.55 < found.gemm_share < 0.75 < PRIOR.gemm_share  # of the H100, by the other framework
     assert found.launch_s > 2 * PRIOR.launch_s  # of the framework, on the other GPU
     assert found.inter_node_share == PRIOR.inter_node_share  # a network's, and it is not known
-    nowhere = transferred(parts, shipped_cluster("frontier"), framework_named("nanotron"))
+    nowhere = transferred(parts, Cluster.named("frontier"), framework_named("nanotron"))
     assert nowhere.launch_s == PRIOR.launch_s
     kinds = [
-        transferred(parts, shipped_cluster(c), framework_named("nanotron"))
+        transferred(parts, Cluster.named(c), framework_named("nanotron"))
         for c in ("dgx_a100", "dgx_h100")
     ]
     assert nowhere.gemm_share == pytest.approx(np.median([k.gemm_share for k in kinds]), rel=1e-3)
-    assert transferred([], shipped_cluster("frontier"), framework_named("nanotron")) == PRIOR
+    assert transferred([], Cluster.named("frontier"), framework_named("nanotron")) == PRIOR
 
 
 def test_a_deviation_of_each_models_own_is_integrated_out() -> None:
@@ -86,7 +86,7 @@ def test_only_a_framework_of_own_kernels_has_models_that_deviate() -> None:
 
 def test_constants_are_of_a_framework_or_of_a_gpu_or_of_a_network() -> None:
     assert not set(OF_FRAMEWORK) & set(OF_GPU)
-    assert gpu_kind(shipped_cluster("alps")) == gpu_kind(shipped_cluster("dgx_h200")) == 989
+    assert gpu_kind(Cluster.named("alps")) == gpu_kind(Cluster.named("dgx_h200")) == 989
 
 
 def test_what_is_learnt_for_a_table_has_no_row_of_it_nor_of_its_models() -> None:
@@ -102,14 +102,14 @@ def test_an_interval_covers_the_rows_within_it() -> None:
 
 
 def test_a_framework_has_its_constants_where_it_was_fitted_and_what_transfers_elsewhere() -> None:
-    at_home = cost_model(shipped_cluster("dgx_h100"), framework_named("nanotron"))
-    abroad = cost_model(shipped_cluster("perlmutter"), framework_named("nanotron"))
+    at_home = cost_model(Cluster.named("dgx_h100"), framework_named("nanotron"))
+    abroad = cost_model(Cluster.named("perlmutter"), framework_named("nanotron"))
     assert at_home.covariance is not None and at_home.log_sd != abroad.log_sd
     assert abroad.covariance is None
     assert abroad.constants.inter_node_share == PRIOR.inter_node_share
     assert abroad.memory.constants == at_home.memory.constants
-    other = cost_model(shipped_cluster("perlmutter"), framework_named("fsdp"))
+    other = cost_model(Cluster.named("perlmutter"), framework_named("fsdp"))
     assert abroad.constants.gemm_share == other.constants.gemm_share != PRIOR.gemm_share
-    unknown = cost_model(shipped_cluster("tiny_cpu"), framework_named("meshtune"))
+    unknown = cost_model(Cluster.named("tiny_cpu"), framework_named("meshtune"))
     assert unknown.constants.step_s == PRIOR.step_s and unknown.log_sd == abroad.log_sd
     assert tables()["h100_nanotron_sweep"] > 0

@@ -95,3 +95,11 @@ def test_every_picture_of_the_docs_is_shown() -> None:
 
 def test_the_readme_has_at_most_900_words() -> None:
     assert len(README.read_text().split()) <= 900
+
+
+def test_the_guide_stays_short() -> None:
+    guide = {page.name: page.read_text() for page in (ROOT / "docs" / "guide").glob("*.md")}
+    words = {name: len(text.split()) for name, text in guide.items() if name != "reference.md"}
+    assert len(guide) <= 15
+    assert sum(words.values()) <= 20_000
+    assert words["spaces.md"] <= 1_300

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, check, load_space, shipped_spaces
+from search_spaces import SearchSpace, SpaceError, check, load_space, shipped_records
 from search_spaces.points.enumeration import MAX_WORK, ValidConfigs
+from support.broken_rules import broken_rules
 
 Load = Callable[[str], SearchSpace]
 
@@ -21,14 +22,14 @@ def brute_force(space: SearchSpace) -> tuple[int, dict[str, int], dict[str, int]
     names = list(space.parameters)
     rows = list(itertools.product(*(space.parameters[n].values for n in names)))
     columns = {n: np.array([r[i] for r in rows]) for i, n in enumerate(names)}
-    found = space.violations(columns)
+    broken = broken_rules(space, columns)
     left = np.ones(len(rows), dtype=bool)
     in_order = {}
     for rule in space.rules:
-        in_order[rule.name] = int(np.count_nonzero(left & found.removed[rule.name]))
-        left &= ~found.removed[rule.name]
-    alone = {name: int(np.count_nonzero(removed)) for name, removed in found.removed.items()}
-    return int(np.count_nonzero(found.valid)), alone, in_order
+        in_order[rule.name] = int(np.count_nonzero(left & broken[rule.name]))
+        left &= ~broken[rule.name]
+    alone = {name: int(np.count_nonzero(removed)) for name, removed in broken.items()}
+    return int(np.count_nonzero(left)), alone, in_order
 
 
 @pytest.mark.parametrize("chunk", [1, 50, 1 << 19])
@@ -103,7 +104,7 @@ def listed(space: SearchSpace) -> np.ndarray:
     return np.flatnonzero(space.valid(space.raw_columns(np.arange(space.raw_size))))
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize("name", [*shipped_records("space")])
 def test_the_valid_configurations_are_those_that_keep_every_rule(name: str) -> None:
     space = load_space(name)
     found = ValidConfigs(space)
@@ -112,7 +113,7 @@ def test_the_valid_configurations_are_those_that_keep_every_rule(name: str) -> N
     np.testing.assert_array_equal(found.all(), expected)
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize("name", [*shipped_records("space")])
 def test_a_rule_reads_no_other_parameters_than_it_is_known_to(name: str) -> None:
     space = load_space(name)
     rng = np.random.default_rng(1)
@@ -176,7 +177,7 @@ def test_the_report_notes_what_the_trainer_lacks(load: Load, good: str) -> None:
     assert "note: the built-in trainer does not have energy_joules yet" in text
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize("name", [*shipped_records("space")])
 def test_every_shipped_space_has_valid_configurations(name: str) -> None:
     report = check(load_space(name))
     assert report.valid > 0 and report.exact

@@ -12,24 +12,27 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from search_spaces import SearchSpace, check, shipped_adapters
+from search_spaces import SearchSpace, check, shipped_records
 from search_spaces.language.trainer_schema import TrainerSpec
 from search_spaces.trainers.command import CommandTrainer
+from slurm import load_site
 from trainer.deepspeed import rules as deepspeed
 from trainer.plan.rules.requirements import REQUIREMENTS
 
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "guide" / "spaces.md").read_text()
-GUIDE = DOCS / "guide"
-OTHERS = [DOCS.parent / "README.md", GUIDE / "own-trainer.md", GUIDE / "own-axes.md"]
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guide"
 YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
-EXAMPLES = YAML.findall(PAGE)
+PAGES = (
+    *(ROOT / "README.md", GUIDE / "spaces.md", GUIDE / "own-trainer.md", GUIDE / "training.md"),
+    *(GUIDE / "faq.md", GUIDE / "plugins.md"),
+)
+EXAMPLES = {page.name: YAML.findall(page.read_text()) for page in PAGES}
+REFERENCE = (GUIDE / "reference.md").read_text()
+SITE, OWN_CLUSTER = YAML.findall((GUIDE / "cluster.md").read_text())
 ADAPTERS = [
     *("megatron-lm", "megatron-bridge", "megatron-deepspeed", "neox", "torchtitan", "nanotron"),
     *("picotron", "maxtext", "deepspeed", "transformers", "lightning", "accelerate"),
 ]
-WHOLE = [text for page in OTHERS for text in YAML.findall(page.read_text())]
-
 
 # Rules of some spaces only, beside what the trainer requires.
 BESIDE = (
@@ -54,7 +57,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: found)
 
 
-@pytest.mark.parametrize("example", EXAMPLES + WHOLE)
+@pytest.mark.parametrize("example", [text for texts in EXAMPLES.values() for text in texts])
 def test_an_example_loads_and_has_valid_configurations(
     load: Callable[[str], SearchSpace], tmp_path: Path, good: str, example: str
 ) -> None:
@@ -76,15 +79,31 @@ def test_the_guide_begins_with_a_short_space_for_every_adapter() -> None:
     first = (GUIDE / "own-trainer.md").read_text().split("The *adapter* writes", 1)[0]
     blocks = YAML.findall(first)
     assert [yaml.safe_load(text)["trainer"]["adapter"] for text in blocks] == ADAPTERS
-    assert sorted(ADAPTERS) == shipped_adapters()
+    assert sorted(ADAPTERS) == [*shipped_records("adapter")]
     assert max(len(text.splitlines()) for text in blocks) <= 15
 
 
-def test_the_page_has_examples_and_names_every_rule() -> None:
-    assert len(EXAMPLES) >= 5
-    for page in OTHERS:
-        assert any("version" in yaml.safe_load(text) for text in YAML.findall(page.read_text()))
+def test_a_page_has_examples_and_the_reference_names_every_rule() -> None:
+    assert len(EXAMPLES["spaces.md"]) >= 5
+    for page in ("README.md", "spaces.md", "own-trainer.md"):
+        assert any("version" in yaml.safe_load(text) for text in EXAMPLES[page])
     engine = (*deepspeed.deepspeed_requirements("cpu"), *deepspeed.deepspeed_requirements("cuda"))
     names = {requirement.name for requirement in (*REQUIREMENTS, *engine)}
     for name in (*names, *BESIDE):
-        assert f"`{name}`" in PAGE
+        assert f"`{name}`" in REFERENCE
+
+
+def test_the_site_profile_of_the_guide_has_every_key(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(SITE)
+    site = load_site(str(tmp_path / "mine.yaml"))
+    assert site.source and set(yaml.safe_load(SITE)) == set(type(site).model_fields)
+
+
+def test_the_guide_names_a_cluster_file_beside_the_space(
+    load: Callable[[str], SearchSpace], tmp_path: Path, good: str
+) -> None:
+    (tmp_path / "hal.yaml").write_text(
+        "{name: hal, gpus_per_node: 4, memory_gib: 80, peak_bf16_tflops: 312}"
+    )
+    space = load(yaml.safe_dump({**yaml.safe_load(good), **yaml.safe_load(OWN_CLUSTER)}))
+    assert space.cluster is not None and space.cluster.name == "hal"

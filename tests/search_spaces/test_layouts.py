@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from search_spaces import SearchSpace, SpaceError, StageLayers, StageSettings, check, exported
+from search_spaces import Export, SearchSpace, SpaceError, StageLayers, StageSettings, check
 from search_spaces.layouts import LayoutError, parsed_layout
 
 Load = Callable[[str], SearchSpace]
@@ -132,10 +132,10 @@ def test_layouts_are_searched_with_megatrons_own_split_among_them(load: Load) ->
     assert "--pipeline-model-parallel-layout" not in plain
     refused = searched.first_violation({**chunks, "vpp": 1}) or ""
     assert refused.startswith("layout_by_stages: pipeline_layout has num_layers t and pp * vpp")
-    told = exported(searched, chunks, "megatron-lm")
+    told = Export.of(searched, chunks, "megatron-lm")
     assert ("--pipeline-model-parallel-layout", CHUNKS) in told.arguments
     assert not told.unmapped
-    assert "pipeline_layout" in " ".join(exported(searched, chunks, "torchtitan").unmapped)
+    assert "pipeline_layout" in " ".join(Export.of(searched, chunks, "torchtitan").unmapped)
 
 
 def test_chunks_follow_from_pipelines_however_they_are_listed(load: Load) -> None:

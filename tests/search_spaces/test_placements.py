@@ -15,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from search_spaces import SearchSpace, check, load_space
 from search_spaces.cluster import Cluster
 from search_spaces.rules.placements import ranks_per_pair
+from support.broken_rules import broken_rules
 from trainer.deepspeed.rules import unsupported as deepspeed_unsupported
 from trainer.plan.config import TrainConfig
 from trainer.plan.limits import ConfigError
@@ -79,12 +80,12 @@ def decided(placement: Placement) -> dict[str, Any]:
 def compare(space: SearchSpace) -> int:
     """Hold every configuration of a space to what the trainer says; returns how many it runs."""
     raws = rows(space)
-    found = space.violations(columns(raws))
+    every = broken_rules(space, columns(raws))
     facts = space.columns(columns(raws)).columns
     running = 0
     seen: dict[str, int] = {}
     for row, raw in enumerate(raws):
-        broken = {name for name, removed in found.removed.items() if removed[row]}
+        broken = {name for name, removed in every.items() if removed[row]}
         if any(name.startswith("inactive_") for name in broken):
             continue  # the same configuration stands in another row
         world_size = int(np.broadcast_to(facts["world_size"], len(raws))[row])
@@ -101,7 +102,7 @@ def compare(space: SearchSpace) -> int:
         assert got == expected, raw
         if "placement_counts_once" in broken:
             assert twin(config, world_size) in seen, raw
-        elif "placement_counts_once" in found.removed:
+        elif "placement_counts_once" in every:
             assert seen.setdefault(twin(config, world_size), row) == row, raw
     return running
 
@@ -234,11 +235,11 @@ def test_the_space_and_the_engine_know_alike_what_deepspeed_cannot_train(
     trainer = {"builtin": {"data": "x", "device": device}}
     space = load(description(parameters, "flat", conditions=conditions, trainer=trainer))
     raws = rows(space)
-    found = space.violations(columns(raws))
-    engine = [name for name in found.removed if name.startswith("deepspeed_")]
-    others = [name for name in found.removed if name not in (*engine, "placement_counts_once")]
-    refused_by_others = np.logical_or.reduce([found.removed[name] for name in others])
-    refused = np.logical_or.reduce([found.removed[name] for name in engine])
+    every = broken_rules(space, columns(raws))
+    engine = [name for name in every if name.startswith("deepspeed_")]
+    others = [name for name in every if name not in (*engine, "placement_counts_once")]
+    refused_by_others = np.logical_or.reduce([every[name] for name in others])
+    refused = np.logical_or.reduce([every[name] for name in engine])
     deepspeed = columns(raws)["engine"] == "deepspeed"
     assert not np.any(refused & ~deepspeed)
     asked = np.flatnonzero(deepspeed & ~refused_by_others)

@@ -13,7 +13,7 @@ import yaml
 
 from foundation.documents import read_document
 from foundation.records import validate
-from search_spaces import SearchSpace, check, json_schema, load_space, shipped_spaces
+from search_spaces import SearchSpace, check, json_schema, load_space, shipped_records
 from search_spaces.cluster import Cluster
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
@@ -40,7 +40,7 @@ def cluster(name: str) -> Cluster:
 
 
 def test_all_promised_spaces_are_shipped() -> None:
-    assert set(shipped_spaces()) >= REQUIRED
+    assert {*shipped_records("space")} >= REQUIRED
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
@@ -220,12 +220,11 @@ def test_a_cluster_has_the_printed_facts(
 ) -> None:
     machine = cluster(name)
     assert (machine.name, machine.gpus_per_node, machine.memory_gib) == (name, gpus, memory_gib)
-    assert (machine.peak_tflops("bf16"), machine.gemm_bf16_tflops) == (peak, gemm)
+    assert (machine.peak_bf16_tflops, machine.gemm_bf16_tflops) == (peak, gemm)
     assert machine.nic is not None
     assert machine.nic.count * machine.nic.gb_per_s == nics_gb_per_s
     assert machine.links[-1].gpus == gpus
-    with pytest.raises(ValueError, match="no peak for fp32"):
-        machine.peak_tflops("fp32")
+    assert machine.peak_fp32_tflops is None
 
 
 def test_a_cluster_whose_links_do_not_reach_the_node_is_refused() -> None:

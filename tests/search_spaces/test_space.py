@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from foundation.documents import parse_document, plain_scalar
 from search_spaces import SearchSpace, SpaceError
+from support.broken_rules import broken_rules
 from trainer.plan.config import TrainConfig
 
 Load = Callable[[str], SearchSpace]
@@ -113,7 +114,7 @@ def test_a_constraint_on_an_inactive_parameter_without_default_holds(load: Load)
     assert space.command({"top": 0}, "d") == ("train", "5")
 
 
-def test_valid_takes_the_optimizers_data_frame(load: Load, good: str) -> None:
+def test_rules_take_a_data_frame(load: Load, good: str) -> None:
     space = load(good)
     rows = [
         values(tp=2, pp=1, vpp=1, mbs=1, gas=4, sequence_parallel=True, num_nodes=1),
@@ -123,9 +124,9 @@ def test_valid_takes_the_optimizers_data_frame(load: Load, good: str) -> None:
     frame = pd.DataFrame(rows)
     assert space.valid(frame).tolist() == [True, False, False]
     assert space.valid(frame.astype(object)).tolist() == [True, False, False]
-    removed = space.violations(frame).removed
-    assert removed["sequence_parallel_needs_tp"].tolist() == [False, True, False]
-    assert removed["world_by_tp_pp"].tolist() == [False, False, True]
+    broken = broken_rules(space, frame)
+    assert broken["sequence_parallel_needs_tp"].tolist() == [False, True, False]
+    assert broken["world_by_tp_pp"].tolist() == [False, False, True]
     assert space.valid(frame.iloc[:0]).shape == (0,)
 
 
@@ -163,7 +164,7 @@ def test_facts_hold_what_follows_from_a_configuration(load: Load, good: str) -> 
     assert {name: facts[name] for name in expected} == expected
     assert facts["num_layers"] == space.model.num_layers  # type: ignore[union-attr]
     assert facts["num_parameters"] == space.model.num_parameters  # type: ignore[union-attr]
-    assert (space.num_nodes(config), space.world_size(config)) == (2, 16)
+    assert (space.num_nodes(config), space.facts(config)["world_size"]) == (2, 16)
 
 
 def test_the_trainers_configuration_is_one_that_it_accepts(load: Load, good: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.sweeps.read import read_table
+from analysis.sweeps.read import read_tables
 from analysis.sweeps.record import Table
 
 SWEEP = (
@@ -47,6 +47,5 @@ def failed_row(dp: int = 8, mbs: int = 1, gas: int = 4) -> str:
 
 
 def read_sweep(path: Path, rows: Sequence[str]) -> Table:
-    table = read_table(sweep(path / "any_name.csv", rows))
-    assert table is not None
+    (table,) = read_tables(sweep(path / "any_name.csv", rows))
     return table

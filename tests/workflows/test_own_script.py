@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.best import load_best
+from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.folder import RunFolder
 from search_spaces import SpaceError, check, load_space, notes
@@ -59,7 +59,7 @@ def test_a_script_is_searched_without_model_cluster_or_nodes(
     assert (folder / "checkpoint").is_file()  # in the trial's folder, wherever it was started
     assert sorted(p.name for p in (tmp_path / "scripts").iterdir()) == ["base.txt", "train.py"]
     assert json.loads((folder / "trial.json").read_text())["workdir"] == str(tmp_path / "scripts")
-    best = load_best(out / "report" / "best.yaml")
+    best = Best.read(out / "report" / "best.yaml")
     assert best.workdir == tmp_path / "scripts" and best.ranks_per_node == 1
     trained = ["train", str(out / "report" / "best.yaml"), "--launcher", "local"]
     assert main([*trained, "--out", str(tmp_path / "trained")]) == 0

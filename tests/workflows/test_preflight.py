@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from analysis.prediction.pricing import Pricing
-from analysis.preflight.file import NotMeasuredError, cluster_file
+from analysis.preflight.file import Preflight
 from foundation.python import module_argv
 from search_spaces import load_space
 from slurm.launcher import LauncherError
@@ -19,7 +19,7 @@ from slurm.local.launcher import LocalLauncher
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site
-from support.preflight_results import WHEN, preflight_result, written
+from support.preflight_results import preflight_result, written
 from workflows.cli.main import main
 from workflows.preflight import cluster_name, conclude, default_ranks
 
@@ -36,7 +36,7 @@ def test_this_machine_is_measured_and_a_space_can_be_priced_with_it(
     assert {c.operation for c in machine.measured} == {
         "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"
     }  # fmt: skip
-    assert machine.peak_tflops("fp32") > 0 and machine.peak_tflops("bf16") > 0
+    assert machine.peak_fp32_tflops and machine.peak_bf16_tflops > 0
     space = tmp_path / "space.yaml"
     space.write_text(
         "version: 1\nmodel: tiny\ncluster: mine.yaml\ntrainer: {builtin: {data: python-source, "
@@ -108,8 +108,8 @@ def test_a_measurement_of_nothing_writes_nothing(
         assert conclude(file, out, "hal", "") == 1
         assert not out.exists()
     assert "nothing to write" in capsys.readouterr().err
-    with pytest.raises(NotMeasuredError):
-        cluster_file(preflight_result(gemm=[]), "hal", WHEN)
+    with pytest.raises(ValueError, match="no matrix product"):
+        Preflight(preflight_result(gemm=[]), "hal")
 
 
 def test_slow_links_and_gpus_are_named_when_they_are_written(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis import load_best
+from analysis import Best
 from analysis.report.page import write_report
 from foundation.documents import written_document
 from search_spaces.shipped import SHIPPED
@@ -128,7 +128,7 @@ def test_a_training_begins_from_what_best_yaml_loads_and_goes_on_from_its_own(
                 {"meshtune_best": 1, "num_nodes": 1, "ranks_per_node": 1, "train": content}
             )
         )
-        changed = _changed(load_best(path), Longer(save=saved)).train
+        changed = _changed(Best.read(path), Longer(save=saved)).train
         assert changed is not None and changed["save"] == str(saved)
         return str(changed["load"])
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's own configuration for one of ours (``docs/guide/deepspeed.md``). Torch-free."""
+"""DeepSpeed's own configuration for one of ours (``docs/guide/training.md``). Torch-free."""
 
 from __future__ import annotations
 

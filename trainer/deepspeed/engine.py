@@ -1,7 +1,7 @@
 """Training by DeepSpeed: the same model, configuration and data, by the engine many users run.
 
 A second opinion on every figure. The differences that DeepSpeed imposes are in
-``docs/guide/deepspeed.md``; what it cannot do is in ``deepspeed.rules``.
+``docs/guide/training.md``; what it cannot do is in ``deepspeed.rules``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ Width = Annotated[int, Field(ge=1, le=10_000_000)]
 Tokens = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Sequences = Annotated[int, Field(ge=1, le=1_000_000)]
 Ranks = Annotated[int, Field(ge=1, le=2**30)]
+MAX_NODES = 1_000_000
+MAX_GPUS_PER_NODE = 1024
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 

@@ -89,7 +89,7 @@ def prepare_data(arguments: Namespace) -> int:
 
 def minicluster(arguments: Namespace) -> int:
     """Start, stop or show the Slurm on this machine."""
-    from analysis import counted
+    from foundation.quantities import counted
     from slurm import minicluster as mini
 
     if arguments.action == "up":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis import FingerprintError, RunBusyError, RunError
+from analysis import RunError
 from foundation.files import FileError
 from foundation.registry import RegistryError
 from slurm import AllocationGoneError, BatchError, LauncherError, TooFewNodesError
@@ -18,20 +18,20 @@ class UsageError(Exception):
     """Arguments that do not fit together; the message names the remedy."""
 
 
-def input_errors() -> tuple[type[Exception], ...]:
-    """Mistakes in the input: exit code 2."""
-    return (
-        *(FileError, BatchError, ConfigError, UsageError),
-        *(FingerprintError, RunError, RunBusyError),
+EXIT_CODES: dict[int, tuple[type[Exception], ...]] = {
+    # Mistakes in the input.
+    2: (
+        *(FileError, RunError, BatchError, ConfigError, UsageError),
         *(RegistryError, PolicyError, LaunchError, SimulationError, TooFewNodesError),
-    )
+    ),
+    # Interruptions: the same command resumes.
+    3: (AllocationGoneError, NoRoomError),
+    # Failures of launchers, trackers and the system.
+    1: (LauncherError, TrackerError, OSError),
+}
+"""The first code whose errors include it is that of an error."""
 
 
-def interruptions() -> tuple[type[Exception], ...]:
-    """Interruptions that the same command resumes after: exit code 3."""
-    return (AllocationGoneError, NoRoomError)
-
-
-def run_errors() -> tuple[type[Exception], ...]:
-    """Failures of launchers, trackers and the system: exit code 1."""
-    return (LauncherError, TrackerError, OSError)
+def exit_code(error: Exception) -> int | None:
+    """The process's exit code after an error; None for an error of meshtune's own."""
+    return next((code for code, kinds in EXIT_CODES.items() if isinstance(error, kinds)), None)

@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
 
 def init(arguments: Namespace) -> int:
-    """Write a space file; what is not given is asked for."""
+    """Write a space file; asks for missing options."""
     from workflows.cli.errors import UsageError
     from workflows.first_space import Wanted, first_space
 
@@ -58,12 +58,12 @@ def init(arguments: Namespace) -> int:
         raise UsageError(f"{option(error.argument)}: {error.what}") from None
     file.write_text(text)
     print(*notes, sep="\n")
-    print(f"{shown(file)}; next: meshtune check {shown(file)}")
+    print(f"wrote {shown(file)}; next: meshtune check {shown(file)}")
     return 0
 
 
 def _ask(arguments: Namespace) -> None:
-    """Ask for what is missing, where somebody can answer."""
+    """Ask for missing options on a terminal."""
     from workflows.cli.errors import UsageError
 
     missing = [name for name in ASKED if getattr(arguments, name) is None]
@@ -71,7 +71,7 @@ def _ask(arguments: Namespace) -> None:
         missing = [name for name in missing if name != "model"]
     if missing and not sys.stdin.isatty():
         names = " and ".join(f"--{name}" for name in missing)
-        raise UsageError(f"{names} missing: there is no terminal to ask on, so give them")
+        raise UsageError(f"{names} missing; give them, as there is no terminal to ask on")
     for name in missing:
         if name != "model":
             print(f"{ASKED[name]}: {', '.join(sorted(search_spaces.shipped_records(name)))}")

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import analysis
 from foundation.messages import shown
+from foundation.quantities import counted
 from workflows.cli.arguments import Commands, Handler, add, command, folder
 from workflows.cli.working import Working
 
@@ -65,7 +66,7 @@ def to_wandb(arguments: Namespace) -> int:
     project, name = arguments.project, _name(arguments)
     where = f"--project {project}"
     written = _copied(arguments, where, lambda run: copy(run, project, name, Path()))
-    print(f"{analysis.counted(written, 'trial')} written to the project {project}, group {name}")
+    print(f"{counted(written, 'trial')} written to the project {project}, group {name}")
     return 0
 
 
@@ -84,7 +85,7 @@ def _copied(arguments: Namespace, where: str, copy: Callable[[analysis.Run], C])
 def _print_counts(counts: tuple[int, int], where: str) -> None:
     added, known = counts
     already = f", {known} were there already" if known else ""
-    print(f"{analysis.counted(added, 'trial')} added to the {where}{already}")
+    print(f"{counted(added, 'trial')} added to the {where}{already}")
 
 
 def _name(arguments: Namespace) -> str:

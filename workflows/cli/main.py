@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import MutableMapping, Sequence
-from types import ModuleType
 from typing import NoReturn
 
 from foundation.messages import message
@@ -53,30 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = arguments.handler(arguments)
         sys.stdout.flush()
-    except _errors().input_errors() as error:
-        print(f"meshtune: {message(error)}", file=sys.stderr)
-        return 2
     except BrokenPipeError:
         # The reader has enough; the interpreter's own last flush must not complain either.
         _drop_output()
         return code
-    except _errors().interruptions() as error:
-        print(f"meshtune: {error}", file=sys.stderr)
-        return 3
-    except _errors().run_errors() as error:
-        print(f"meshtune: {message(error)}", file=sys.stderr)
-        _drop_output()
-        return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        from workflows.cli.errors import exit_code
+
+        if (known := exit_code(error)) is None:
+            raise
+        print(f"meshtune: {message(error)}", file=sys.stderr)
+        _drop_output()
+        return known
     return code
-
-
-def _errors() -> ModuleType:
-    """The errors by exit code; imported when there is one."""
-    from workflows.cli import errors
-
-    return errors
 
 
 def _open_standard_streams() -> None:

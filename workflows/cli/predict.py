@@ -123,7 +123,7 @@ def _asked(arguments: Namespace) -> tuple[search_spaces.SearchSpace, dict[str, A
     if arguments.space is None:
         return default_space_of(arguments), None
     file = Path(arguments.space)
-    config = analysis.parameters_of(file)
+    config = analysis.Best.parameters_in(file)
     if config is None:
         return search_spaces.load_space(arguments.space), None
     space = search_spaces.load_space(analysis.RunFolder.holding(file).space_file)
@@ -174,7 +174,7 @@ def _scale(arguments: Namespace, pricing: analysis.Pricing, config: dict[str, An
         raise UsageError(f"{pricing.space.file}: {error}") from error
     if arguments.picture:
         form = _FORMS[arguments.picture.suffix]
-        arguments.picture.write_bytes(analysis.image(analysis.scaling_figure(scaled), form))
+        arguments.picture.write_bytes(analysis.scaling_image(scaled, form))
     tokens = arguments.tokens or DEFAULT_TOKENS
     if arguments.json:
         return print_json(of_scaling(scaled, tokens))

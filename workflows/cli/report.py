@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def report(arguments: Namespace) -> int:
     from workflows.cli.errors import UsageError
 
     # An error before slow imports.
-    runs = [_read(each, arguments.study) for each in arguments.runs]
+    runs = [analysis.read_results(each, arguments.study) for each in arguments.runs]
     if len(runs) > 1:
         if arguments.out:
             raise UsageError("--out: several runs are compared, and no page is written")
@@ -75,23 +74,14 @@ def report(arguments: Namespace) -> int:
     return print_json({**files, **_as_json(runs[0])})
 
 
-def _read(where: str, study: str) -> analysis.Run:
-    """A meshtune run, or the results of another program's search."""
-    file = Path(where)
-    own = file.is_file() and analysis.RunFolder(file.parent).started
-    if analysis.is_storage(where) or (file.is_file() and not own):
-        return analysis.read_results(where, study)
-    return analysis.read_run(file.parent if file.is_file() else file)
-
-
 def _page(run: analysis.Run, out: Path | None, tell: Callable[[str], object]) -> Path:
     from workflows.cli.errors import UsageError
 
     if not run.origin:
-        return written(run.directory, tell)
+        return analysis.write_report(run, tell=tell)
     out = out or Path(re.sub(r"[^\w.-]+", "_", run.space) + "-report")
     try:
-        return analysis.write_imported(run, out, _announced(analysis.SECTIONS, tell))
+        return analysis.write_report(run, folder=out, tell=tell)
     except FileExistsError as error:
         raise UsageError(f"{shown(str(error))}, or choose another --out") from None
 
@@ -102,31 +92,6 @@ def _as_json(run: analysis.Run) -> dict[str, Any]:
 
     if run.origin:
         return of_run(run, Budget(), run.last_t, "ended", running=False)
-    driver = analysis.driver_of(run.directory)
+    driver = run.folder.driver
     budget = Budget.of(analysis.RunFolder(run.directory).frozen_space())
     return of_run(run, budget, run.last_t, state_of(run, driver), bool(driver))
-
-
-def written(run_dir: Path, tell: Callable[[str], object], home: Path | None = None) -> Path:
-    """Write a report, announcing each of its parts; see ``write_report``."""
-
-    def validated(run: analysis.Run) -> analysis.CrossValidation | None:
-        tell("comparing the cost model with the trials")
-        return analysis.cross_validated(run)
-
-    return analysis.write_report(run_dir, _announced(analysis.SECTIONS, tell), validated, home)
-
-
-def _announced(
-    sections: Iterable[analysis.Section], tell: Callable[[str], object]
-) -> list[analysis.Section]:
-    """Sections that announce themselves when they are drawn."""
-
-    def announced(section: analysis.Section) -> analysis.Section:
-        def draw(content: analysis.Content) -> str:
-            tell(f"report: {section.heading(content)}")
-            return section.draw(content)
-
-        return replace(section, draw=draw)
-
-    return [announced(section) for section in sections]

@@ -12,6 +12,7 @@ import analysis
 import search_spaces
 import slurm
 from foundation.messages import printable, shown
+from foundation.quantities import counted
 from workflows.cli.arguments import (
     Commands,
     add,
@@ -97,7 +98,7 @@ def status(arguments: Namespace) -> int:
         return 0
     run = analysis.read_run(arguments.run)
     budget = Budget.of(analysis.RunFolder(arguments.run).frozen_space())
-    driver = analysis.driver_of(arguments.run)
+    driver = analysis.RunFolder(arguments.run).driver
     state = state_of(run, driver)
     # The machine's clock may have been set back since the driver began.
     now = max(run.last_t, time.time()) if driver and run.launcher != "simulate" else run.last_t
@@ -135,8 +136,8 @@ def _resumption(run: analysis.Run) -> str:
 
     if run.launcher == LAUNCHER:
         return "the program that asked for its trials resumes it"
-    launcher = "" if run.launcher in ("", "local", "srun") else f" --launcher {run.launcher}"
-    by_hand = f"`meshtune search {quote(str(run.folder.space_file))}{launcher}` resumes it"
+    space_file = quote(str(run.folder.space_file))
+    by_hand = f"`meshtune search {space_file}{run.launcher_option}` resumes it"
     if (run.directory / slurm.SCRIPT_NAME).exists():
         return f"its job resumes it if squeue still lists the job, else {by_hand}"
     return by_hand
@@ -169,7 +170,7 @@ def train(arguments: Namespace) -> int:
             "`meshtune report RUN` writes"
         )
     check_site(arguments)
-    best = analysis.load_best(arguments.best)
+    best = analysis.Best.read(arguments.best)
     chosen = launcher_name(arguments.launcher)
     refuse_too_many_ranks(best.path, arguments.launcher, best.num_nodes * best.ranks_per_node)
     if arguments.save_interval and arguments.save is None:
@@ -188,13 +189,13 @@ def repair(arguments: Namespace) -> int:
     done = analysis.repair_run(arguments.run)
     for number, text in done.notes:
         print(f"line {number}: {text}")
-    lines = analysis.counted(done.lines, "line")
+    lines = counted(done.lines, "line")
     if done.backup is None:
         print(f"the journal is intact: {lines}")
         return 0
     trials = done.run.trials.values()
     ended = sum(trial.ended for trial in trials)
-    count = analysis.counted(len(trials), "trial")
+    count = counted(len(trials), "trial")
     print(f"the journal now has {lines}: {ended} of {count} have ended")
     print(f"backup of the damaged journal: {done.backup}")
     print(_resumption(done.run))

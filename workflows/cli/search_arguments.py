@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from analysis import RunFolder, driver_of
+from analysis import RunFolder
 from search_spaces import SearchSpace, SpaceError, load_space
 from slurm import job_of
 from workflows.cli.errors import UsageError
@@ -98,7 +98,7 @@ def refuse_second_job(folder: RunFolder) -> None:
             f"submitted ({folder.space_file.name} there): wait for its end, or `scancel {job.id}` "
             "and submit again; for a space that has changed choose another --run-dir"
         )
-    if driver := driver_of(folder.path):
+    if driver := folder.driver:
         raise UsageError(
             f"{folder.path} is being searched by another meshtune ({driver}): submit when it has "
             "ended, or choose another --run-dir"

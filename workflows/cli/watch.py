@@ -22,7 +22,6 @@ def add_commands(commands: Commands) -> None:
 def watch(arguments: Namespace) -> int:
     """Serve a run's page until Ctrl-C."""
     from workflows.cli.errors import UsageError
-    from workflows.cli.report import written
     from workflows.watch import LOOKED_S, PageError, Pages, serving
 
     analysis.read_run(arguments.run)  # an error now
@@ -30,7 +29,7 @@ def watch(arguments: Namespace) -> int:
     if port > 65535:
         raise UsageError(f"--port {port}: accepted a port up to 65535")
     home = arguments.run
-    pages = Pages(home, lambda copy: written(copy, lambda _: None, home))
+    pages = Pages(home, lambda copy: analysis.write_report(copy, home=home))
     with serving(pages, port) as address:
         print(f"{address}\n(reachable from this machine only; Ctrl-C stops it)", flush=True)
         said = ""  # an error that lasts is printed once

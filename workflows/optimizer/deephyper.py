@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import TOLD, Array, Run, Trial, counted
+from analysis import Array, Run, Trial
+from foundation.quantities import counted
 from search_spaces import Parameter, SearchSpace
 from workflows.optimizer.scalarization import Scalarization, merits, reached
 
@@ -74,7 +75,7 @@ class DeepHyperOptimizer:
 
     @staticmethod
     def _told(trial: Trial) -> bool:
-        return trial.kind in TOLD
+        return trial.completed
 
     def _values(self, trials: Sequence[Trial], weights: Array | None) -> list[float | str]:
         """What DeepHyper, which maximizes, is told: of several objectives how near to an aim.

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from analysis import (
-    EXPLORATION,
     LIKELY,
     NOISE_LOG_SD,
     Array,
@@ -25,6 +24,7 @@ from analysis import (
     Outlook,
     ResidualProcess,
     Run,
+    Trial,
     drawn,
     in_time,
 )
@@ -94,7 +94,7 @@ class ExploringPolicy(Policy):
         expected = {"objective": float(np.exp(sign * mean[at])), "low": ends[0], "high": ends[1]}
         expected["fits"] = float(runs[at])
         why = f"the model is least sure of it (± {unknown[at]:.0%})"
-        return Proposal(config, EXPLORATION, why, expected)
+        return Proposal(config, Trial.EXPLORATION, why, expected)
 
     def _farthest(self, run: Run, max_nodes: int) -> Proposal | None:
         """Farthest from all that was tried, every parameter's values from 0 to 1."""
@@ -112,7 +112,7 @@ class ExploringPolicy(Policy):
         for tried in places([space.raw(trial.config) for trial in run.trials.values()]):
             apart = np.minimum(apart, np.square(there - tried).sum(axis=1))
         config = space.canonical(candidates[int(np.argmax(apart))])
-        return Proposal(config, EXPLORATION, "farthest from everything that was tried")
+        return Proposal(config, Trial.EXPLORATION, "farthest from everything that was tried")
 
 
 def still_unknown(residual: ResidualProcess, features: Array, others: Array, count: int) -> Array:

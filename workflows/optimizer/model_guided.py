@@ -14,7 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import LIKELY, Array, CostModel, Pricing, Run, Trial, counted, drawn, positive
+from analysis import (
+    LIKELY,
+    Array,
+    CostModel,
+    Pricing,
+    Run,
+    Trial,
+    drawn,
+    positive,
+)
+from foundation.quantities import counted
 from search_spaces import FRAMEWORKS, Candidates
 from workflows.optimizer.belief import REMEMBERED, Belief, Evidence
 from workflows.optimizer.goal import Goal

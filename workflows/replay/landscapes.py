@@ -14,17 +14,12 @@ import pandas as pd
 
 from analysis import (
     RECOMPUTE,
-    TABLE_FORMATS,
     Table,
     TableError,
-    is_deephyper,
-    is_storage,
-    missing_columns,
     number_column,
-    read_csv,
     read_results,
     read_tables,
-    resized,
+    results_table,
 )
 from foundation.documents import as_written, plain_scalar
 from foundation.messages import listed, shown
@@ -65,26 +60,18 @@ def recorded(where: Path | str, columns: Sequence[str] = (), study: str = "") ->
     Raises:
         TableError: if there is nothing to replay; the message says why.
     """
-    if is_storage(str(where)):
+    if "://" in str(where):
         return _of_search(columns, shown(where), of_results(read_results(str(where), study)))
     path = Path(where)
     with suppress(OSError):  # an unreadable path has its error when it is read
         if path.is_dir():
             path /= "results.csv"
-    frame = read_csv(path)
-    if is_deephyper(frame):
+    frame = results_table(path)
+    if frame is not None:
         own = (path.parent / "space.yaml").is_file()
         landscape = _of_run(path, frame) if own else of_results(read_results(str(path)))
         return _of_search(columns, str(path), landscape)
-    if unknown := [name for name in columns if name not in frame]:
-        raise TableError(f"{path}: no column {listed(unknown)}; it has {listed(frame.columns)}")
     tables = read_tables(path, columns)
-    if not tables:
-        raise TableError(
-            f"{path}: of no known form ({', '.join(TABLE_FORMATS)}, or a run's results.csv); it "
-            f"has the columns {listed(frame.columns) or 'none'}, and for the form 'sweep' lacks "
-            f"{', '.join(missing_columns(frame))}"
-        )
     found: list[Landscape] = []
     left_out: Counter[str] = Counter()
     for table in tables:
@@ -176,10 +163,7 @@ def _landscape(key: str, table: Table) -> Landscape:
     table = table[table.failed | np.isfinite(table.step_time_s)]  # others have no outcome
     jobs = table.jobs
     _check_same(key, table)
-    cluster = table.clusters[str(table.cluster[0])]
-    world = int(jobs.world_size.max())
-    if world < cluster.gpus_per_node:
-        cluster = resized(cluster, world)
+    cluster = table.machine()
     nodes = np.maximum(np.round(jobs.world_size / cluster.gpus_per_node), 1)
     columns = {name: getattr(jobs, name) for name in _VARIED} | {"num_nodes": nodes}
     columns["zero_stage"] = np.maximum(columns["zero_stage"], 0)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis import CostModel, Pricing, Run, Trial, counted, price
+from analysis import CostModel, Pricing, Run, Trial, price
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from workflows.optimizer.policy import Policy
 from workflows.optimizer.registry import make_policy

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from analysis import Run, StartUp, Trial, counted, metric
+from analysis import Metrics, Run, StartUp, Trial
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import BLAMELESS
 
@@ -67,12 +68,12 @@ class Budget:
     def not_worth_it(self, expected: Mapping[str, float], run: Run) -> str | None:
         """Why the next trial should not start although there is budget, or None if it should.
 
-        One small gain may be a belief that the next trial shakes: only several in a row end a
+        One small expected gain may change with the next trial: only several in a row end a
         search, and none before enough trials succeeded.
 
         Args:
-            expected: of the proposal; without ``gain`` nobody knows.
-            run: what was proposed before.
+            expected: the proposal's; without ``gain`` it is unknown.
+            run: has the earlier proposals.
         """
         before = [t.expected for t in run.trials.values() if not t.explores][1 - SMALL_GAINS :]
         gains = [e.get("gain", math.inf) for e in [*before, expected]]
@@ -177,5 +178,5 @@ class NodeHours:
 
 
 def _step_time_s(trial: Trial) -> float | None:
-    median = metric(trial.result, "step_time_s.median")
+    median = Metrics(trial.result).get("step_time_s.median")
     return float(median) if median and median > 0 else None

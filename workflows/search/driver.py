@@ -13,7 +13,6 @@ from dataclasses import replace
 from functools import partial
 
 from analysis import (
-    Attempt,
     Closed,
     Ended,
     Event,
@@ -24,9 +23,8 @@ from analysis import (
     Run,
     RunFolder,
     Started,
-    Trial,
-    counted,
 )
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import Kind, Launcher, LauncherError, Lease, NodePool, Outcome, read_result
 from workflows.optimizer.policy import Policy
@@ -193,7 +191,10 @@ class Driver:
         for trial, attempt in left_running:
             if attempt:
                 self._end(
-                    trial.number, attempt.number, attempt.nodes, self._left_behind(trial, attempt)
+                    trial.number,
+                    attempt.number,
+                    attempt.nodes,
+                    self._left_behind(trial.number, attempt.name),
                 )
         for trial in self.state.trials.values():
             if not trial.ended:
@@ -205,11 +206,11 @@ class Driver:
         """Whether a trial is this folder's, and not that of a folder that this one is a copy of."""
         return self.state.identity is None or name.startswith(f"{self.factory.run_id}-")
 
-    def _left_behind(self, trial: Trial, attempt: Attempt) -> Outcome:
+    def _left_behind(self, number: int, name: str) -> Outcome:
         """The outcome of an attempt whose driver was killed: its result if it has one."""
-        outcome = read_result(self.folder.trial(trial.number))
+        outcome = read_result(self.folder.trial(number))
         message = "its driver was killed"
-        if not self._is_own(attempt.name):
+        if not self._is_own(name):
             message = "it ran in the folder that this one is a copy of"
         # Not CANCELLED: a trial that kills its driver must not be tried for ever.
         return outcome or Outcome(Kind.PREEMPTED, message=message)

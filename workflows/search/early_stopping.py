@@ -18,7 +18,7 @@ from analysis import MissingMetricError, Run, Trial, noise_of
 from foundation.files import is_number
 from search_spaces import SearchSpace
 from slurm import EarlyStop, StepReport, result_of_steps
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 
 MARGIN = 0.05  # share of the best objective
 SURE = 0.99  # of each interval, one-sided
@@ -74,8 +74,8 @@ class EarlyStopping:
         best = self._incumbent
         if best is None or ended.number == best.trial or any(a.repeat for a in ended.attempts):
             return True
-        figure = ended.objective
-        return figure is not None and figure > 0 and self._log(figure) > best.log
+        value = ended.objective
+        return value is not None and value > 0 and self._log(value) > best.log
 
     def judge(self, config: Mapping[str, Any], steps: Sequence[StepReport]) -> EarlyStop | None:
         """Why a trial of ``config`` should stop after these steps; None while it may continue."""
@@ -87,12 +87,12 @@ class EarlyStopping:
         logs = []
         for step in measured:
             try:
-                [figure] = figures(self._space, config, result_of_steps([step])).values()
+                [value] = objective_values(self._space, config, result_of_steps([step])).values()
             except MissingMetricError:
                 return None
-            if not 0 < figure < math.inf:
+            if not 0 < value < math.inf:
                 return None
-            logs.append(self._log(figure))
+            logs.append(self._log(value))
         behind = best.log - statistics.fmean(logs)
         doubt = math.hypot(_half_interval(logs), best.interval, best.between)
         threshold = doubt - math.log1p(-MARGIN)
@@ -107,8 +107,8 @@ class EarlyStopping:
             message, result_of_steps(measured), max(0, left) * self._step_time_s(measured)
         )
 
-    def _log(self, figure: float) -> float:
-        return math.log(figure) if self._space.objective.maximize else -math.log(figure)
+    def _log(self, value: float) -> float:
+        return math.log(value) if self._space.objective.maximize else -math.log(value)
 
     def _step_time_s(self, steps: Sequence[StepReport]) -> float:
         """Seconds per remaining step; 0 if the trainer is not told the number of steps."""

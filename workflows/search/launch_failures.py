@@ -34,13 +34,7 @@ class LaunchFailures:
         self._in_a_row = 0
 
     def note(self, trial: int, kind: Kind, wave: int, now_s: float) -> bool:
-        """Record the end of an attempt.
-
-        Args:
-            trial: its trial's number.
-            kind: how it ended.
-            wave: ``self.wave`` when the attempt began.
-            now_s: time of its end.
+        """Record the end of an attempt that began in ``wave``.
 
         Returns:
             False if it failed together with one that is counted already.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from analysis import MissingMetricError, required_metric
+from analysis import Metrics, MissingMetricError
 from search_spaces import SearchSpace
 from workflows.search.throughput import completed, job_of
 
@@ -18,7 +18,7 @@ class _Metrics:
         self._result, self._wanted = result, wanted
 
     def __call__(self, key: str) -> float:
-        return required_metric(self._result, key, self._wanted)
+        return Metrics(self._result).required(key, self._wanted)
 
 
 def _node_seconds_per_token(of: _Metrics, space: SearchSpace, config: Mapping[str, Any]) -> float:
@@ -39,7 +39,7 @@ DERIVED: dict[str, Callable[[_Metrics, SearchSpace, Mapping[str, Any]], float]] 
 }
 
 
-def figures(
+def objective_values(
     space: SearchSpace, config: Mapping[str, Any], result: Mapping[str, Any]
 ) -> dict[str, float]:
     """The value of every objective, in the space's order; may be infinite or not a number.

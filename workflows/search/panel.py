@@ -12,16 +12,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from analysis import (
-    Run,
-    clock_text,
-    config_text,
-    duration,
-    front_lines,
-    objectives_text,
-    verdict_lines,
-)
+from analysis import Run, front_lines, verdict_lines
 from foundation.messages import printable
+from foundation.quantities import clock_text, config_text, duration
 from slurm import BLAMELESS
 from workflows.search.budget import Budget, NodeHours, node_hours, wall_time_s
 
@@ -93,7 +86,7 @@ class Panel:
             rows.append(("best", Text("no success yet")))
         else:
             times = len(best.measurements)
-            words = f"{objectives_text(run, best)}, trial {best.number}"
+            words = f"{run.objectives_text(best)}, trial {best.number}"
             words += f", the median of {times}" if times > 1 else ""
             rows.append(("best", Text(words, style=f"bold {OK}")))
             rows.append(("", Text(self._config(best.config))))

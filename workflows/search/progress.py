@@ -20,16 +20,11 @@ from analysis import (
     Run,
     Started,
     Trial,
-    attempt_text,
-    clock_text,
-    config_text,
-    counted,
-    early_stop_lines,
     front_lines,
-    objectives_text,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import clock_text, config_text, counted
 from workflows.search.budget import Budget, node_hours, wall_time_s
 from workflows.search.listening import Notice, Tick
 from workflows.search.panel import Panel, colour, node_ranges
@@ -68,7 +63,6 @@ def summary(run: Run, budget: Budget, now: float, alive: bool = True) -> list[tu
         rows.append(("best", "no success yet"))
     rows += front_lines(run)
     rows += verdict_lines(run)
-    rows += early_stop_lines(run)
     rows.append(("time", _spent(wall_time_s(run, now), budget.wall_time_s, clock_text)))
     rows.append(("node-hours", _spent(node_hours(run, now), budget.node_hours, "{:.3g}".format)))
     return rows
@@ -138,13 +132,13 @@ class Progress:
             )
             return
         spent, style = clock_text(attempt.elapsed_s), colour(attempt.kind)
-        if words := attempt_text(run, trial, attempt):
+        if words := run.attempt_text(trial, attempt):
             new = "  <- best" if self._is_best(run, trial) else ""
             self.say(f"{what} {words}  {spent}{new}", style)
         elif attempt.kind == "ok":
             best = self._is_best(run, trial)
             new = "  <- best" if best else "  <- front" if trial in run.front() else ""
-            self.say(f"{what} ok       {objectives_text(run, trial)}  {spent}{new}", style)
+            self.say(f"{what} ok       {run.objectives_text(trial)}  {spent}{new}", style)
         else:
             again = "" if trial.ended else "  (will run again)"
             why = textwrap.shorten(attempt.message, SHOWN_MESSAGE, placeholder=" ...")

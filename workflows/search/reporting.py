@@ -46,11 +46,9 @@ def report_line(folder: RunFolder, launcher: Launcher, ending: Ending) -> str:
 
 
 def run_bounded(argv: Sequence[str], limit_s: float) -> str:
-    """Run a command; why it failed, or "".
+    """Run a command for at most ``limit_s``; why it failed, or "".
 
-    Args:
-        argv: the command. INT or TERM to this process kill it, not this process.
-        limit_s: time after which it is killed.
+    INT or TERM to this process kill the command only.
     """
     try:
         process = subprocess.Popen(

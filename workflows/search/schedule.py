@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from analysis import Event, Journal, Run, Trial, counted, next_repeat
+from analysis import Event, Journal, Run, Trial, next_repeat
+from foundation.quantities import counted
 from search_spaces import SearchSpace
 from slurm import NodePool
 from workflows.optimizer.policy import Policy, Proposal

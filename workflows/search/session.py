@@ -24,14 +24,12 @@ from analysis import (
     Run,
     RunFolder,
     Trial,
-    config_text,
-    counted,
-    early_stop_lines,
     front_lines,
     read_run,
     verdict_lines,
 )
 from foundation.messages import printable
+from foundation.quantities import config_text, counted
 from search_spaces import SearchSpace
 from slurm import Launcher, Lease, NodePool, TooFewNodesError
 from workflows.optimizer.policy import Policy
@@ -90,12 +88,8 @@ class Search:
 def run_session(search: Search, flags: str = "", report: bool = True) -> int:
     """Search until an ending, write the report if nothing is left, and return the exit code.
 
-    Progress goes to the terminal, and Ctrl-C stops the search cleanly.
-
-    Args:
-        search: what to run.
-        flags: options of the command that resumes the run, besides the space.
-        report: whether to write one.
+    Progress goes to the terminal, and Ctrl-C stops the search cleanly. ``flags`` are the options
+    of the command that resumes the run, besides the space.
     """
     screen = Screen(sys.stdout)
     console = Console(file=cast(IO[str], screen))
@@ -119,10 +113,6 @@ def run_session(search: Search, flags: str = "", report: bool = True) -> int:
 @contextmanager
 def open_driver(search: Search, listen: Listener) -> Iterator[Driver]:
     """The driver of a run; the run is locked within the context.
-
-    Args:
-        search: what to run.
-        listen: see ``Driver``.
 
     Raises:
         RegistryError: if there is no such policy.
@@ -266,7 +256,7 @@ def _summary(driver: Driver, ending: Ending, flags: str) -> str:
     for label, line in front_lines(driver.state):
         text += f"\n{label + ':' if label else ' '} {line}"
     asked = driver.space.finalists.confidence
-    for label, line in verdict_lines(driver.state, asked) + early_stop_lines(driver.state):
+    for label, line in verdict_lines(driver.state, asked):
         text += f"\n{label}: {line}"
     if ending.code in (CONTINUE, INTERRUPTED):
         space_file = shlex.quote(str(driver.folder.space_file))

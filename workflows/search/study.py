@@ -19,7 +19,6 @@ from analysis import (
     RunFolder,
     Started,
     Trial,
-    write_results,
 )
 from foundation.arguments import (
     ArgumentError,
@@ -33,7 +32,7 @@ from foundation.messages import shown
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
 from workflows.optimizer.registry import DEFAULT, POLICIES, make_policy
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 from workflows.search.trials import ended, proposed
 
 LAUNCHER = "ask-tell"  # the journal's launcher
@@ -211,7 +210,9 @@ class Study:
             raise ArgumentError(f"trial {number} does not run: tell what `ask` gave, and only once")
         if isinstance(result, Mapping):
             result = _plain(result)
-            figures(self.space, known.config, result)  # an error now, and not a crash of the trial
+            objective_values(
+                self.space, known.config, result
+            )  # an error now, and not a crash of the trial
             outcome = Outcome(Kind.OK, result=result, message=message)
         else:
             outcome = Outcome(_failure(result), message=message)
@@ -230,7 +231,7 @@ class Study:
         if self._closed:
             return
         self._closed = True
-        write_results(self._folder, self.run)
+        self._results.write(self.run)
         self._journal.close()
 
     def __enter__(self) -> Study:

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from analysis import metric, number
+from analysis import Metrics
+from foundation.quantities import number
 from search_spaces import SearchSpace
 from trainer.plan.flops import model_flops
 from trainer.plan.model import ModelConfig
@@ -72,16 +73,17 @@ def job_of(space: SearchSpace, config: Mapping[str, Any]) -> Job | None:
 
 def step_time_s(job: Job, result: Mapping[str, Any]) -> tuple[float, str] | None:
     """Seconds of a step, and the key that they follow from; None if there is none."""
+    metrics = Metrics(result)
     for key in ("step_time_s.median", "step_time_s"):
-        if (seconds := metric(result, key)) is not None and 0 < seconds < math.inf:
+        if (seconds := metrics.get(key)) is not None and 0 < seconds < math.inf:
             return seconds, key
-    if (rate := metric(result, "steps_per_second")) is not None and 0 < rate < math.inf:
+    if (rate := metrics.get("steps_per_second")) is not None and 0 < rate < math.inf:
         return 1 / rate, "steps_per_second"
-    if (seconds := metric(result, "micro_batch_time_s")) is not None and 0 < seconds < math.inf:
+    if (seconds := metrics.get("micro_batch_time_s")) is not None and 0 < seconds < math.inf:
         return seconds * job.micro_batches, "micro_batch_time_s"
     one = job.rates(1.0)
     for key in _RATES:
-        rate = metric(result, key)
+        rate = metrics.get(key)
         if key in one and rate is not None and 0 < rate < math.inf:
             return one[key] / rate, key
     return None
@@ -99,14 +101,14 @@ def completed(job: Job | None, result: Mapping[str, Any]) -> dict[str, Any]:
         return whole
     rates = job.rates(found[0])
     if job.model is not None:
-        if (reported := metric(result, "tflops_per_gpu")) is not None:
+        if (reported := Metrics(result).get("tflops_per_gpu")) is not None:
             whole["reported_tflops_per_gpu"] = reported
         whole["tflops_per_gpu"] = rates["tflops_per_gpu"]
     for key in _RATES[:-1]:
         if key in rates:
             whole.setdefault(key, rates[key])
     whole.setdefault("step_time_s", {"median": rates["step_time_s.median"]})
-    if metric(whole, "step_time_s") is not None:
+    if Metrics(whole).get("step_time_s") is not None:
         whole["step_time_s"] = {"median": rates["step_time_s.median"]}
     return whole
 
@@ -116,25 +118,21 @@ def contradiction(
 ) -> str | None:
     """A message about two metrics that cannot both be true; None if all can.
 
-    Args:
-        space: of the trial.
-        job: its work per step.
-        result: the trainer's.
-        elapsed_s: from the trial's start to its end.
+    ``result`` is the trainer's own, ``elapsed_s`` the trial's time from start to end.
     """
     found = step_time_s(job, result)
     if found is None:
-        tflops = metric(result, "tflops_per_gpu")
+        tflops = Metrics(result).get("tflops_per_gpu")
         return _beyond_peak(space, tflops, _said("tflops_per_gpu", tflops))
     seconds, key = found
-    said = _said(key, metric(result, key))
+    said = _said(key, Metrics(result).get(key))
     if seconds > _LATE * elapsed_s:
         return (
             f"{said} would be {number(seconds)} s a step, but the trial took {number(elapsed_s)} s"
         )
     rates = job.rates(seconds)
     for other, rate in rates.items():
-        value = metric(result, other)
+        value = Metrics(result).get(other)
         if other == key or value is None or not 0 < value < math.inf:
             continue
         apart = _CONVENTIONS if other == "tflops_per_gpu" else _APART

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis import (
-    TRIAL_FILE,
     Ended,
+    Metrics,
     MissingMetricError,
     Proposed,
     Run,
     RunFolder,
     Trial,
-    possible,
     starts_longer_than_it_runs,
 )
 from search_spaces import SearchSpace
@@ -32,7 +31,7 @@ from slurm import (
 )
 from trainer.plan.limits import ConfigError
 from workflows.optimizer.policy import Proposal
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 from workflows.search.throughput import completed, contradiction, job_of
 
 LONGEST_MESSAGE = 1000  # characters
@@ -86,7 +85,7 @@ class TrialFactory:
         spec = self.spec(number, attempt, config)
         clear_attempt(spec.directory)
         files: dict[str, Any] = {
-            TRIAL_FILE: {
+            "trial.json": {
                 "name": spec.name,
                 "config": dict(config),
                 "argv": list(spec.argv),
@@ -144,18 +143,18 @@ def judge(
     if outcome.kind is not Kind.OK:
         return outcome.kind, {}, outcome.message
     try:
-        reached = figures(space, config, outcome.result or {})
+        reached = objective_values(space, config, outcome.result or {})
     except MissingMetricError as error:
         return Kind.CRASH, {}, str(error)[:LONGEST_MESSAGE]
-    for key, figure in reached.items():
-        if not math.isfinite(figure):
+    for key, value in reached.items():
+        if not math.isfinite(value):
             return Kind.DIVERGED, {}, f"{key} is not finite"
-        if not possible(figure):
-            return Kind.DIVERGED, {}, f"{key} is {figure:g}, which is impossible"
+        if not Metrics.possible(value):
+            return Kind.DIVERGED, {}, f"{key} is {value:g}, which is impossible"
     return Kind.OK, reached, outcome.message
 
 
-def believed(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
+def checked_outcome(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) -> Outcome:
     """A user's own trainer's outcome, with all metrics that follow from its own.
 
     If two of them contradict each other, it is a crash that names both.
@@ -171,16 +170,8 @@ def believed(space: SearchSpace, outcome: Outcome, config: Mapping[str, Any]) ->
 def ended(
     space: SearchSpace, trial: Trial, attempt: int, nodes: Sequence[str], outcome: Outcome
 ) -> Ended:
-    """The journal's event for the end of an attempt.
-
-    Args:
-        space: of the trial.
-        trial: as it was before.
-        attempt: its number.
-        nodes: the attempt's.
-        outcome: from the launcher.
-    """
-    outcome = believed(space, outcome, trial.config)
+    """The journal's event for the end of an attempt on ``nodes``; ``trial`` as it was before."""
+    outcome = checked_outcome(space, outcome, trial.config)
     kind, objectives, message = judge(space, outcome, trial.config)
     costs_retry = kind in BLAMELESS and not outcome.excused
     retries = sum(a.costs_retry for a in trial.attempts) + costs_retry

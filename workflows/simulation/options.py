@@ -9,7 +9,8 @@ from typing import Any
 
 from analysis import start_up_s
 from foundation.messages import nearest
-from search_spaces import SearchSpace, seconds
+from foundation.values import seconds
+from search_spaces import SearchSpace
 from slurm import SimulatedCluster
 
 DEFAULT_TRIALS = 8  # widest trials at once: with more, none would learn from another

@@ -16,7 +16,7 @@ from search_spaces import SearchSpace, ValidConfigs
 from slurm import Price, SimulatedLauncher
 from trainer.plan.config import Recompute
 from trainer.plan.flops import hardware_flops, model_flops
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 from workflows.simulation.options import SimulationError, parse_options
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def simulated_launcher(
     _try_prices(space, answers)
     measured = workload.figures(_any_config(space), [1.0], 1.0)
     try:
-        figures(space, _any_config(space), measured)
+        objective_values(space, _any_config(space), measured)
     except MissingMetricError as missing:
         energy = missing.key == "energy_joules"
         raise SimulationError(

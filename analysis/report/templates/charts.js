@@ -87,7 +87,7 @@ drawn.nodes = function (figure) {
 };
 
 drawn.effects = function (figure) {
-  const rows = data.effects[figure.dataset.of], one = 34;
+  const rows = data["effects-" + figure.dataset.of], one = 34;
   const { svg, width } = blank(figure, 50 + one * rows.length, "Mean absolute SHAP value of each parameter");
   const wide = width > 620, left = Math.min(150, width * 0.3), middle = wide ? width * 0.5 : width - 14;
   const top = Math.max(...rows.map((r) => Math.max(r.high, r.mean))) || 1;

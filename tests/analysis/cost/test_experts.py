@@ -28,12 +28,14 @@ from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import NotPricedError, Pricing
 from foundation.documents import read_document
 from foundation.records import validate
-from search_spaces import SearchSpace, check, load_space, shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE
+from search_spaces import Cluster, SearchSpace, check, load_space
+from search_spaces.known import framework_named
 from search_spaces.language.schema import ModelFile
 from search_spaces.shipped import SHIPPED
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import expert_weights
+
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
 
 PLAN = {"tp": 1, "pp": 4, "dp": 16, "mbs": 1, "gas": 16, "zero_stage": 1}
 
@@ -47,7 +49,7 @@ def plan(model: str = "qwen3_235b_a22b", **changes: Any) -> Jobs:
 
 
 def model(cluster: str = "dgx_h100") -> CostModel:
-    return CostModel(shipped_cluster(cluster), MEGATRON_BRIDGE)
+    return CostModel(Cluster.named(cluster), MEGATRON_BRIDGE)
 
 
 def test_expert_ranks_come_out_of_those_of_data_parallelism() -> None:
@@ -166,7 +168,7 @@ def test_rows_with_and_without_experts_are_priced_as_each_alone() -> None:
 
 
 def test_a_domain_of_several_nodes_needs_no_network_inside() -> None:
-    rack = shipped_cluster("gb200_nvl72")
+    rack = Cluster.named("gb200_nvl72")
     assert (rack.gpus_per_node, rack.domain_gpus) == (4, 64)
     links = LinkConstants()
     inside, outside = (
@@ -199,7 +201,7 @@ def space(tmp_path: Any, **changes: Any) -> SearchSpace:
 
 
 def valid(made: SearchSpace, config: dict[str, Any]) -> bool:
-    return bool(made.violations({name: [value] for name, value in config.items()}).valid[0])
+    return made.first_violation(config) is None
 
 
 def test_a_space_deals_experts_out_only_as_they_divide(tmp_path: Any) -> None:

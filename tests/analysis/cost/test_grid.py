@@ -15,10 +15,12 @@ from analysis.cost.model import CostModel
 from foundation.documents import read_document
 from foundation.records import validate
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from search_spaces.shipped import SHIPPED
 from trainer.plan.model import ModelConfig
 from trainer.plan.sizes import layer_matrices, layer_weights
+
+MESHTUNE = framework_named("meshtune")
 
 MODEL = ModelConfig(
     num_layers=24, hidden_size=4096, num_heads=32, vocab_size=51200, seq_length=2048

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -11,10 +9,11 @@ from analysis.cost.habits import NAMED, hypotheses, log_probability, reweighed
 from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.memory import reported
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel
-from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
+from search_spaces.frameworks import Framework
+from search_spaces.known import FRAMEWORKS, framework_named
 
 LIMIT = 80 * 2.0**30
-LEAN = replace(FRAMEWORKS["megatron-lm"], name="in-house", gradient_bytes=2.0)
+LEAN = FRAMEWORKS["megatron-lm"].with_habits(name="in-house", gradient_bytes=2.0)
 
 
 @pytest.fixture(scope="module")

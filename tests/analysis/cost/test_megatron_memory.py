@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from analysis.cost.activations import layer_bytes, logits_bytes
 from analysis.cost.jobs import NONE
 from analysis.cost.memory_fit import MemoryConstants, memory
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
@@ -18,7 +17,7 @@ MEGATRON = FRAMEWORKS["megatron-lm"]
 
 def test_fused_layers_keep_a_gates_inputs_and_what_rotation_gives() -> None:
     job = gpt(recompute=NONE, gated=True, kv_heads=8)
-    parted = replace(MEGATRON, fused_layers=False)
+    parted = MEGATRON.with_habits(fused_layers=False)
     fewer = layer_bytes(job, parted, job.recompute) - layer_bytes(job, MEGATRON, job.recompute)
     per_token = 2 * (6144 + 768 + 4 * 6144) / 8  # queries and keys once more, the gate's result
     assert fewer[0] == pytest.approx(2048 * 4 * per_token)
@@ -28,7 +27,7 @@ def test_one_placeholder_stands_for_the_gradients_of_all_layers_and_one_for_the_
     None
 ):
     """Where logits are few, the output layer's is larger than what the loss needs."""
-    plain = replace(MEGATRON, placeholder_gradients=False)
+    plain = MEGATRON.with_habits(placeholder_gradients=False)
 
     def more(**columns: Any) -> float:
         job = gpt(recompute=NONE, seq_length=128, mbs=1, **columns)
@@ -44,7 +43,7 @@ def test_one_placeholder_stands_for_the_gradients_of_all_layers_and_one_for_the_
 
 def test_a_fused_loss_leaves_one_copy_of_the_logits() -> None:
     job = gpt(mbs=8, fused_loss=True)
-    parted = replace(MEGATRON, placeholder_gradients=False)
+    parted = MEGATRON.with_habits(placeholder_gradients=False)
     one = 2 * 2048 * 8 * 51200 / 8
     assert logits_bytes(job, parted)[0] == pytest.approx(one)
     weights = 2 * 6144 * 51200 / 8

@@ -36,7 +36,8 @@ from analysis.cost.memory_fit import (
     reported,
 )
 from benchmarks.published.read import read_table
-from search_spaces.frameworks import FRAMEWORKS, Framework, framework_named
+from search_spaces.frameworks import Framework
+from search_spaces.known import FRAMEWORKS, framework_named
 from support.gpt_jobs import gpt
 from trainer.parallel import loss
 from trainer.plan.formats import Format
@@ -91,7 +92,7 @@ def test_states_equal_the_trainers_placement(dp: int, precision: Format) -> None
 
 MEGATRON = FRAMEWORKS["megatron-lm"]
 
-UNFUSED = Framework("unfused", flash_attention=False, masked_dropout=True)
+UNFUSED = Framework(name="unfused", flash_attention=False, masked_dropout=True)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_gradients_that_are_reduced_once_are_whole_until_then() -> None:
     parameters = memory(job, habits, MemoryConstants()).gradients[2] / 4  # whole, in float32
     # The share of a whole sum in flat buckets is a part of it; other frameworks' is a copy.
     assert more == pytest.approx([0, 4 * parameters * (1 - 1 / 8), 0])
-    others = replace(habits, flat_buckets=False)
+    others = habits.with_habits(flat_buckets=False)
     more = (
         memory(once, others, MemoryConstants()).gradients
         - memory(job, others, MemoryConstants()).gradients
@@ -243,7 +244,7 @@ def test_logits_and_a_recomputed_layer_are_not_in_memory_at_once() -> None:
 
 def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> None:
     habits = framework_named("deepspeed-bf16")
-    without = replace(habits, freed_weight_bytes=0)
+    without = habits.with_habits(freed_weight_bytes=0)
     job = gpt(num_layers=4, dp=2, zero_stage=1)
     peaks = [reported(job, p, MemoryConstants())[0] for p in (without, habits)]
     assert peaks[1] - peaks[0] == pytest.approx(2 * stage_weights(job, 4, 1, job.tp))
@@ -253,7 +254,7 @@ def test_weights_that_were_made_flat_are_reported_and_can_be_given_back() -> Non
 
 def test_a_step_copies_gradients_where_activations_were() -> None:
     habits = framework_named("megatron-deepspeed")
-    without = replace(habits, step_gradient_bytes=(0, 0))
+    without = habits.with_habits(step_gradient_bytes=(0, 0))
     job = gpt(num_layers=4, mbs=np.array([1, 64]), seq_length=256, dp=2, zero_stage=1)
     added = [memory(job, p, MemoryConstants()) for p in (without, habits)]
     more = added[1].total - added[0].total
@@ -281,10 +282,10 @@ def test_split_weights_are_whole_for_two_layers_or_as_far_as_a_framework_allows(
     def working(habits: Framework) -> float:
         return float(memory(job, habits, MemoryConstants()).working[0])
 
-    plain = Framework("plain", logits_bytes=1e6)  # nothing of the layer is beside the logits
+    plain = Framework(name="plain", logits_bytes=1e6)  # nothing of the layer is beside the logits
     assert working(plain) == pytest.approx(2 * (2 * layer + table))
-    assert working(replace(plain, live_parameters=6e8)) == pytest.approx(2 * 6e8)
-    assert working(replace(plain, live_parameters=1)) == pytest.approx(2 * max(matrix, table))
+    assert working(plain.with_habits(live_parameters=6e8)) == pytest.approx(2 * 6e8)
+    assert working(plain.with_habits(live_parameters=1)) == pytest.approx(2 * max(matrix, table))
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
@@ -354,7 +355,7 @@ def test_parts_sum_to_the_total_and_cover_whatever_a_row_asks_for() -> None:
 def test_counters_differ_by_what_they_see() -> None:
     job = gpt(dp=4, zero_stage=1, sequence_parallel=True)
     figures = [
-        reported(job, Framework("any", reports=what), MemoryConstants())[0][0]
+        reported(job, Framework(name="any", reports=what), MemoryConstants())[0][0]
         for what in ("allocated", "reserved", "device")
     ]
     assert figures == sorted(figures)

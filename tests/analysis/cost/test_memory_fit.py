@@ -9,7 +9,7 @@ import pytest
 
 from analysis.cost.jobs import Jobs
 from analysis.cost.memory_fit import MemoryConstants, MemoryModel, memory, reported
-from search_spaces.frameworks import FRAMEWORKS
+from search_spaces.known import FRAMEWORKS
 from support.gpt_jobs import gpt
 
 GIB = 2.0**30

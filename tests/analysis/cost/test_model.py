@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,14 @@ from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
 from search_spaces import __file__ as spaces
 from search_spaces.cluster import Cluster
-from search_spaces.frameworks import MEGATRON_DEEPSPEED, MEGATRON_LM, MESHTUNE, NANOTRON
+from search_spaces.known import framework_named
 from trainer.plan import flops
 from trainer.plan.model import ModelConfig
+
+MEGATRON_DEEPSPEED = framework_named("megatron-deepspeed")
+MEGATRON_LM = framework_named("megatron-lm")
+MESHTUNE = framework_named("meshtune")
+NANOTRON = framework_named("nanotron")
 
 SHAPES = {"22b": (48, 6144, 48), "175b": (96, 12288, 96), "1t": (128, 25600, 128)}
 
@@ -88,8 +93,8 @@ def test_updated_weights_hide_behind_the_next_forward_pass_where_they_do() -> No
         shape("22b"),
     )
     on, c = cluster("frontier"), TimeConstants()
-    waits = replace(MESHTUNE, overlaps_publish=False)
-    loose = replace(MESHTUNE, flat_buckets=False)
+    waits = MESHTUNE.with_habits(overlaps_publish=False)
+    loose = MESHTUNE.with_habits(flat_buckets=False)
     told = [step(of, on, framework, c) for framework in (waits, MESHTUNE, loose)]
     every, exposed, by_layer = (parts.publish for parts in told)
     assert every[0] == exposed[0] == 0 and every[1] == every[3] > 0

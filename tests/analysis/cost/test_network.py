@@ -13,11 +13,14 @@ from analysis.cost.model import CostModel, Measurements
 from analysis.cost.network import UNKNOWN, Network
 from analysis.cost.step import step
 from analysis.cost.time_constants import TimeConstants
-from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import MEGATRON_BRIDGE, NANOTRON
+from search_spaces.cluster import Cluster
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
 
-H100 = shipped_cluster("dgx_h100")
+MEGATRON_BRIDGE = framework_named("megatron-bridge")
+NANOTRON = framework_named("nanotron")
+
+H100 = Cluster.named("dgx_h100")
 SHAPE = ModelConfig(
     num_layers=32, hidden_size=4096, num_heads=32, vocab_size=32000, seq_length=4096
 )
@@ -83,7 +86,7 @@ def test_what_is_promised_lies_between_both_states_and_ranks() -> None:
 
 def test_a_crowded_network_is_no_fact_of_a_machine() -> None:
     """What one framework met on one cluster is a belief about its next one, of any kind."""
-    here, elsewhere = (cost_model(shipped_cluster(name), NANOTRON) for name in ("dgx_h100", "alps"))
+    here, elsewhere = (cost_model(Cluster.named(name), NANOTRON) for name in ("dgx_h100", "alps"))
     assert here.network.never == elsewhere.network.never
     assert 0.2 < here.network.never < 0.6
     assert cost_model(H100, MEGATRON_BRIDGE).network is UNKNOWN

@@ -26,7 +26,7 @@ from analysis.cost.traffic import stage_parameters
 from analysis.prediction.columns import unpriced_parameters
 from analysis.prediction.pricing import Pricing
 from search_spaces import SearchSpace, framework_named, load_space, parsed_layout
-from search_spaces.cluster import shipped_cluster
+from search_spaces.cluster import Cluster
 from support.pipeline_orders import SCHEDULES, most_in_flight, turns
 
 MEGATRON, DEEPSPEED = framework_named("megatron-lm"), framework_named("deepspeed-bf16")
@@ -91,7 +91,7 @@ def test_weights_are_those_of_the_fullest_stage_whichever_it_is() -> None:
 
 
 def test_the_slowest_stage_decides_the_time() -> None:
-    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    model = CostModel(Cluster.named("dgx_a100"), MEGATRON)
     uneven, even = gpt(70, 8, last_stage_layers=7), gpt(72, 8)
     dealt = stage_layers(uneven, MEGATRON)
     assert (dealt.most[0], dealt.last[0]) == (9, 7)
@@ -105,7 +105,7 @@ def test_the_slowest_stage_decides_the_time() -> None:
 
 
 def test_weights_gradients_fill_two_thirds_of_a_bubble_and_half_with_recomputation() -> None:
-    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    model = CostModel(Cluster.named("dgx_a100"), MEGATRON)
     for recompute, left in ((NONE, 1 / 3), (FULL, 1 / 2)):
         orders = np.array([ONE_F_ONE_B, BREADTH_FIRST, ZERO_BUBBLE])
         times = model.predict(gpt(72, 8, schedule=orders, recompute=recompute)).time
@@ -128,7 +128,7 @@ def laid(*ranks: int, chunks: int = 1) -> str:
 
 
 def test_a_layout_of_equal_stages_has_the_price_of_the_even_split() -> None:
-    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    model = CostModel(Cluster.named("dgx_a100"), MEGATRON)
     for vpp in (1, 3):
         texts = np.array(["none", laid(*8 * [9], chunks=vpp)])
         told = model.predict(gpt(72, 8, vpp=vpp, pipeline_layout=texts))
@@ -143,7 +143,7 @@ def test_a_layout_of_equal_stages_has_the_price_of_the_even_split() -> None:
 def test_a_layer_less_beside_the_output_layer_is_faster_until_another_stage_is_the_slowest() -> (
     None
 ):
-    model = CostModel(shipped_cluster("dgx_a100"), MEGATRON)
+    model = CostModel(Cluster.named("dgx_a100"), MEGATRON)
     ends = [laid(*[9] * 8), laid(10, *[9] * 6, 8), laid(10, 10, *[9] * 5, 7), laid(15, *[9] * 6, 3)]
     times = model.predict(gpt(72, 8, pipeline_layout=np.array(ends))).time
     busy = times.forward_backward + times.recompute + times.head
@@ -261,7 +261,7 @@ def test_stages_that_go_there_and_back_idle_as_long_as_in_torchs_order(
     schedule: str, p: int, m: int, recompute: int
 ) -> None:
     """With equally long passes, of which recomputation repeats one, and next to no output layer."""
-    model = CostModel(shipped_cluster("dgx_a100"), MESHTUNE)
+    model = CostModel(Cluster.named("dgx_a100"), MESHTUNE)
     job = gpt(4 * p, p, vpp=2, gas=m, vocab_size=64, schedule=ORDERS[schedule], recompute=recompute)
     time = model.predict(job).time
     inputs = 2 if recompute == FULL else 1

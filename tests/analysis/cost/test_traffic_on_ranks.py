@@ -14,11 +14,13 @@ import pytest
 
 from analysis.cost.jobs import RECOMPUTE, Jobs, jobs
 from analysis.cost.traffic import sent_bytes
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from trainer.plan.config import TrainConfig
 from trainer.plan.formats import Format
 from trainer.plan.ring import share_sent
 from trainer.plan.traffic import expected_traffic
+
+MESHTUNE = framework_named("meshtune")
 
 RANKS, SEQUENCE, MBS, GAS = 8, 16, 2, 4
 MODEL = {

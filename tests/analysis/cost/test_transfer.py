@@ -12,15 +12,15 @@ from analysis.cost.jobs import Jobs, jobs
 from analysis.cost.model import CostModel, Measurements
 from analysis.cost.time_constants import TimeConstants
 from analysis.cost.warm_start import discounted, shared, taken_over
-from search_spaces.cluster import shipped_cluster
-from search_spaces.frameworks import framework_named
+from search_spaces.cluster import Cluster
+from search_spaces.known import framework_named
 
 ALL = [f.name for f in fields(TimeConstants)]
 NETWORK = [name for name in ALL if name not in (*OF_FRAMEWORK, *OF_GPU)]
 
 
 def model(cluster: str, framework: str, **constants: float) -> CostModel:
-    start = CostModel(shipped_cluster(cluster), framework_named(framework))
+    start = CostModel(Cluster.named(cluster), framework_named(framework))
     return replace(start, constants=replace(start.constants, **constants))
 
 

@@ -16,10 +16,12 @@ from analysis.prediction.pricing import CPU_MEMORY, NotPricedError, Pricing
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from search_spaces.points.candidates import Candidates
 from trainer.plan.axes import RANK_ORDERS
 from trainer.plan.config import TrainConfig
+
+MESHTUNE = framework_named("meshtune")
 
 
 def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
@@ -30,7 +32,7 @@ def test_a_space_is_priced_as_its_own_trials_would_be_placed() -> None:
     prediction = pricing.predict(configs)
     for row, config in enumerate(configs):
         train = TrainConfig.parse(space.train_config(config, "none"))
-        placement = train.place(space.world_size(config), space.cluster.gpus_per_node)
+        placement = train.place(space.facts(config)["world_size"], space.cluster.gpus_per_node)
         job = prediction.jobs[row : row + 1]
         own = rank_state_bytes(np.array([1e6]), job, MESHTUNE)
         expected = placement.bytes_per_rank(1_000_000)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.ranking import rank
-from search_spaces import load_space, shipped_spaces
+from search_spaces import load_space, shipped_records
 from search_spaces.shipped import SHIPPED
 
 
@@ -24,7 +24,7 @@ def test_the_recipe_found_by_hand_is_near_the_top_of_frontiers_space() -> None:
     assert 0.05 < ranking.num_likely / ranking.num_priced < 0.3
 
 
-@pytest.mark.parametrize("name", shipped_spaces())
+@pytest.mark.parametrize("name", [*shipped_records("space")])
 def test_no_shipped_space_has_trials_that_its_time_limits_end(name: str) -> None:
     assert rank(Pricing(load_space(name)), top=1).warnings == ()
 

@@ -13,8 +13,7 @@ from analysis.cost.time_constants import TimeConstants
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.scaling import scale, scaling_table
 from analysis.report import plots
-from analysis.report.plots import BLUE, image
-from analysis.report.scaling import scaling_figure
+from analysis.report.plots import BLUE, image, scaling_figure
 from analysis.run.fold import Run
 from analysis.run.trial import Trial
 from search_spaces import load_space

@@ -17,8 +17,8 @@ from analysis.preflight.facts import (
     link_warnings,
     slow_gpu_warnings,
 )
-from analysis.preflight.summary import preflight_warnings
-from search_spaces.cluster import Cluster, shipped_clusters
+from analysis.preflight.file import Preflight
+from search_spaces.cluster import Cluster
 from support.preflight_results import preflight_result
 
 MIB = 2**20
@@ -47,7 +47,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
 
 
 def test_a_missing_plug_in_is_noticed_by_the_published_figures_of_alps() -> None:
-    alps = shipped_clusters()["alps"]
+    alps = Cluster.shipped()["alps"]
     assert link_warnings([point(8, 122.6, nodes=2)], alps) == []
     [warning] = link_warnings([point(8, 5.4, nodes=2)], alps)
     assert "5.4 GB/s" in warning and "on 2 nodes" in warning and "aws-ofi-nccl" in warning
@@ -55,7 +55,7 @@ def test_a_missing_plug_in_is_noticed_by_the_published_figures_of_alps() -> None
 
 def test_what_shipped_clusters_were_measured_at_is_not_suspicious() -> None:
     judged = 0
-    for cluster in shipped_clusters().values():
+    for cluster in Cluster.shipped().values():
         measured = [
             point(c.gpus, c.bus_gb_per_s, c.nodes, c.stride, size_mib=c.size_mib)
             for c in cluster.measured
@@ -138,6 +138,6 @@ def test_communicators_that_hang_side_by_side_are_warned_of_with_the_library(
     ended: bool | None, warnings: int
 ) -> None:
     result = preflight_result() if ended is None else preflight_result(side_by_side=ended)
-    found = [w for w in preflight_warnings(result, cluster()) if "communicators" in w]
+    found = [w for w in Preflight(result, "hal").warnings() if "communicators" in w]
     assert len(found) == warnings
     assert all("NCCL 2.27.3" in warning for warning in found)

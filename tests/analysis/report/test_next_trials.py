@@ -92,9 +92,9 @@ def test_without_a_success_it_is_what_is_fast_and_likely_to_run(space: SearchSpa
 @pytest.mark.parametrize(
     ("closed", "code", "launcher", "words", "command"),
     [
-        (None, None, "srun", "is not done", "meshtune search '/a run/space.yaml'"),
-        ("the allocation ends", 3, "mpiexec", "is not done", "space.yaml' --launcher mpiexec"),
-        ("budget: 12 trials", 0, "local", "trials of its budget", "space.yaml' --trials 40"),
+        (None, None, "srun", "is not finished", "meshtune search '/a run/space.yaml'"),
+        ("the allocation ends", 3, "mpiexec", "is not finished", "space.yaml' --launcher mpiexec"),
+        ("budget: 12 trials", 0, "local", "trial budget", "space.yaml' --trials 40"),
         ("budget: 3600 s of wall time", 0, "local", "raise budget.wall_time", "--run-dir '/a run'"),
         ("budget: 1 node-hour, 0.1 left are too few", 0, "", "budget.node_hours", "COPY.yaml"),
         (

@@ -17,17 +17,18 @@ from analysis.cost.model import CostModel
 from analysis.prediction.held_out import CrossValidation
 from analysis.report import tables
 from analysis.report.drivers import doubt
-from analysis.report.figures import embedded
+from analysis.report.figures import embedded, seen
 from analysis.report.page import write_report
 from analysis.report.sections import SECTIONS
-from analysis.report.stacks import seen
 from analysis.report.trajectory import ranked_trials
-from analysis.run.best import load_best
+from analysis.run.best import Best
 from analysis.run.fold import read_run
 from analysis.run.lines import RunError
 from search_spaces.cluster import Cluster, Link, Nic
-from search_spaces.frameworks import MESHTUNE
+from search_spaces.known import framework_named
 from trainer.plan.model import ModelConfig
+
+MESHTUNE = framework_named("meshtune")
 
 VOID = {"meta", "img", "br", "hr", "link", "input", "wbr"}
 HOSTILE = "<script>alert(1)</script>\"' onload=x & $\\frac{ {{ 7*7 }} \x1b[2J\u202e\ud800"
@@ -106,7 +107,7 @@ def test_the_page_shows_scores_and_units(page):
 
 
 def test_the_best_configuration_trains_again(big):
-    best = load_best(big / "report" / "best.yaml")
+    best = Best.read(big / "report" / "best.yaml")
     trial = read_run(big).best
     assert best.train == json.loads((big / f"trials/{trial.number:04d}/config.json").read_text())
     assert (best.num_nodes, best.ranks_per_node) == (trial.config["num_nodes"], 8)
@@ -122,7 +123,7 @@ def test_the_best_of_the_users_own_trainer_is_its_command(journal):
     spec = {"name": "x", "argv": argv, "num_nodes": 2, "ranks_per_node": 4, "env": {"A": "1"}}
     (book.directory / "trials/0000/trial.json").write_text(json.dumps(spec))
     write_report(book.directory)
-    best = load_best(book.directory / "report" / "best.yaml")
+    best = Best.read(book.directory / "report" / "best.yaml")
     assert (best.train, best.command, best.env) == (None, tuple(argv), {"A": "1"})
 
 
@@ -216,10 +217,10 @@ def test_every_trial_says_who_chose_it_why_and_what_was_expected(journal):
     page = Page(write_report(book.directory))
     assert "forest" in page.text
     assert (
-        "highest <bound>; expected 2 (1 to 4); runs with probability 99%; expected gain of another "
-        "batch 2.00%, of all the rest 3.10%"
+        "highest <bound>; expected 2 (1 to 4); runs with probability 99 %; expected gain of "
+        "another batch 2.00%, of all the rest 3.10%"
     ) in page.text
-    assert "runs with probability 50%" in page.text
+    assert "runs with probability 50 %" in page.text
 
 
 def test_parameters_that_never_varied_are_named(journal):
@@ -278,11 +279,11 @@ def test_the_page_shows_predictions_beside_what_was_measured(priced):
     page = Page(write_report(priced, validate=lambda run: forecast(1.25)))
     text = " ".join(page.text.split())
     assert "Median error of the step time 20 % (before calibration: 20 %)" in text
-    assert "Of 1 trial that ran out of memory, 1 was expected to; of 2 that ran, 1 was" in text
+    assert "Of 1 trial that ran out of memory, 1 was predicted to; of 2 that ran, 1 was" in text
     rows = page.source.split('id="forecast"')[1].split("</table>")[0].count("<tr>")
     assert rows == 1 + 3
     assert "stacks" in page.all("figure", "data-draw")
-    assert "far off" not in text
+    assert "inaccurate here" not in text
 
 
 def test_a_simulated_run_says_so_and_is_not_to_be_trained_with(journal):
@@ -292,7 +293,7 @@ def test_a_simulated_run_says_so_and_is_not_to_be_trained_with(journal):
     page = Page(write_report(book.directory))
     assert "(simulated)" in page.source.split("</title>")[0]
     assert "No process ran" in page.text and "Train with it" not in page.text
-    assert "Trial 2 is the best among the 3 configurations measured" in page.text
+    assert "Trial 2 is the best of 3 measured configurations" in page.text
     lines = (book.directory / "journal.jsonl").read_text().replace('"simulate"', '"local"')
     records = [json.loads(line) for line in lines.splitlines()]
     as_version_1_of(book.directory, records)
@@ -316,7 +317,7 @@ def test_the_record_that_figures_are_drawn_from_cannot_end_its_script():
 
 
 def test_a_model_that_is_far_off_is_not_to_be_trusted(priced):
-    assert "far off" in Page(write_report(priced, validate=lambda run: forecast(1.4))).text
+    assert "inaccurate here" in Page(write_report(priced, validate=lambda run: forecast(1.4))).text
 
 
 def test_a_model_that_foresees_no_failure_is_not_to_be_trusted():
@@ -373,7 +374,7 @@ def test_the_page_of_many_trials_lists_the_best_and_the_latest_of_them(big_run, 
     page = Page(write_report(big_run, [s for s in SECTIONS if s.draw.__name__ == "_trials"]))
     rows = [row for row in page.all("tr", "id") if row.startswith("trial-")]
     assert rows == [f"trial-{number}" for number in listed]
-    assert "results.csv has the other 80 as well" in page.text
+    assert "results.csv has the other 80, too" in page.text
 
 
 def test_a_file_where_the_report_should_be_is_named_with_the_remedy(build: Any) -> None:

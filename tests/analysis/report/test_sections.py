@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
+from analysis.report.figures import embedded
 from analysis.report.page import write_report
 from analysis.report.section import Content, Section
 from analysis.report.sections import SECTIONS
 from analysis.run.fold import read_run
+from analysis.run.frame import frame_of
 
 
 def node_hours(content: Content) -> str:
@@ -65,3 +67,14 @@ def test_every_section_is_drawn_from_a_run_of_any_length(
 ) -> None:
     page = write_report(build(count)).read_text()
     assert page.count("<section") == page.count("</section>") >= 5
+
+
+def test_a_section_alone_is_as_on_the_whole_page(build: Callable[..., Path]) -> None:
+    run = read_run(build(24))
+    contents = [Content(run, frame_of(run), run.directory) for _ in range(1 + len(SECTIONS))]
+    whole = contents.pop()
+    drawn = [section for section in SECTIONS if section.condition(whole)]
+    assert len(drawn) > 5
+    for section, alone in zip(drawn[::-1], contents, strict=False):
+        assert section.draw(alone) == section.draw(whole)
+        assert embedded(section.data(alone)) == embedded(section.data(whole))

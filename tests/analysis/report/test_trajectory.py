@@ -55,7 +55,7 @@ def test_failures_are_counted_by_kind_with_the_first_message(journal):
     assert table["trials"].to_dict() == {"oom": 2, "node_failure": 1}
     assert table.loc["oom", "share"] == 0.5
     assert table.loc["oom", "node_hours"] == pytest.approx(40 / 3600)
-    assert table["told"].to_dict() == {"oom": True, "node_failure": False}
+    assert table["completed"].to_dict() == {"oom": True, "node_failure": False}
     assert table.loc["oom", "example"] == "oom 0"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.best import TRIAL_DIR, load_best, parameters_of, write_best
+from analysis.run.best import Best, write_best
 from support.run_book import RunBook
 from trainer.plan.limits import ConfigError
 
@@ -26,10 +26,10 @@ def book(tmp_path: Path) -> RunBook:
 def test_the_best_trials_configuration_and_command_are_written(book: RunBook) -> None:
     path = book.read().folder.report / "best.yaml"
     assert write_best(book.read(), path) == ""
-    best = load_best(path)
+    best = Best.read(path)
     assert best.train is not None and best.train["tp"] == 4
     assert (best.num_nodes, best.ranks_per_node, best.command) == (1, 8, ())
-    assert parameters_of(path) == {"tp": 4, "mbs": 1}
+    assert Best.parameters_in(path) == {"tp": 4, "mbs": 1}
 
 
 def test_a_command_gets_the_folder_of_the_training_in_place_of_its_trials(book: RunBook) -> None:
@@ -39,8 +39,8 @@ def test_a_command_gets_the_folder_of_the_training_in_place_of_its_trials(book: 
     (folder.trial(1) / "trial.json").write_text(json.dumps(spec))
     path = folder.report / "best.yaml"
     assert write_best(book.read(), path) == ""
-    best = load_best(path)
-    assert best.command == ("train.sh", "--log", f"{TRIAL_DIR}/log")
+    best = Best.read(path)
+    assert best.command == ("train.sh", "--log", f"{Best.TRIAL_DIR}/log")
     assert (best.train, best.env, best.num_nodes) == (None, {"A": "1"}, 2)
 
 
@@ -74,7 +74,7 @@ def test_a_file_that_is_no_best_yaml_is_a_clear_error(
     path = tmp_path / "best.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=complaint) as caught:
-        load_best(path)
+        Best.read(path)
     assert str(path) in str(caught.value)
 
 
@@ -86,5 +86,5 @@ def test_parameters_are_those_of_a_best_yaml_in_its_runs_folder(
     away = tmp_path / "best.yaml"
     away.write_text(path.read_text())
     with pytest.raises(ConfigError, match="leave it in its run's report folder"):
-        parameters_of(away)
-    assert parameters_of(Path("llama_8b_dgx_h100")) is None
+        Best.parameters_in(away)
+    assert Best.parameters_in(Path("llama_8b_dgx_h100")) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.run.results import ResultsFile, write_results
+from analysis.run.results import ResultsFile
 from support.run_book import RunBook
 
 
@@ -17,7 +17,7 @@ def test_one_objective_is_a_column_in_which_failures_are_named(tmp_path: Path) -
     book.run_one(2, {"tp": 4}, "oom", None)
     book.propose(3, {"tp": 8})  # has not ended
     run = book.read()
-    write_results(run.folder, run)
+    ResultsFile(run.folder).write(run)
     assert run.folder.results_file.read_text().splitlines() == [
         "p:tp,objective,job_id,job_status,m:peak_memory_bytes,m:speed,m:status",
         "2,5.0,1,DONE,64424509440,5.0,ok",
@@ -32,7 +32,7 @@ def test_text_of_a_trainer_is_no_formula(text: str, tmp_path: Path) -> None:
     book.start(1)
     book.end(1, "ok", 5.0, result={"speed": 5.0, "note": text, "change": -2.5})
     run = book.read()
-    write_results(run.folder, run)
+    ResultsFile(run.folder).write(run)
     (row,) = csv.DictReader(run.folder.results_file.read_text().splitlines())
     assert (row["m:note"], row["m:change"]) == (f"'{text}", "-2.5")
 
@@ -44,7 +44,7 @@ def test_several_objectives_are_columns_beside_whether_the_trial_is_pareto_optim
     for number, reached in enumerate([(5.0, 1.0), (4.0, 2.0), None], start=1):
         book.run_one(number, {"tp": 2}, "ok" if reached else "oom", reached)
     run = book.read()
-    write_results(run.folder, run)
+    ResultsFile(run.folder).write(run)
     lines = [line.split(",") for line in run.folder.results_file.read_text().splitlines()]
     assert lines[0][1:3] == ["objective_0", "objective_1"]
     assert lines[0][-1] == "pareto_efficient"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from analysis.cost.jobs import FULL, SELECTIVE
-from analysis.sweeps.read import read_table
+from analysis.sweeps.read import read_tables
+from analysis.sweeps.record import TableError
 from support.sweep_rows import SWEEP, changed, failed_row, read_sweep, row, sweep
 
 
@@ -25,8 +26,7 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
     columns = SWEEP + ",recompute,sequence_parallel,framework"
     options = [",full,0,Megatron-LM", ",selective,1,", ",,,In house"]
     rows = [row(4, 2) + option for option in options]
-    table = read_table(sweep(tmp_path / "a.csv", rows, columns))
-    assert table is not None
+    (table,) = read_tables(sweep(tmp_path / "a.csv", rows, columns))
     assert list(table.jobs.recompute) == [FULL, SELECTIVE, 0]
     assert list(table.jobs.sequence_parallel) == [False, True, True]
     assert list(table.framework) == ["megatron-lm", "nanotron", "in-house"]
@@ -34,8 +34,8 @@ def test_optional_columns_of_a_sweep_are_read(tmp_path: Path) -> None:
 
 def test_flags_are_words_or_digits(tmp_path: Path) -> None:
     path = sweep(tmp_path / "a.csv", [changed(gated="true", crashed_or_oom="False")])
-    table = read_table(path)
-    assert table is not None and table.jobs.gated.all() and not table.failed.any()
+    (table,) = read_tables(path)
+    assert table.jobs.gated.all() and not table.failed.any()
 
 
 def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
@@ -45,13 +45,7 @@ def test_a_row_that_contradicts_itself_is_left_out(tmp_path: Path) -> None:
     assert dict(table.left_out) == {"mbs * gas * dp is not the global batch": 1}
 
 
-def test_columns_of_no_known_form_are_no_table(tmp_path: Path) -> None:
-    assert read_table(sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")) is None
-
-
-def test_a_failure_below_a_run_is_not_for_memory(tmp_path: Path) -> None:
-    ran = row(mbs=2, gas=2)
-    table = read_sweep(tmp_path, [ran, failed_row(mbs=1), failed_row(mbs=4, gas=1)])
-    assert list(table.not_memory) == [False, True, False]
-    fewer_replicas = read_sweep(tmp_path, [ran, failed_row(dp=4, mbs=1)])
-    assert not fewer_replicas.not_memory.any()
+def test_columns_of_no_known_form_are_named_with_those_that_lack(tmp_path: Path) -> None:
+    path = sweep(tmp_path / "h100_nanotron_sweep.csv", ["1,2"], "a,b")
+    with pytest.raises(TableError, match=r"no known form .* columns a, b, .* lacks .*tok_s"):
+        read_tables(path)

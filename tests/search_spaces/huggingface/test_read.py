@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from search_spaces import SearchSpace, SpaceError, load_space, notes
-from search_spaces.huggingface.architectures import ARCHITECTURES
+from search_spaces.huggingface.architectures import architectures
 from search_spaces.huggingface.read import read_config
 from search_spaces.language.schema import ModelFile
 from trainer.plan.sizes import model_weights, table_weights
@@ -49,7 +49,7 @@ def stated(said: str) -> tuple[float, float]:
 
 def test_every_architecture_has_a_published_model_and_its_defaults_in_the_table() -> None:
     kinds = {entry["config"]["model_type"] for entry in PUBLISHED.values()}
-    assert kinds == ARCHITECTURES.keys() - {"gemma3"}
+    assert kinds == architectures().keys() - {"gemma3"}
     assert {f"default {kind}" for kind in kinds} <= PUBLISHED.keys()
 
 
@@ -237,4 +237,4 @@ def test_the_guide_names_every_architecture() -> None:
     words = set(
         re.findall(r"\w+", guide.split("**Hugging Face.**")[1].split("Keys that a file")[0])
     )
-    assert ARCHITECTURES.keys() - {"gemma3_text"} <= words
+    assert architectures().keys() - {"gemma3_text"} <= words

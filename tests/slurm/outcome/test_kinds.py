@@ -66,7 +66,7 @@ from analysis.report.plots import COLOURS
 from analysis.report.tables import trial_row
 from analysis.report.trajectory import failures
 from analysis.run.fold import Run
-from analysis.run.trial import TOLD, Attempt, Trial
+from analysis.run.trial import COMPLETED, Attempt, Trial
 from slurm.outcome.classify import classify
 from slurm.outcome.evidence import Evidence
 from slurm.outcome.kinds import BLAMELESS, Kind
@@ -85,13 +85,13 @@ assert (outcome.kind, outcome.message) == ("no_license", "checkpoint: m")
 
 # The optimizer does not learn of it, and the trial runs again.
 kind = Kind("no_license")
-assert kind.retried and kind in BLAMELESS and kind not in TOLD
+assert kind.retried and kind in BLAMELESS and kind not in COMPLETED
 
 # The report has its words and its colour.
 run = Run(Path("runs/x"))
 attempt = Attempt(1, "x-1-1", ("n1",), 0.0, 60.0, "no_license", "m")
 run.trials[1] = Trial(1, {}, 0.0, attempts=[attempt], kind="no_license", message="m", ended_t=60.0)
 (shown,) = failures(run).to_dict("records")
-assert (shown["words"], shown["told"], shown["colour"]) == ("had no license", False, "gray")
+assert (shown["words"], shown["completed"], shown["colour"]) == ("had no license", False, "gray")
 assert trial_row(run, run.trials[1])["colour"] == "gray" and "gray" in COLOURS
 """

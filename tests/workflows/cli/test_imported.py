@@ -28,7 +28,7 @@ def test_a_page_of_deephypers_trials_says_what_is_not_known(
     assert page == Path("results-report/index.html")
     assert [file.name for file in page.parent.iterdir()] == ["index.html"]
     text = page.read_text()
-    assert "does not say: the model and the cluster; nodes and node-hours; logs" in text
+    assert "lacks: the model and the cluster; nodes and node-hours; logs" in text
     for figure in ("history", "effects", "parallel", "heat"):
         assert f'data-draw="{figure}"' in text
     assert 'data-draw="nodes"' not in text and "1970" not in text and "meshtune train" not in text

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from search_spaces import shipped_spaces
+from search_spaces import shipped_records
 from workflows.cli.main import main
 
 SOME = {
@@ -34,7 +34,7 @@ def test_what_there_is_to_name_is_listed(kind: str, capsys: pytest.CaptureFixtur
 def test_a_listed_space_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "spaces", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [*listed] == shipped_spaces()
+    assert [*listed] == [*shipped_records("space")]
     assert all(listed.values())
 
 

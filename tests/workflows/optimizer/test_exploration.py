@@ -12,7 +12,7 @@ from analysis.prediction.foretold import residual_log_sd
 from analysis.prediction.pricing import Pricing
 from analysis.prediction.residual import ResidualProcess
 from analysis.run.fold import Run, read_run
-from analysis.run.trial import EXPLORATION, Trial
+from analysis.run.trial import Trial
 from search_spaces import SearchSpace, load_space
 from workflows.cli.main import main
 from workflows.optimizer.exploration import still_unknown
@@ -103,7 +103,7 @@ def test_without_a_price_it_is_what_lies_farthest_from_what_was_tried(
     space = load_space(tmp_path / "own.yaml")
     run = Run(Path(), trials={1: Trial(1, {"a": 0, "b": 0}, 0.0, policy, ended_t=0.0, kind="oom")})
     proposal = make_policy(space, 0, policy).propose(run, ANY)
-    assert proposal is not None and proposal.by == EXPLORATION
+    assert proposal is not None and proposal.by == Trial.EXPLORATION
     assert proposal.config == {"a": 8, "b": 8}
     assert make_policy(space, 0, policy).propose(run, ANY) == proposal
 
@@ -136,7 +136,7 @@ def test_what_crashed_nearby_makes_an_exploration_less_likely_to_run() -> None:
     run = searched(exploring("tiny_cpu", 0.0), 6)
     for number in (7, 8, 9, 10):
         proposal = chooser.propose(run, ANY)
-        assert proposal is not None and proposal.by == EXPLORATION
+        assert proposal is not None and proposal.by == Trial.EXPLORATION
         crashed = Trial(number, proposal.config, 0.0, proposal.by, expected=proposal.expected)
         crashed.kind, crashed.ended_t = "crash", float(number)
         run.trials[number] = crashed

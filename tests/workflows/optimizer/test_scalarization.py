@@ -15,7 +15,7 @@ from analysis.pareto import non_dominated
 from analysis.prediction.pricing import Pricing
 from analysis.run.fold import Run, read_run
 from analysis.run.folder import RunFolder
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from analysis.run.trial import Trial
 from search_spaces import Objective, SearchSpace, load_space
 from search_spaces.points.candidates import Candidates
@@ -26,7 +26,7 @@ from workflows.optimizer.builtin import DeepHyperPolicy, MeshtunePolicy, RandomP
 from workflows.optimizer.policy import Policy, Problem, Proposal
 from workflows.optimizer.registry import make_policy
 from workflows.optimizer.scalarization import Scalarization, merits, spread_ranks, weights
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 from workflows.search.trials import judge
 
 Make = Callable[..., SearchSpace]
@@ -166,7 +166,10 @@ def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpac
         "peak_memory_bytes": 7,
     }
     config = {"num_nodes": 4, "tp": 1, "pp": 1, "mbs": 1, "gas": 4}
-    assert figures(priced, config, result) == {"tokens_per_second": 500.0, "num_nodes": 4.0}
+    assert objective_values(priced, config, result) == {
+        "tokens_per_second": 500.0,
+        "num_nodes": 4.0,
+    }
     kind, reached, _ = judge(priced, Outcome(Kind.OK, result=result), config)
     assert kind is Kind.OK
     assert reached == {"tokens_per_second": 500.0, "num_nodes": 4.0}
@@ -176,7 +179,7 @@ def test_figures_follow_from_the_configuration_and_the_result(priced: SearchSpac
     ):
         path = Path(priced.file).with_name(f"{key}.yaml")
         path.write_text(PRICED.replace("minimize: num_nodes", f"minimize: {key}"))
-        assert figures(load_space(path), config, result)[key] == pytest.approx(expected)
+        assert objective_values(load_space(path), config, result)[key] == pytest.approx(expected)
 
 
 def test_a_result_that_lacks_what_a_figure_follows_from_is_a_crash_that_names_both(
@@ -306,7 +309,7 @@ def test_a_journal_without_several_objectives_is_read_and_written_as_before(
     folder.create(make_space())
     run = Run(folder.path, objective={"maximize": "speed"})
     run.trials[1] = Trial(1, {"tp": 1}, 0.0, kind="ok", objective=2.0, result={"speed": 2.0})
-    write_results(folder, run)
+    ResultsFile(folder).write(run)
     text = (folder.path / "results.csv").read_text()
     assert text == "p:tp,objective,job_id,job_status,m:speed\n1,2.0,1,DONE,2.0\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from analysis.run.fold import Run
 from analysis.run.folder import RunFolder
-from analysis.run.results import write_results
+from analysis.run.results import ResultsFile
 from analysis.run.trial import Trial
 from search_spaces import load_space
 from workflows.cli.main import main
@@ -263,7 +263,7 @@ def recorded_run(tmp_path: Path) -> RunFolder:
         trial = Trial(number, config, 0.0, kind=kind, objective=seconds)
         trial.result = {"peak_memory_bytes": 1e9} if seconds else {}
         run.trials[number] = trial
-    write_results(folder, run)
+    ResultsFile(folder).write(run)
     return folder
 
 

@@ -159,8 +159,8 @@ def test_a_driver_killed_among_its_finalists_goes_on(
     finish(place)
     check_accounts(place)
     trials = read_run(place / "run").trials.values()
-    answered = [a for t in trials for a in t.attempts if a.repeat and a.answered]
+    answered = [a for t in trials for a in t.attempts if a.repeat and a.completed]
     assert 1 <= len(answered) <= 2
     finish(place)  # nothing is left to do
     after = [a for t in read_run(place / "run").trials.values() for a in t.attempts]
-    assert sum(a.repeat and a.answered for a in after) == len(answered)
+    assert sum(a.repeat and a.completed for a in after) == len(answered)

@@ -10,9 +10,9 @@ import pytest
 from search_spaces import SearchSpace, load_space
 from slurm import Kind, Outcome
 from trainer.plan.flops import model_flops
-from workflows.search.objectives import figures
+from workflows.search.objectives import objective_values
 from workflows.search.throughput import job_of
-from workflows.search.trials import believed
+from workflows.search.trials import checked_outcome
 
 SPACE = """\
 version: 1
@@ -42,7 +42,7 @@ def of(folder: Path, objective: str) -> SearchSpace:
 
 
 def ended(space: SearchSpace, result: dict[str, Any], elapsed_s: float = 100.0) -> Outcome:
-    return believed(space, Outcome(Kind.OK, result=result, elapsed_s=elapsed_s), CONFIG)
+    return checked_outcome(space, Outcome(Kind.OK, result=result, elapsed_s=elapsed_s), CONFIG)
 
 
 def test_model_flops_are_counted_by_one_convention_whatever_the_trainer_says(
@@ -78,7 +78,9 @@ def test_model_flops_are_counted_by_one_convention_whatever_the_trainer_says(
 def test_one_figure_of_speed_tells_the_others(
     tmp_path: Path, objective: str, figure: float, result: dict[str, Any]
 ) -> None:
-    assert figures(of(tmp_path, objective), CONFIG, result) == {objective: pytest.approx(figure)}
+    assert objective_values(of(tmp_path, objective), CONFIG, result) == {
+        objective: pytest.approx(figure)
+    }
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_a_batch_is_enough_for_sequences_per_second(tmp_path: Path) -> None:
         {"micro_batch_time_s": STEP_S / 8},
         {"step_time_s": STEP_S},
     ):
-        assert figures(space, CONFIG, result) == {"samples_per_second": 16 / STEP_S}
+        assert objective_values(space, CONFIG, result) == {"samples_per_second": 16 / STEP_S}
     assert ended(space, {"step_time_s": 4000.0}).kind is Kind.CRASH
 
 

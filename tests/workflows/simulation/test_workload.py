@@ -145,7 +145,7 @@ def test_finals_and_early_stops_are_the_same_in_every_run_and_save_node_time(
             assert trial.node_seconds < other.node_seconds
     assert sum(t.saved_node_s for t in stopped) > 0
     for run in runs:
-        answered = [a for t in run.trials.values() for a in t.attempts if a.repeat and a.answered]
+        answered = [a for t in run.trials.values() for a in t.attempts if a.repeat and a.completed]
         assert 1 <= len(answered) <= 4
 
 

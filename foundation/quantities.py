@@ -1,0 +1,63 @@
+"""Counts, shares, times and parameters' values as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def number(value: float) -> str:
+    """Four significant digits, thousands separated, powers of ten only far from 1."""
+    if not math.isfinite(value):
+        return "–"
+    if value == 0 or 1e-4 <= abs(value) < 1e12:
+        digits = 0 if value == 0 else max(0, 3 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{digits}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{value:.3e}"
+
+
+def counted(count: float, noun: str) -> str:
+    """``1 trial``, ``2 trials``, ``0.5 node-hours``, ``2 successes``."""
+    text = f"{count:g}" if isinstance(count, float) else str(count)
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{text} {noun if count == 1 else plural}"
+
+
+def percent(share: float) -> str:
+    """``12 %``, or ``1.2 %`` below ten; a dash for nan."""
+    if not math.isfinite(share):
+        return "–"
+    digits = 1 if abs(share) < 0.0995 else 0
+    return f"{100 * share:.{digits}f} %"
+
+
+def duration(seconds: float) -> str:
+    """``4.2 s``, ``3 min 20 s``, ``2 h 5 min`` or ``3 d 4 h``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for large, small, size, rest in (("d", "h", 86400, 3600), ("h", "min", 3600, 60)):
+        if whole >= size:
+            return f"{whole // size} {large} {whole % size // rest} {small}"
+    return f"{whole // 60} min {whole % 60} s"
+
+
+def clock_text(seconds: float) -> str:
+    """``1:02:03``, or ``2:03`` below an hour."""
+    minutes, s = divmod(int(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"
+
+
+def value_text(value: Any) -> str:
+    """A parameter's value as YAML writes it; a dash where it is inactive."""
+    if value is None:
+        return "–"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """``tp=2 pp=1 mbs=4``, inactive parameters left out."""
+    return " ".join(f"{k}={value_text(v)}" for k, v in config.items() if v is not None)

@@ -1,0 +1,178 @@
+"""Patterns that find metrics in logs: of a space, and of a known trainer's record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from foundation.records import Record
+from search_spaces.errors import SpaceError
+from search_spaces.shipped import known_trainers
+from slurm.logs.patterns import PAUSES, REDUCTIONS, LogFormat, Pattern
+
+if TYPE_CHECKING:
+    FormatName: TypeAlias = str
+else:
+    FormatName = Literal[known_trainers("log")]
+REDUCTION_NAMES = tuple(REDUCTIONS)
+_PLACEHOLDERS = {
+    # 1,234.5, 1.2e3, 34.5K
+    "{number}": r"(?P<value>[\d.,]+(?:[eE][-+]?\d+)?(?:[KMGB](?![A-Za-z]))?)",
+    # 3.21, 1.2E+01, without separators: a comma may follow
+    "{decimal}": r"(?P<value>\d+\.?\d*(?:[eE][-+]?\d+)?)",
+    # a progress bar's 1.25it/s, or 2.31s/it when a step takes longer than a second
+    "{rate}": r"(?P<value>\d{1,6}\.?\d{0,4})\s?(?:it/s|s/it)\b",
+    "{pauses}": PAUSES,
+}
+
+
+class PatternSpec(Record):
+    """Finds one metric in the lines of a log."""
+
+    regex: str = Field(
+        description="the number is its group 'value', or else its first one; 'step' is the step's"
+    )
+    unit: str | None = Field(
+        default=None,
+        description="of the number, as ms, GiB or K tokens/s; default what the log says beside it, "
+        "or else the key's own; '' is always the key's own",
+    )
+    scale: float = Field(default=1.0, description="by which the number is multiplied")
+    reduce: Literal[REDUCTION_NAMES] = Field(  # type: ignore[valid-type]
+        default="median", description="how the steps' numbers become one"
+    )
+    skip: int | None = Field(
+        default=None, ge=0, description="first matches that do not count; default warmup_steps"
+    )
+    since_start: bool = Field(
+        default=False, description="numbers count from the run's start: a step's is what was added"
+    )
+    unless: str | None = Field(
+        default=None, description="a metric beside which this pattern is left out"
+    )
+
+
+class LikePattern(Record):
+    """The patterns that another known trainer's log has for the same metric."""
+
+    like: FormatName
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "<several>"
+    if isinstance(value, LikePattern) or (isinstance(value, dict) and "like" in value):
+        return "<like>"
+    return "<record>" if isinstance(value, (dict, BaseModel)) else "<regex>"
+
+
+_OnePattern = Annotated[
+    Annotated[str, Tag("<regex>")] | Annotated[PatternSpec, Tag("<record>")],
+    Discriminator(_form),
+]
+PatternsSpec = Annotated[
+    Annotated[str, Tag("<regex>")]
+    | Annotated[PatternSpec, Tag("<record>")]
+    | Annotated[list[_OnePattern], Field(min_length=1), Tag("<several>")],
+    Discriminator(_form),
+]
+
+
+class ResultPatterns(Record):
+    """Patterns for the logs of a trainer that writes no result."""
+
+    format: str | None = Field(
+        default=None, description="of a well-known trainer's log: megatron-lm, torchtitan ..."
+    )
+    patterns: dict[str, PatternsSpec] = Field(
+        default={},
+        description="result key: regular expression with the number in a group, a record, or a "
+        "list of them of which the first that is found counts; of the steps after the warm-up "
+        "the median is taken",
+    )
+    pauses: str | None = Field(
+        default=None,
+        description="regular expression of lines after which a step's time does not count, as "
+        "after a checkpoint",
+    )
+
+    @model_validator(mode="after")
+    def _some(self) -> ResultPatterns:
+        if self.format is None and not self.patterns:
+            raise ValueError("needs format or patterns")
+        formats = known_trainers("log")
+        if self.format is not None and self.format not in formats:
+            raise ValueError(f"format: found {self.format}, accepted one of {', '.join(formats)}")
+        return self
+
+    def own_patterns(self) -> dict[str, list[Pattern]]:
+        """The patterns that are stated here, without those of the format."""
+        return {
+            metric: [
+                Pattern(one) if isinstance(one, str) else Pattern(**one.model_dump())
+                for one in (specs if isinstance(specs, (list, tuple)) else [specs])
+            ]
+            for metric, specs in self.patterns.items()
+        }
+
+
+_RecordPattern = Annotated[
+    Annotated[str, Tag("<regex>")]
+    | Annotated[PatternSpec, Tag("<record>")]
+    | Annotated[LikePattern, Tag("<like>")],
+    Discriminator(_form),
+]
+
+
+class LogRecord(Record):
+    """The log of a known trainer.
+
+    In a regular expression ``{number}``, ``{decimal}`` and ``{rate}`` find a number, and ``{step}``
+    the number of the step. A record reads several versions of its trainer, and forks: the first
+    pattern of a metric that is found in a log counts. Units are read beside the numbers; ``unit``
+    and ``scale`` are for logs that print 2^30 bytes as ``GB``.
+    """
+
+    step: str = Field(default="", description="regular expression for which {step} stands")
+    patterns: dict[str, list[_RecordPattern]] = Field(description="result key: patterns")
+    pauses: str = Field(
+        default="{pauses}",
+        description="lines after which a step's time does not count; {pauses}: the usual ones",
+    )
+
+    def resolved(self, formats: Mapping[str, LogFormat]) -> ResultPatterns:
+        """The same patterns as a space states them.
+
+        Args:
+            formats: logs of known trainers, whose patterns this log may share.
+
+        Raises:
+            SpaceError: if a log that is shared has no patterns of the metric.
+        """
+        found: dict[str, PatternsSpec] = {
+            metric: [one for spec in specs for one in self._filled(spec, metric, formats)]
+            for metric, specs in self.patterns.items()
+        }
+        return ResultPatterns(patterns=found, pauses=self._text(self.pauses))
+
+    def _filled(
+        self, spec: str | PatternSpec | LikePattern, metric: str, formats: Mapping[str, LogFormat]
+    ) -> Iterator[PatternSpec]:
+        if isinstance(spec, LikePattern):
+            known = formats[spec.like].patterns
+            if metric not in known:
+                raise SpaceError(
+                    f"log.patterns.{metric}: found like: {spec.like}, which has patterns of "
+                    f"{', '.join(known)}"
+                )
+            yield from (PatternSpec(**vars(one)) for one in known[metric])
+        else:
+            own = PatternSpec(regex=spec) if isinstance(spec, str) else spec
+            yield own.model_copy(update={"regex": self._text(own.regex)})
+
+    def _text(self, regex: str) -> str:
+        for name, stands_for in {"{step}": self.step, **_PLACEHOLDERS}.items():
+            regex = regex.replace(name, stands_for)
+        return regex

@@ -1,0 +1,233 @@
+"""Options that a user's arguments and configuration file state for a known trainer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+from foundation.documents import Document, document_of, plain_scalar
+from foundation.values import Scalar
+from search_spaces.errors import SpaceError
+from search_spaces.language.adapter_schema import AdapterFile, Setting, WrittenFile
+from search_spaces.language.schema import ModelFile
+from search_spaces.language.trainer_schema import TrainerSpec
+from search_spaces.rules.facts import DERIVED
+from search_spaces.shipped import named
+from search_spaces.trainers import config_files, model_keys, options, templates
+from trainer.plan.model import ModelConfig
+
+_IS = re.compile(r"(?P<name>\w+)(?: == '?(?P<value>[^']+?)'?)?")  # sequence_parallel; zero == 1
+
+
+class StatedOptions:
+    """Options that a user states for a known trainer, on its command line and in its file.
+
+    Args:
+        document: the space, where mistakes are shown.
+        spec: its trainer.
+        adapter: the trainer's record, which says what each option means.
+
+    Raises:
+        SpaceError: if the file is missing or cannot be read.
+
+    Attributes:
+        file: content of the user's configuration file.
+        paths: its values by dotted path.
+        options: of the command line; also those of the file, where both take the same ones.
+        of_model: the options among these that describe the model.
+    """
+
+    def __init__(self, document: Document, spec: TrainerSpec, adapter: AdapterFile) -> None:
+        self.document, self.spec, self.adapter = document, spec, adapter
+        self.file = self._read()
+        self.paths = _flat(self.file)
+        own = options.read(spec.args, adapter.options)
+        written = adapter.file or WrittenFile(name="")
+        self.options = {**self.paths, **own} if written.options else own
+        self.of_model = self.options if adapter.model_in == "arguments" else self.paths
+        if written.defaults:
+            self.of_model = own
+
+    @classmethod
+    def of(cls, trainer: Mapping[str, Any]) -> StatedOptions:
+        """The options of a space's trainer, given as ``{adapter: ..., args: ..., config: ...}``.
+
+        Raises:
+            SpaceError: if there is no such adapter, or its file cannot be read.
+        """
+        document = document_of({"trainer": dict(trainer)}, "space", SpaceError)
+        return cls(document, TrainerSpec(**trainer), AdapterFile.named(trainer["adapter"]))
+
+    @staticmethod
+    def implied(adapter: AdapterFile, arguments: Sequence[str]) -> dict[str, Scalar]:
+        """Options of the model that arguments lack and that other options of theirs imply."""
+        stated = options.read(arguments, adapter.options)
+        keys = (key for key in adapter.model.values() if key.key not in stated)
+        found = {key.key: model_keys.implied(key, stated) for key in keys}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """Every option and path that is stated, and each prefix of a dotted one."""
+        return _prefixes({*self.options, *self.paths})
+
+    def parameters(self) -> dict[str, Scalar]:
+        """The value of each parameter of a space that an option states."""
+        found = {}
+        for name, settings in self.adapter.settings.items():
+            if name in DERIVED:
+                continue
+            values = [_value(name, setting, self.options, self.paths) for setting in settings]
+            given = [value for value in values if value is not None]
+            if given:
+                found[name] = given[0]
+        return found
+
+    def batch(self) -> int | None:
+        """Sequences of a step, where one option states them; None where none does."""
+        for setting in self.adapter.settings.get("global_batch_size", []):
+            size = _value("global_batch_size", setting, self.options, self.paths)
+            if isinstance(size, int) and size > 0:
+                return size
+        return None
+
+    def batch_on(self, ranks: int) -> int | None:
+        """Sequences of a step on so many ranks (0: unknown); None where they do not follow."""
+        rule = self.adapter.batch
+        if (stated := self.batch()) is not None or rule is None:
+            return stated
+        first, *more = (self.value(key) for key in rule.of)
+        times = {None: 1.0, "ranks": ranks, "replicas": self._replicas(ranks)}[rule.times]
+        sizes = [first, times, *(1 if each is None else each for each in more)]
+        numbers = [each for each in sizes if isinstance(each, (int, float)) and each > 0]
+        size = prod(numbers)
+        return int(size) if len(numbers) == len(sizes) and size == int(size) else None
+
+    def _replicas(self, ranks: int) -> float:
+        """Replicas on so many ranks; 0 where the stated degrees do not divide them."""
+        degrees = self.parameters()
+        split = prod(int(degrees.get(name, 1)) for name in ("tp", "pp", "cp"))
+        return ranks // split if split and ranks % split == 0 else 0
+
+    def value(self, key: str) -> Any:
+        """The value of an option, or else of a path of the file; None if neither is stated."""
+        return self.options.get(key, self.paths.get(key))
+
+    def seq_length(self) -> int | None:
+        """Tokens of a sequence; None where no option states them."""
+        own = self.adapter.model.get("seq_length")
+        for key in [*self.adapter.sequence_length, *([own.key] if own else [])]:
+            length = self.value(key)
+            if isinstance(length, int) and length > 0:
+                return length
+        return None
+
+    def model(self, model: ModelConfig | None) -> ModelConfig | None:
+        """The model that is trained: the space's, or else the one that the options describe.
+
+        Raises:
+            SpaceError: if they describe another one than the space.
+        """
+        keys = self.adapter.model
+        path = ("trainer", "args" if self.adapter.model_in == "arguments" else "config")
+        if model is None:
+            try:
+                known = self._model_by_name()
+                stated = {**self.of_model, **self.options}
+                return model_keys.read(keys, stated, known) if known is not False else None
+            except SpaceError as error:
+                raise self.document.error(path, str(error)) from None
+        if problem := model_keys.contradiction(keys, self.of_model, model):
+            raise self.document.error(path, f"found {problem}: leave one of them out")
+        for key in self.adapter.sequence_length:
+            length = self.value(key)
+            if isinstance(length, int) and 0 < length != model.seq_length:
+                raise self.document.error(
+                    path,
+                    f"found {key} {length}, the space's model has seq_length {model.seq_length}: "
+                    f"write model: {{base: NAME, seq_length: {length}}}",
+                )
+        return model
+
+    def _model_by_name(self) -> ModelConfig | Literal[False] | None:
+        """The model whose name the options state.
+
+        None: they state no name, or one whose sizes count. False: the name is not known here.
+        """
+        models = self.adapter.models
+        if models is None:
+            return None
+        names = [self.value(key) for key in models.keys]
+        unnamed = all(name is None for name in names)
+        record = models.names.get(" ".join(map(str, names)), "" if unnamed else None)
+        if not record:
+            return None if record == "" else False
+        return named(ModelFile, ("model",), record, self.document).config()
+
+    def _read(self) -> dict[str, Any]:
+        """The content of the user's own configuration file."""
+        file, path = self.adapter.file, ("trainer", "config")
+        if self.spec.config is None:
+            if file is not None and file.required:
+                raise self.document.error(
+                    ("trainer",),
+                    f"key 'config' is missing: {self.adapter.name}'s configuration file",
+                )
+            return {}
+        if file is None:
+            raise self.document.error(
+                path, f"{self.adapter.name} has arguments only, accepted: them, in args"
+            )
+        try:
+            base = config_files.read_base(Path(self.document.name).parent / self.spec.config)
+        except SpaceError as error:
+            raise self.document.error(path, f"\n{error}", at_value=True) from None
+        if file.underscores:
+            base = {key.replace("-", "_"): value for key, value in base.items()}
+        return base
+
+
+def _value(
+    name: str, setting: Setting, given: Mapping[str, Any], paths: Mapping[str, Any]
+) -> Scalar | None:
+    """The value of a parameter that options, or paths of a file, state; None if none does."""
+    places = ((setting.arguments, given), (setting.file, paths), (setting.same, {**paths, **given}))
+    for entries, stated in places:
+        for key, template in entries.items():
+            value = stated.get(key)
+            if value in (None, "auto") or isinstance(value, list):
+                continue
+            heeded = templates.names(f"{{{setting.when or ''}}}")
+            if template == f"{{{name}}}" and (heeded <= {name} or name not in heeded):
+                return _scalar(value)
+            means = _IS.fullmatch(setting.when or "")
+            if means and means["name"] == name and value == template:
+                meant: Scalar = plain_scalar(means["value"]) if means["value"] else True
+                return meant
+    return None
+
+
+def _scalar(value: Any) -> Scalar | None:
+    return value if isinstance(value, (bool, int, float, str)) else None
+
+
+def _prefixes(keys: Collection[str]) -> set[str]:
+    """Dotted keys and all their prefixes."""
+    parts = [key.split(".") for key in keys]
+    return {".".join(each[: i + 1]) for each in parts for i in range(len(each))}
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted path."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{path}.")
+        else:
+            found[path] = value
+    return found
