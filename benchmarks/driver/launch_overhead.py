@@ -24,10 +24,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from foundation.python import module_argv
 from slurm.launcher import Launcher
 from slurm.local.launcher import LocalLauncher
 from slurm.minicluster import cluster as minicluster
-from slurm.python import module_argv
 from slurm.srun.allocation import Allocation
 from slurm.srun.launcher import SrunLauncher
 from slurm.srun.site import load_site

@@ -14,7 +14,7 @@ import pytest
 
 import meshtune
 from analysis import RunFolder
-from slurm import module_argv
+from foundation.python import module_argv
 from support.scripted_launcher import ScriptedLauncher, ok
 from support.waiting import wait_for
 from workflows.search.reporting import report_line, run_bounded
