@@ -1,1 +1,1 @@
-"""What fits and how fast, before anything runs: memory and time of training configurations."""
+"""Memory and time of training configurations, predicted before anything runs."""

@@ -80,7 +80,7 @@ def repeats_attention(jobs: Jobs, framework: Framework) -> Array:
 
 
 def embedding_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """What the embedding keeps of one micro-batch: its dropout mask (Korthikanti et al. 2022)."""
+    """Bytes of the embedding's dropout mask on one micro-batch (Korthikanti et al. 2022)."""
     masks = jobs.tokens * jobs.model.hidden_size / sequence_split(jobs, framework)
     return np.where(framework.masked_dropout & ~jobs.model.gated, masks, 0.0)
 
@@ -92,7 +92,7 @@ def head_bytes(jobs: Jobs, framework: Framework) -> Array:
 
 
 def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
-    """What one stage sends to the next for one micro-batch."""
+    """Bytes that one stage sends to the next for one micro-batch."""
     return (
         jobs.tokens
         * jobs.options.element_bytes
@@ -102,7 +102,7 @@ def stage_output_bytes(jobs: Jobs, framework: Framework) -> Array:
 
 
 def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework) -> Array:
-    """What a stage keeps of one micro-batch, logits apart, given what a layer does."""
+    """Bytes that a stage keeps of one micro-batch, logits apart, given what a layer does."""
     kept = stage.layers * layer + mask_bytes(jobs)
     kept = kept + np.where(stage.embedding, embedding_bytes(jobs, framework), 0.0)
     kept = kept + np.where(stage.head, head_bytes(jobs, framework), 0.0)
@@ -112,7 +112,7 @@ def stage_bytes(stage: StageLoad, layer: Array, jobs: Jobs, framework: Framework
 
 
 def mask_bytes(jobs: Jobs) -> Array:
-    """What keeps documents apart in a micro-batch: a number for each score, once in each chunk."""
+    """Masks that keep documents apart in a micro-batch: a number per score, once per chunk."""
     scores = jobs.tokens * jobs.model.seq_length
     return np.where(
         jobs.options.masks_documents, jobs.layout.vpp * scores * jobs.options.element_bytes, 0.0

@@ -25,7 +25,7 @@ UNALIGNED_HEADS = 10.0  # times slower: attention's products for head sizes that
 
 @dataclass(frozen=True)
 class ComputeConstants(Constants):
-    """What products, memory and launches really reach."""
+    """Rates that products, memory and launches really reach."""
 
     gemm_share: float = constant(0.9, 0.15, "of the best product's rate, in a training step")
     tail_waves: float = constant(0.6, 0.7, "waves of tiles lost at the end of each product")
@@ -48,7 +48,7 @@ class ComputeConstants(Constants):
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Of one micro-batch on one GPU, in seconds, columns of shape (n,).
+    """Seconds of one pass of one micro-batch on one GPU, columns of shape (n,).
 
     Attributes:
         gemm: matrix products of a layer.
@@ -158,7 +158,7 @@ class Compute:
         )
 
     def _launch(self, jobs: Jobs) -> Array:
-        """Of the host, for a layer's forward kernels that no graph has.
+        """Seconds of the host for a layer's forward kernels that no graph has.
 
         Layers with experts have a router and two ways of tokens beside, as much again, and a few
         kernels for each of a rank's experts, whose numbers of rows are not known ahead.

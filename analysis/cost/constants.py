@@ -159,7 +159,7 @@ def log_odds(first: Array, second: Array, noise: float) -> Array:
 
 
 def log_sd(constants: C, covariance: Array, logarithm: Callable[[C], Array]) -> Array:
-    """What the constants leave open of a logarithm: its standard deviation.
+    """Standard deviation that uncertain constants leave to a logarithm.
 
     Each of the independent directions of their uncertainty moves the logarithm as far as the edge
     of its own 95 % does, to the side where that is further: a constant that nothing was fitted to

@@ -69,7 +69,7 @@ def any_gpu(gpus: Mapping[float, Mapping[str, float]]) -> dict[str, float]:
 
 
 def gpu_kind(cluster: Cluster) -> float:
-    """What GPUs share constants by: those of one advertised peak are of one architecture."""
+    """Key by which GPUs share constants: those of one advertised peak are of one architecture."""
     return float(cluster.peak_bf16_tflops or cluster.peak_fp32_tflops or 0.0)
 
 
@@ -79,7 +79,7 @@ def part(constants: TimeConstants, names: Sequence[str]) -> dict[str, float]:
 
 
 def written(model: CostModel, source: str) -> dict[str, Any]:
-    """What the file says of a framework on one machine: constants, and deviations of their logs."""
+    """Entry of a framework on one machine: constants, and deviations of their logs."""
     return {
         "source": source,
         "machine": model.cluster.name,
@@ -91,7 +91,7 @@ def written(model: CostModel, source: str) -> dict[str, Any]:
 
 
 def _network(seen: Network) -> dict[str, Any]:
-    """What runs on one network let expect of the next one; nothing where they were all calm.
+    """Expectation for the next network after runs on one; nothing where they were all calm.
 
     By the rule of succession: of one network that had crowded runs, two in three.
     """

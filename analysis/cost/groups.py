@@ -27,7 +27,7 @@ class MissingFactError(ValueError):
 
 @dataclass(frozen=True)
 class LinkConstants(Constants):
-    """What the facts of a cluster leave open about its links."""
+    """Properties of links that a cluster's facts leave open."""
 
     node_share: float = constant(
         0.75, 0.25, "share of the nominal bandwidth that collectives reach inside a node"
@@ -73,7 +73,7 @@ def level(cluster: Cluster, group: RankGroup) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Path:
-    """What a group's messages cross; columns.
+    """The links that a group's messages cross; columns.
 
     Attributes:
         group: whose path it is.

@@ -1,4 +1,4 @@
-"""What a framework may keep in memory: hypotheses, weighed by what its trials needed.
+"""Habits of frameworks in keeping memory: hypotheses, weighed by what its trials needed.
 
 Habits such as the format of gradients, copies of the logits, or what recomputation keeps are facts
 of a framework's record. Where nobody has written one, or the program in use differs from it, trials
@@ -25,7 +25,7 @@ Hypotheses = tuple[tuple[Framework, float], ...]
 
 
 def hypotheses(named: Framework) -> Hypotheses:
-    """What a framework of that record may keep, before any trial.
+    """Prior hypotheses for a framework of that record, before any trial.
 
     Its own record has most of the weight; without one, all records have the same, and few of those
     without fused attention are without it still.
@@ -73,7 +73,7 @@ def log_probability(fits: Array, failed: Mask, off: Array) -> float:
 
 
 def _variants(record: Framework) -> list[tuple[Framework, float]]:
-    """What another framework may keep if it is like that of a record; with shares that sum to 1.
+    """Hypotheses for another framework if it is like that of a record; with shares that sum to 1.
 
     Records of before fused attention say how attention was computed then. What else they say of
     memory is as good as any other's.

@@ -38,13 +38,13 @@ GIB = 2.0**30
 GATHERED_TENSORS = 2.0  # whole, beside a layer that sequence parallelism splits
 
 Allocator = Literal["tensors", "roomy", "short"]
-"""What is counted: tensors only, or with the free blocks that the allocator holds while there is
+"""Bytes that count: tensors only, or with the free blocks that the allocator holds while there is
 memory to spare, or with those that it cannot use when memory is short."""
 
 
 @dataclass(frozen=True)
 class MemoryConstants(Constants):
-    """What formulas leave open; see :func:`analysis.cost.constants.constant`."""
+    """Constants that formulas leave open; see :func:`analysis.cost.constants.constant`."""
 
     context_bytes: float = constant(
         1.5 * GIB, 0.3, "outside the allocator: driver's context, kernels, what is not usable"
@@ -106,7 +106,7 @@ class MemoryParts:
 
     @property
     def reserved(self) -> Array:
-        """What torch's allocator reserves: all but what is outside it."""
+        """Bytes that torch's allocator reserves: all but what is outside it."""
         return self.total - self.framework
 
     def as_dict(self) -> dict[str, Array]:
@@ -210,17 +210,7 @@ def _stage_memory(
     constants: MemoryConstants,
     state: Allocator,
 ) -> MemoryParts:
-    """Parts of one stage's rank.
-
-    Args:
-        stage: which one.
-        layer: what a layer keeps of a micro-batch.
-        jobs: whose.
-        holders: of dense parameters, and of experts where there are any.
-        framework: its habits.
-        constants: what the formulas leave open.
-        state: of the allocator.
-    """
+    """Parts of one stage's rank; ``layer`` is what a layer keeps of a micro-batch."""
     parameters = stage_parameters(stage, jobs)
     held = [*zip((parameters, expert_parameters(stage, jobs)), holders, strict=False)]
     every = np.asarray(sum(weights for weights, _ in held))
@@ -335,7 +325,7 @@ def _working_bytes(
     framework: Framework,
     dense: Holders,
 ) -> Array:
-    """Of the layer that is being computed: its recomputed activations and what was gathered.
+    """Bytes of the layer in work: its recomputed activations and what was gathered.
 
     Split weights are whole for the layer in work and for the next one, which is gathered ahead, and
     without a pipeline for the vocabulary's tables, which a micro-batch begins and ends with; so are
@@ -397,8 +387,8 @@ def _placeholder_bytes(stage: StageLoad, jobs: Jobs) -> Array:
 
 
 def _leaving_buckets(stage: StageLoad, matrix: Array, jobs: Jobs, framework: Framework) -> Array:
-    """Of split gradients in flat buckets: the largest, the bucket it is copied to, those on their
-    way; nothing where they are summed whole.
+    """Bytes of split gradients in flat buckets: the largest, the bucket it is copied to, those on
+    their way; nothing where they are summed whole.
     """
     buckets = (1 + PENDING_REDUCTIONS) * np.maximum(jobs.options.bucket_elements, matrix)
     held = np.minimum(buckets, stage_parameters(stage, jobs))

@@ -27,8 +27,8 @@ PRIOR_LOG_SD = 0.06  # of the memory that a job needs, where nothing was fitted
 PEAK_LOG_SD = {"allocated": 0.03, "reserved": 0.12, "device": 0.06}
 """In reported peaks, by the counter: the allocator's free blocks are a matter of chance."""
 SUPPOSED_LOG_SD = 0.09
-"""Of the memory that another than the built-in trainer needs: the priors are off by 4 to 10 % from
-the peaks of BLOOM and torchtitan."""
+"""PRIOR_LOG_SD of other trainers than the built-in one: the priors are off by 4 to 10 % from the
+peaks of BLOOM and torchtitan."""
 BOUND_LOG_SD = 0.04  # in what a job needs at least
 OTHER_CAUSE = 0.8  # a failure predicted to need less of the limit was not for lack of memory
 NEGLIGIBLE = 0.005  # weight of habits that say nothing of whether a job fits
@@ -57,11 +57,11 @@ class MemoryModel:
         return replace(self, habits=habits, log_sd=max(self.log_sd, SUPPOSED_LOG_SD))
 
     def parts(self, jobs: Jobs, framework: Framework) -> MemoryParts:
-        """What the fullest rank needs, in parts; bytes. By the most probable habits."""
+        """Memory of the fullest rank, in parts; bytes. By the most probable habits."""
         return memory(jobs, self._likely(framework), self.constants)
 
     def peak_bytes(self, jobs: Jobs, framework: Framework) -> Array:
-        """What the framework would report as its peak, by the most probable habits."""
+        """The peak that the framework would report, by the most probable habits."""
         return reported(jobs, self._likely(framework), self.constants)[0]
 
     def fits(self, jobs: Jobs, framework: Framework, limit_bytes: float) -> Array:

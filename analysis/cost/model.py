@@ -46,7 +46,7 @@ class Measurements:
     out_of_memory: Mask
 
     def of_engine(self, number: int) -> Measurements:
-        """Those of the jobs of one engine."""
+        """The measurements of one engine's jobs."""
         rows = self.jobs.options.engine == number
         return Measurements(
             self.jobs[rows], self.step_time_s[rows], self.peak_bytes[rows], self.out_of_memory[rows]
@@ -55,7 +55,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of jobs; columns of shape (n,).
+    """Expected memory and time of jobs; columns of shape (n,).
 
     Attributes:
         model: whose prediction it is.
@@ -117,7 +117,7 @@ class Prediction:
 
     @property
     def tokens_per_second(self) -> Array:
-        """Of the whole job."""
+        """Tokens per second of the whole job."""
         return self.jobs.global_batch * self.jobs.model.seq_length / self.step_time_s
 
     @property
@@ -200,7 +200,7 @@ class CostModel:
         return (replace(self, others=()), *self.others) if self.others else (self,)
 
     def _each(self, jobs: Jobs, of: Callable[[CostModel, Jobs], dict[str, Array]]) -> Columns:
-        """What every job's own model says, in columns over all jobs."""
+        """The answers of every job's own model, in columns over all jobs."""
         if not self.others:
             return of(self, jobs)
         whole: Columns = {}
@@ -225,7 +225,7 @@ class CostModel:
         return self._each(jobs, lambda m, j: {"more": crowded_s(j, m.constants)})["more"]
 
     def reported_peak_bytes(self, jobs: Jobs) -> Array:
-        """What frameworks would report as their peak."""
+        """Peaks that frameworks would report."""
         return self._each(jobs, lambda m, j: {"peak": m.memory.peak_bytes(j, m.framework)})["peak"]
 
     def refuses(self, jobs: Jobs) -> Mask:
@@ -258,7 +258,7 @@ class CostModel:
                 return np.log(calm_s) - measured, np.log(late_s) - measured
 
             def residuals(constants: TimeConstants) -> Array:
-                """Of the state that the run was in more probably."""
+                """Residuals of the network state that the run was more probably in."""
                 return likelier(*states(constants), chance, FIT_LOG_SD)
 
             known = None if self.covariance is None else TRANSFER**2 * self.covariance

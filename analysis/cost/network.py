@@ -89,7 +89,7 @@ class Network:
         return _by_form(jobs, cluster, chance, chance**3, sure)
 
     def _chance(self, nodes: Array) -> Array:
-        """Of a pipeline on so many nodes; shape (h, n)."""
+        """Probability for a pipeline on so many nodes; shape (h, n)."""
         return np.asarray(-np.expm1(-np.square(nodes / self.nodes[:, None])))
 
 
@@ -103,11 +103,11 @@ def _by_form(
 
 
 UNKNOWN = Network.known(NEVER)
-"""What is believed of a network on which nothing ran."""
+"""The prior of a network on which nothing ran."""
 
 
 def likelier(calm: Array, late: Array, chance: Array, noise: float) -> Array:
-    """Of each run's residuals those of the state that it was in more probably.
+    """Each run's residual in the network state that it was more probably in.
 
     Args:
         calm, late: logarithms of predicted over measured times, in either state.

@@ -1,4 +1,4 @@
-"""How a pipeline's layers are split over its stages, and which stages decide time and memory."""
+"""Layers of a pipeline's stages, and the stages that decide time and memory."""
 
 from __future__ import annotations
 

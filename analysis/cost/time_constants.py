@@ -14,7 +14,7 @@ from trainer.plan.jobs import Jobs, Mask
 
 @dataclass(frozen=True)
 class OverlapConstants(Constants):
-    """What happens at once, and what a program adds of its own."""
+    """Overlap of communication, and overheads of the program itself."""
 
     overlap: float = constant(0.6, 0.3, "of the backward pass that can hide data parallelism")
     host_call_s: float = constant(5e-5, 0.7, "of the host, to start one collective of a layer")
@@ -39,7 +39,7 @@ class TimeConstants(ComputeConstants, LinkConstants, OverlapConstants):
 
 
 def without_effect(jobs: Jobs) -> Mask:
-    """Which of time's constants, in their order, say nothing of these jobs."""
+    """Time constants, in their order, that have no effect on these jobs."""
     unused = set() if jobs.model.mixture is not None else {*_OF_EXPERTS}
     if not jobs.options.fp8.any():
         unused.add("fp8_share")

@@ -1,4 +1,4 @@
-"""What one cost model may take over from another that was calibrated elsewhere.
+"""Constants that one cost model may take over from another that was calibrated elsewhere.
 
 Constants belong to the framework, to the GPU, or to the machine's network (see
 ``analysis.cost.fitted``). Whatever two models do not share says nothing of the other's.
@@ -89,7 +89,7 @@ def discounted(model: CostModel, before: CostModel) -> CostModel:
 
 
 def _more(known: Array, start: Array, after: Array) -> Array:
-    """What was known, and what a run added to where its calibration started; covariances."""
+    """Known covariance with what a run added to where its calibration started."""
     inverse = np.linalg.inv
     return inverse(inverse(known) + inverse(after) - inverse(start))
 

@@ -1,6 +1,7 @@
-"""What one rank sends in a training step, from the plan's exchanges: the counterpart of counters.
+"""Bytes that one rank sends in a training step, from the plan's exchanges.
 
-The same purposes, links and bytes as ``trainer.parallel.collectives`` counts, in whole bytes.
+The counterpart of the counters of ``trainer.parallel.collectives``: the same purposes, links and
+whole bytes.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class _Walk:
         yield Exchange("totals", "all_reduce", group, 8 * numbers), world
 
     def _of_stage(self, index: int) -> Iterator[Exchange]:
-        """Of the activations of a stage, and of weights along the grid."""
+        """Exchanges of a stage's activations, and of weights along the grid."""
         config, job = self.config, self.job
         first, last = index == 0, index == self.num_stages - 1
         layers = config.stages.layers(index)
@@ -143,8 +144,7 @@ class _Walk:
         each = tp.layer_exchanges(job, MESHTUNE, REPEATED_GATHERS)
         sent = _of_layers(each, len(layers), repeated)
         sent += tp.end_exchanges(job, MESHTUNE, first, last)
-        ring = (replace(e, num_bytes=e.num_bytes) for e in cp.layer_exchanges(job, MESHTUNE))
-        for one in _of_layers(tuple(ring), len(layers), repeated):
+        for one in _of_layers(cp.layer_exchanges(job, MESHTUNE), len(layers), repeated):
             # The trainer passes blocks from rank to rank, and counts each.
             steps = config.cp - 1
             block = one.num_bytes / config.cp

@@ -16,12 +16,12 @@ _TIMES_AROUND = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2, "all_to_
 Pass = Literal["forward", "backward", "repeated"]
 """Part of a layer's work on one micro-batch; repeated: what the backward pass computes again."""
 Work = Literal["", "products", "attention", "attention_backward", "layer", "layer_backward"]
-"""What a rank computes meanwhile: nothing; a layer's matrix products of both passes; attention, or
-the whole layer, in one pass (a repeated forward pass is one as well)."""
+"""Work that an exchange can hide behind: none; a layer's matrix products of both passes; attention,
+or the whole layer, in one pass (a repeated forward pass is one as well)."""
 
 
 class Habits(Protocol):
-    """What frameworks do differently in their exchanges; see ``search_spaces.Framework``."""
+    """Differences between frameworks in their exchanges; see ``search_spaces.Framework``."""
 
     @property
     def sequence_parallel(self) -> bool: ...

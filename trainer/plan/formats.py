@@ -26,12 +26,12 @@ class Format(StrEnum):
 
     @property
     def bits(self) -> int:
-        """Of one number, without scales."""
+        """Bits of one number, without scales."""
         return _BITS[self.value]
 
     @property
     def bits_with_scales(self) -> float:
-        """Of one number in a long tensor, its share of the scale included."""
+        """Bits of one number in a long tensor, its share of the scale included."""
         return self.bits + (8 * _SCALE_BYTES / BLOCK if self.quantized else 0)
 
     def num_bytes(self, numel: int) -> int:

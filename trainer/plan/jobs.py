@@ -7,8 +7,8 @@ columns here, so a formula is written once and computed for all rows together. T
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Self, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from trainer.plan.axes.mesh import (
     ordered,
     ranks_of_replica,
 )
+from trainer.plan.column import Column, Part, broadcast, column, concatenated, mask
 from trainer.plan.fields import Choices, OtherChoices, further_columns
 from trainer.plan.layouts import NO_LAYOUT
 from trainer.plan.model import ModelConfig
@@ -41,49 +42,6 @@ ALL_TO_ALL, FLEX = DISPATCHERS.values()
 BY_HABIT = -1
 GRAPHS = codes_of(OtherChoices, "cuda_graphs")
 NO_GRAPHS, LAYER_GRAPHS, STEP_GRAPHS = GRAPHS.values()
-
-
-class Column(NamedTuple):
-    """How a column of a job is read.
-
-    Attributes:
-        default: where nothing is said; None: it must be.
-        kind: numbers are float64, so that products of sizes cannot overflow.
-        least: smallest number accepted.
-    """
-
-    default: Any = None
-    kind: type = float
-    least: float | None = None
-
-    @property
-    def dtype(self) -> Any:
-        return np.float64 if self.kind is float else self.kind
-
-
-def column(default: Any = None, kind: type = float, least: float | None = None) -> Any:
-    """A field of a job's part; see ``Column``."""
-    return field(metadata={"column": Column(default, kind, least)})
-
-
-def mask(default: bool | None = False) -> Any:
-    """A truth value of a job's part."""
-    return column(default, bool)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Base of a job's parts: columns of shape (n,) and, where few models have them, records of
-    columns, or None."""
-
-    @classmethod
-    def declared(cls) -> dict[str, Column]:
-        """The part's columns by name."""
-        return {f.name: f.metadata["column"] for f in fields(cls) if "column" in f.metadata}
-
-    def rows(self, rows: Any) -> Self:
-        """The rows that a mask, a slice or an array of indices selects."""
-        return type(self)(**{name: _selected(value, rows) for name, value in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -230,7 +188,7 @@ class Stages(Part):
 
 @dataclass(frozen=True)
 class Options(Part):
-    """How the job computes, beside its degrees.
+    """Choices of how to compute, beside the degrees.
 
     Attributes:
         sequence_parallel: of tensor parallelism, as Korthikanti et al. 2022.
@@ -305,7 +263,7 @@ class Jobs:
 
     @property
     def folded(self) -> Mask:
-        """Where the first of several pipeline ranks has the last stage as well."""
+        """Whether the first of several pipeline ranks has the last stage as well."""
         return np.asarray((self.options.schedule >= ZERO_BUBBLE_V) & (self.layout.pp > 1))
 
     @property
@@ -327,7 +285,7 @@ class Jobs:
 
     @property
     def repeats_layers(self) -> Mask:
-        """Where the backward pass computes whole layers again."""
+        """Whether the backward pass computes whole layers again."""
         return np.asarray(self.options.recompute == FULL)
 
     @property
@@ -342,7 +300,7 @@ class Jobs:
 
     @property
     def recompute_words(self) -> NDArray[np.str_]:
-        """What is recomputed, as ``TrainConfig`` says it."""
+        """The words for what is recomputed, as ``TrainConfig`` says it."""
         words: NDArray[np.str_] = np.array([*RECOMPUTE])[self.options.recompute.astype(int)]
         return words
 
@@ -396,7 +354,7 @@ def jobs(columns: Mapping[str, Any], model: ModelConfig | None = None) -> Jobs:
     made: dict[str, dict[str, Any]] = {
         part: {name: whole[name] for name in names} for part, names in _DECLARED.items()
     }
-    made["model"] |= {name: _broadcast(given.get(name), whole["tp"].shape) for name in _FEW}
+    made["model"] |= {name: broadcast(given.get(name), whole["tp"].shape) for name in _FEW}
     for part, names in _FURTHER.items():
         made[part]["further"] = {name: whole[name] for name in names}
     return Jobs(**{part: cls(**made[part]) for part, cls in _PARTS.items()})
@@ -409,36 +367,10 @@ def joined(parts: Sequence[Jobs]) -> Jobs:
         several = [getattr(one, part) for one in parts]
         names = vars(several[0])
         sizes = [len(one) for one in parts]
-        made[part] = cls(**{n: _joined(n, [getattr(o, n) for o in several], sizes) for n in names})
+        made[part] = cls(
+            **{n: concatenated([getattr(o, n) for o in several], sizes) for n in names}
+        )
     return Jobs(**made)
-
-
-def _joined(name: str, values: list[Any], sizes: list[int]) -> Any:
-    if name in _FEW:
-        if not any(value is not None for value in values):
-            return None
-        kind = _FEW[name]
-        without = [kind(*np.zeros((len(kind._fields), size))) for size in sizes]
-        filled = [value or none for value, none in zip(values, without, strict=True)]
-        return kind(*(np.concatenate(columns) for columns in zip(*filled, strict=True)))
-    if isinstance(values[0], dict):
-        return {key: np.concatenate([value[key] for value in values]) for key in values[0]}
-    return np.concatenate(values)
-
-
-def _selected(value: Any, rows: Any) -> Any:
-    """Rows of a column, or of every column of a record or mapping."""
-    if isinstance(value, dict):
-        return {name: one[rows] for name, one in value.items()}
-    if isinstance(value, tuple):
-        return type(value)(*(one[rows] for one in value))
-    return None if value is None else value[rows]
-
-
-def _broadcast(few: Any, shape: tuple[int, ...]) -> Any:
-    if few is None:
-        return None
-    return type(few)(*(np.broadcast_to(np.asarray(size, np.float64), shape) for size in few))
 
 
 def _with_ranks(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class ModelConfig(Record):
 
     @property
     def latent(self) -> Latent | None:
-        """Nor latent attention."""
+        """Always None, likewise."""
         return None
 
     @property
@@ -82,7 +82,7 @@ class ModelConfig(Record):
         return self.activation == "swiglu"
 
     def model_type(self) -> Literal["llama", "gpt2"]:
-        """What ``transformers`` calls a model of this shape.
+        """Name that ``transformers`` has for a model of this shape.
 
         Raises:
             ConfigError: if it is neither of the two.

@@ -1,4 +1,4 @@
-"""Where the states of data-parallel training live: one record for every kind of ZeRO.
+"""Placement of the states of data-parallel training: one record for every kind of ZeRO.
 
 Weights, a secondary copy of them, gradients and optimizer states are each split over a number of
 consecutive data-parallel ranks, and repeated beyond. ZeRO's stages (Rajbhandari et al. 2020), MiCS
@@ -35,7 +35,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Topology:
-    """How ranks are laid over the machine, in the order of their numbers.
+    """Ranks on the machine, in the order of their numbers.
 
     Attributes:
         ranks_per_node: ranks that share a node.

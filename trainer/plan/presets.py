@@ -28,7 +28,7 @@ _Span = Literal["one", "pair", "node", "all"]
 
 
 class _Meaning(NamedTuple):
-    """How far a preset splits each state; all false of what it quantizes where it says nothing."""
+    """The ranks over which a preset splits each state, and what it quantizes."""
 
     weights: _Span
     gradients: _Span
@@ -56,7 +56,7 @@ _MEANINGS: dict[Preset, _Meaning] = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a configuration says of its placement; None where it leaves the preset's value."""
+    """A configuration's own degrees and quantizations; None leaves the preset's."""
 
     weight_shard: int | None = None
     secondary_shard: int | None = None

@@ -14,7 +14,7 @@ Shape = tuple[int, ...]
 
 
 class Traits(NamedTuple):
-    """What decides how a parameter is split, updated and summed."""
+    """Properties that decide how a parameter is split, updated and summed."""
 
     split: tuple[str, ...]
     """Axes along which each rank holds its own part; along others all hold the same."""
@@ -32,7 +32,7 @@ class Parameter(NamedTuple):
     name: str
     """In the whole model."""
     shape: Shape
-    """Of this rank's part."""
+    """Shape of this rank's part."""
     traits: Traits
 
     @property
@@ -42,7 +42,7 @@ class Parameter(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many share a replica's layers: of tensor parallelism, or of the grid."""
+    """Degrees that split a replica's layers: tensor parallelism's, or the grid's."""
 
     tp: int = 1
     gx: int = 1
@@ -80,7 +80,7 @@ def stage_parameters(
     ranks: Ranks = ONE,
     layers: range | None = None,
 ) -> list[list[Parameter]]:
-    """What ``model.transformer.Stage`` holds, in the order of its modules.
+    """Parameters of ``model.transformer.Stage``, in the order of its modules.
 
     Args:
         model: the whole model.

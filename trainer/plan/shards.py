@@ -1,4 +1,4 @@
-"""How the parameters of one sharded unit lie in memory, and what its collectives will send.
+"""Layout of a sharded unit's parameters in memory, and the exchanges that follow from it.
 
 FSDP2 splits every parameter along its first dimension, filled up to whole chunks; a rank's chunks
 of a unit (one layer, say) make a row. Gradients and optimizer states are cuts of that row, so that
@@ -29,9 +29,9 @@ class Segment(NamedTuple):
     parameter: int
     """Its number in the unit."""
     begin: int
-    """Where the part begins in the parameter's chunk, in elements."""
+    """Begin of the part in the parameter's chunk, in elements."""
     offset: int
-    """Where it begins in the cut."""
+    """Begin of it in the cut."""
     length: int
 
 
@@ -129,7 +129,7 @@ class UnitLayout:
             start += chunk
 
     def begin(self, replica: int) -> int:
-        """Where the slice of the row begins that a data-parallel rank updates."""
+        """Begin of the slice of the row that a data-parallel rank updates."""
         placement = self.placement
         piece = replica % placement.gradients.degree // self.ranks
         cut = replica % placement.optimizer.degree // placement.gradients.degree

@@ -97,7 +97,7 @@ class Matrix(NamedTuple):
 
 
 def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:
-    """Of one plain layer: queries, keys and values; what attention gives; up (and gate); down."""
+    """Matrices of a plain layer: queries, keys and values; attention's output; up (and gate); down."""
     hidden, ffn, queries = model.hidden_size, model.ffn_size, model.attention_size
     return (
         Matrix("attention.qkv", hidden, queries + 2 * model.kv_heads * model.head_dim, True),
@@ -108,7 +108,7 @@ def layer_matrices(model: Dimensions) -> tuple[Matrix, ...]:
 
 
 def latent_matrices(model: Dimensions, latent: Latent) -> tuple[Matrix, ...]:
-    """Of latent attention: down to the ranks, up to the heads, and what attention gives.
+    """Matrices of latent attention: down to the ranks, up to the heads, and what attention gives.
 
     Those down are whole on every tensor-parallel rank. Without a rank of the queries the first is
     empty, and the second begins at the hidden size.

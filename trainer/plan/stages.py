@@ -56,7 +56,7 @@ class StageLayout:
         return range(before, before + held[self.rank_of(stage)] // self.vpp)
 
     def _layers_by_rank(self) -> list[int]:
-        """Of each rank, in all of its stages."""
+        """Layers of each rank, in all of its stages."""
         first, last = self.first_layers, self.last_layers
         sharing = self.pp - (first > 0) - (last > 0)
         share = (self.num_layers - first - last) // max(sharing, 1)
@@ -66,12 +66,12 @@ class StageLayout:
 
 
 Split = Literal["even", "first_more", "last_fewer", "by_weight"]
-"""How a framework splits layers over stages; see :class:`search_spaces.Framework`."""
+"""Ways in which frameworks split layers over stages; see :class:`search_spaces.Framework`."""
 
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What configurations say of their stages; numbers, or columns that broadcast.
+    """Settings of a pipeline's stages; numbers, or columns that broadcast.
 
     Attributes:
         first_stage_layers, last_stage_layers: layers of that stage; 0 is its share.
@@ -127,14 +127,14 @@ class StageLayers:
 
     @cached_property
     def first(self) -> Array:
-        """Of the first stage; all where there is no other."""
+        """Layers of the first stage; all where there is no other."""
         own = self._share(0) - self._embedding
         own = self._unless_given(self._first_given, self.settings.first_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.first, own)
 
     @cached_property
     def second(self) -> Array:
-        """Of the next one; 0 where that is the last one, or there is none."""
+        """Layers of the second stage; 0 where that is the last one, or there is none."""
         own = np.where(self.pp > 2, self._share(np.where(self._first_given, 0, 1)), 0)
         if self._listed is None:
             return own
@@ -150,14 +150,14 @@ class StageLayers:
 
     @cached_property
     def last(self) -> Array:
-        """Of the one with the output layer."""
+        """Layers of the stage with the output layer."""
         own = self._share(self._sharing - 1) - self._loss
         own = self._unless_given(self._last_given, self.settings.last_stage_layers, own)
         return own if self._listed is None else np.where(self.listed, self._listed.last, own)
 
     @property
     def listed(self) -> Array:
-        """Where a layout says the layers of all stages."""
+        """Whether a layout says the layers of all stages."""
         return np.False_ if self._listed is None else self._listed.rows
 
     @property

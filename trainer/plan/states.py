@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 BUCKET_ELEMENTS = 16 * 2**20
-"""Of a flat bucket, unless a configuration says else or one parameter has more."""
+"""Elements of a flat bucket, unless a configuration says else or one parameter has more."""
 PENDING_REDUCTIONS = 2
 """Buckets of split gradients that may be on their way at once; each holds whole gradients."""
 Column = Any  # a number, or a numpy column that broadcasts against the others

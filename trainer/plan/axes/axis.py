@@ -1,4 +1,4 @@
-"""What an axis is: one kind of parallelism, with all that is specific to it."""
+"""The record of one kind of parallelism, with all that is specific to it."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def gathers_per_step(
 
 @dataclass(frozen=True)
 class StateExchanges:
-    """What happens to the states of a class of parameters in a step.
+    """Exchanges of the states of a class of parameters in a step.
 
     Attributes:
         weights: gathers split weights from where they are stored.
@@ -188,13 +188,13 @@ class Cuts(NamedTuple):
     """Elements of each state that one rank holds."""
 
     stored: Size
-    """Of the weights that gathers start from."""
+    """Stored weights, which gathers start from."""
     copied: Size
-    """Of their nearer copy."""
+    """The nearer copy of the weights."""
     accumulated: Size
-    """Of the gradients."""
+    """Accumulated gradients."""
     updated: Size
-    """Of the optimizer states."""
+    """Weights that the optimizer updates."""
 
 
 def state_exchanges(
@@ -253,7 +253,7 @@ def state_exchanges(
 
 
 def in_buckets(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
-    """Where gradients are whole, or split in flat buckets beside whole weights."""
+    """Whether gradients are whole, or split in flat buckets beside whole weights."""
     degrees, bits = holders.placement, jobs.placement
     quantized = (bits.gather_bits > 0) | (bits.reduce_bits > 0)
     flat = habits.flat_buckets & np.asarray(in_flat_buckets(degrees, quantized))
@@ -261,7 +261,7 @@ def in_buckets(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
 
 
 def reduces_every_time(jobs: Jobs, habits: Habits, holders: Holders) -> Mask:
-    """Where whole gradients are reduced after every micro-batch, and not once a step."""
+    """Whether whole gradients are reduced after every micro-batch, and not once a step."""
     whole = (holders.size > 1) & (holders.placement.optimizer_shard == 1)
     return np.asarray((jobs.layout.pp > 1) & whole & habits.gradients_synced_per_micro_batch)
 

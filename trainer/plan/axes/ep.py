@@ -56,7 +56,7 @@ def expert_holders(jobs: Jobs) -> Holders:
 
 
 def mixed_share(jobs: Jobs, mixture: Mixture) -> Array:
-    """Of all layers, those that have experts."""
+    """Share of the layers that have experts."""
     return np.asarray(mixed_layers(jobs.model, mixture) / jobs.model.num_layers)
 
 
@@ -96,13 +96,13 @@ def assigned_tokens(jobs: Jobs, mixture: Mixture) -> Array:
 
 
 def local_experts(jobs: Jobs, mixture: Mixture) -> Array:
-    """Of one layer, on one rank; 1 where there are none."""
+    """Experts of one layer on one rank; 1 where there are none."""
     return np.asarray(np.maximum(mixture.num_experts / jobs.layout.ep, 1))
 
 
 def activation_bytes(jobs: Jobs, mixture: Mixture, fused: bool = False) -> Array:
-    """What the experts of one layer keep of a micro-batch: their inputs, what is between their
-    matrices, and their outputs, which the router's gradient needs.
+    """Bytes that the experts of one layer keep of a micro-batch: their inputs, what is between
+    their matrices, and their outputs, which the router's gradient needs.
 
     Fused, the gate's kernel weighs tokens as well, so that neither its result before the product
     nor the outputs are kept.
@@ -143,7 +143,7 @@ def split_exchanges(jobs: Jobs, mixture: Mixture) -> tuple[Exchange, Exchange]:
 
 
 def dispatched_bytes(jobs: Jobs, mixture: Mixture, places: Array | None = None) -> Array:
-    """What a rank sends in one pass of one layer, one way.
+    """Bytes that a rank sends in one pass of one layer, one way.
 
     Args:
         jobs: of which.

@@ -130,7 +130,7 @@ def tied_embedding(jobs: Jobs, weights: float) -> Exchange:
 
 
 def idle_share(jobs: Jobs) -> Array:
-    """Of the bubble, what schedules leave of it that compute weights' gradients apart.
+    """Share of the bubble that is left where weights' gradients are computed apart.
 
     Qi et al. 2023, table 2, ZB-H1: (p - 1) (F + B - W) in place of (p - 1) (F + B + W), with a pass
     each for outputs (F), gradients of inputs (B) and of weights (W), equally long; another F where
@@ -213,8 +213,8 @@ def _of_unlike_chunks(jobs: Jobs, stage: Array | int, alike: Array) -> Array:
 
 @lru_cache(maxsize=10_000)
 def _kept_by_order(layout: str, pp: float, gas: float, stage: float) -> float | None:
-    """What a rank keeps at most in the order in which Megatron-LM runs its chunks, in micro-batches
-    of all its layers; None where they are alike, or it has no such rank.
+    """The most that a rank keeps in the order in which Megatron-LM runs its chunks, in
+    micro-batches of all its layers; None where they are alike, or it has no such rank.
 
     Forward passes run through pp micro-batches of each chunk in turn, backward passes likewise
     from the last chunk on; how far the former are ahead is as in :func:`in_flight`.

@@ -6,4 +6,4 @@ from trainer.plan.axes import cp, grid, pp, tp
 from trainer.plan.axes.axis import Axis
 
 AXES: dict[str, Axis] = {axis.name: axis for axis in (tp.AXIS, grid.GY, grid.GZ, cp.AXIS, pp.AXIS)}
-"""Those that split layers, tokens or stages; ``dp`` is what they leave of the ranks."""
+"""The axes that split layers, tokens or stages; ``dp`` is what they leave of the ranks."""

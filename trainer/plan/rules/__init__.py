@@ -1,1 +1,1 @@
-"""What a configuration must satisfy to be trained, as a table; see ``requirements``."""
+"""Conditions that a configuration must satisfy to be trained, as a table; see ``requirements``."""

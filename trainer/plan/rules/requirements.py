@@ -1,4 +1,4 @@
-"""What a configuration must satisfy, once: read by the trainer, and by spaces as their rules."""
+"""Conditions on configurations, once: the trainer asks them, spaces have them as rules."""
 
 from __future__ import annotations
 
